@@ -1,6 +1,8 @@
 package source
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"unicode"
 )
@@ -29,4 +31,35 @@ func ASCII(s string, most int) string {
 		return r
 	}, s)
 	return s[:min(len(s), most)]
+}
+
+// CheckPoolName refuses what cannot be the name of an AddressPool, before it reaches
+// a log or a message as it is. by says who names it.
+func CheckPoolName(by, pool string) error {
+	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
+	if len(pool) > 63 || strings.ContainsFunc(pool, outside) {
+		return fmt.Errorf("%s is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", by, pool)
+	}
+	return nil
+}
+
+// CheckNetworkPool is CheckPoolName of what the network's configuration names, if it does.
+func (w Wish) CheckNetworkPool() error {
+	return CheckPoolName("pool of the network's configuration", w.NetworkPool)
+}
+
+// ReasonOf makes a condition's reason (PoolExhausted, ENILimit) one of Exhausted
+// (pool-exhausted, eni-limit).
+func ReasonOf(reason string) string {
+	var b strings.Builder
+	letters := []rune(reason)
+	for i, r := range letters {
+		begins := i > 0 && unicode.IsUpper(r) &&
+			(!unicode.IsUpper(letters[i-1]) || i+1 < len(letters) && unicode.IsLower(letters[i+1]))
+		if begins {
+			b.WriteByte('-')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return cmp.Or(b.String(), "degraded")
 }

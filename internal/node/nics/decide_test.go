@@ -47,7 +47,7 @@ func TestWants(t *testing.T) {
 		"none wanted where there must be":   {rules: only, told: annotations{vpc: ""}, ns: "blue", err: "is missing"},
 		"no list":                           {rules: only, told: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
 		"no UID":                            {rules: only, told: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
-		"untold":                            {rules: only, ns: "blue", err: "tells no annotations"},
+		"untold":                            {rules: only, ns: "blue", err: "passes no annotations"},
 		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
 		"beside: no VPC":                    {rules: beside, told: annotations{}},
 		"beside: the default one":           {rules: beside, told: annotations{}, ns: "blue", want: "eth1"},

@@ -163,8 +163,7 @@ func (r *requester) act(ctx context.Context, a action) error {
 	return err
 }
 
-// ignoreGone is err, unless it says that the object is no more: one of another
-// UID is another.
+// ignoreGone returns err unless it says that the object with the expected UID no longer exists.
 func ignoreGone(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
@@ -172,8 +171,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// createRequest asks for a block. One of the name that is there already is from an
-// attempt whose reply was lost, or not in the watch yet, if it is this node's.
+// createRequest requests a block. If the name exists and is this node's, an earlier reply was lost or the watch has not
+// shown the request yet.
 func (r *requester) createRequest(ctx context.Context, a action) error {
 	o := &v1alpha1.BlockRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "BlockRequest"},
@@ -200,25 +199,23 @@ func (r *requester) createRequest(ctx context.Context, a action) error {
 	})
 }
 
-// nameTaken has another name used in place of one that is there already, if that
-// is a request of another node's.
+// nameTaken replaces a name that exists, if it is the name of another node's request.
 func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
 	err := r.api.Read(ctx, requestsResource, kubeapi.Only("metadata.name", name), list)
 	if err != nil {
-		return fmt.Errorf("look whose BlockRequest %s is: %w", name, err)
+		return fmt.Errorf("read the owner of BlockRequest %s: %w", name, err)
 	}
 	for i := range list.Items {
 		if of := list.Items[i].Spec.NodeName; of != r.nodeName {
 			r.state.change(func(n *holdings, _ time.Time) { n.requests.avoid(pool, name, rand.Text()) })
-			return fmt.Errorf("BlockRequest %s, a name that only this node uses, is another node's, %s: another name is used", name, of)
+			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, is node %s's: using another name", name, of)
 		}
 	}
 	return nil
 }
 
-// freeBlock removes the finalizer, if the object is still the one that was
-// looked at.
+// freeBlock removes the finalizer if the object has not changed.
 func (r *requester) freeBlock(ctx context.Context, a action) error {
 	var patch struct {
 		Metadata struct {
@@ -243,8 +240,8 @@ func (r *requester) freeBlock(ctx context.Context, a action) error {
 	return nil
 }
 
-// lookForBlock finds out whether the block of a complete request is still
-// there. If so the watch will show it; else nothing more comes of the request.
+// lookForBlock finds out whether the block of a complete request still exists. If so the watch will show it; otherwise the
+// request is spent.
 func (r *requester) lookForBlock(ctx context.Context, a action) error {
 	o := &v1alpha1.AddressBlock{}
 	err := r.api.Get(ctx, blocksResource, a.name, o)

@@ -17,16 +17,16 @@ import (
 type blockFacts struct {
 	name, pool string
 	uid        types.UID
-	request    types.UID    // that it was cut for
+	request    types.UID    // for which it was cut
 	first      netip.Prefix // IPv4 if the pool has it
 	second     netip.Prefix // the IPv6 one of a dual-stack pool
-	draining   bool         // it is being deleted: no new address from it
+	draining   bool         // it is being deleted: none of its addresses are handed out
 	version    string       // resourceVersion
 	finalizers []string
 	withheld   []withheldRange
 }
 
-// readBlock takes what matters of an AddressBlock.
+// readBlock validates an AddressBlock and keeps what matters of it.
 func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	b := blockFacts{
 		name: o.Name, pool: o.PoolName, uid: o.UID, request: o.RequestUID,
@@ -43,7 +43,7 @@ func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	return b.with(v4, v6)
 }
 
-// with is b with these prefixes, of which one may be zero.
+// with returns b with these prefixes, one of which may be zero.
 func (b blockFacts) with(v4, v6 netip.Prefix) (blockFacts, error) {
 	b.first, b.second = v4, v6
 	if !v4.IsValid() {
@@ -53,7 +53,7 @@ func (b blockFacts) with(v4, v6 netip.Prefix) (blockFacts, error) {
 	case !b.first.IsValid():
 		return b, errors.New("ipv4, ipv6: expected at least one of them")
 	case b.second.IsValid() && 32-b.first.Bits() != 128-b.second.Bits():
-		return b, fmt.Errorf("ipv4 %s and ipv6 %s: expected as many addresses in both", b.first, b.second)
+		return b, fmt.Errorf("ipv4 %s and ipv6 %s: expected equally many addresses in both", b.first, b.second)
 	}
 	return b, nil
 }
@@ -82,8 +82,7 @@ func (b blockFacts) same(o blockFacts) bool {
 	return b.name == o.name && b.uid == o.uid && b.pool == o.pool && b.first == o.first && b.second == o.second
 }
 
-// place finds an address of either family: the one of the first family that it
-// goes with.
+// place returns, for an address of either family, the address of the first family in its pair.
 func (b blockFacts) place(a netip.Addr) (first netip.Addr, ok bool) {
 	switch {
 	case b.first.Contains(a):
@@ -94,7 +93,7 @@ func (b blockFacts) place(a netip.Addr) (first netip.Addr, ok bool) {
 	return netip.Addr{}, false
 }
 
-// addresses are those that go with one of the first family.
+// addresses returns the pair of an address of the first family.
 func (b blockFacts) addresses(first netip.Addr) []netip.Addr {
 	if b.second.IsValid() {
 		return []netip.Addr{first, at(first, b.first, b.second)}
@@ -111,36 +110,35 @@ func (b blockFacts) overlaps(o blockFacts) bool {
 	return false
 }
 
-// A releaseStep is how far a block has come on its way back. It is withdrawn in
-// memory, then from the file, then its routes are removed, and only then may its
-// finalizer go: what was begun before a crash is begun again after it, and nothing
-// is handed out from a block that the operator may give to another node.
+// A releaseStep is how far the return of a block has come. The block is withdrawn in memory, then removed from the file,
+// then its routes are removed, and only then its finalizer: a daemon that crashed starts over, and nothing is handed
+// out from a block that the operator may assign to another node.
 type releaseStep int
 
 const (
 	notReleased releaseStep = iota
-	withdrawn               // no address of it is used or cools, and none will be handed out
-	cleared                 // besides, the file and the data path do not have it
+	withdrawn               // none of its addresses are used or cool, and none will be handed out
+	cleared                 // in addition, the file and the data path do not have it
 )
 
-// heldBlock is a block of this node and how far it has come.
+// heldBlock is a block of this node with its state.
 type heldBlock struct {
 	blockFacts
-	listed     bool        // the API server has it; false: only the file, or pods, do
-	lost       bool        // the API server has it no more; it is kept for the pods that have addresses of it
-	programmed bool        // the file has it, and the data path
-	returning  bool        // it is to go back: nothing is handed out from it
-	release    releaseStep // how far it has come back
-	emptySince time.Time   // zero while an address of it is used or cools
-	conflict   string      // a block of this node with the same addresses, which came first
+	listed     bool        // the API server has it; false: only the file or pods do
+	lost       bool        // the API server no longer has it; it is kept for pods that have addresses of it
+	programmed bool        // the file and the data path have it
+	returning  bool        // it is to be returned: nothing is handed out from it
+	release    releaseStep // how far its return has come
+	emptySince time.Time   // zero while any of its addresses is used or cools
+	conflict   string      // an earlier block of this node with the same addresses
 	down       string      // why the file or the data path does not have it
-	unroutable bool        // the data path has others, and not this one
+	unroutable bool        // the data path has other blocks, but not this one
 }
 
 // serves tells whether addresses of the block may be handed out.
 func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// ends tells whether the block is on its way out: nothing more is handed out from it.
+// ends tells whether the block is being returned, deleted or was lost: nothing more is handed out from it.
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
 // deleted tells whether the block is at some step of its deletion.
@@ -151,7 +149,7 @@ type blocks struct{ byName map[string]*heldBlock }
 
 func (b *blocks) names() []string { return slices.Sorted(maps.Keys(b.byName)) }
 
-// holding looks for the block of an address of either family.
+// holding returns the block of an address of either family, and the address of the first family in its pair.
 func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
 	for _, h := range b.byName {
 		if first, ok := h.place(a); ok && h.conflict == "" {
@@ -161,8 +159,7 @@ func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
 	return nil, netip.Addr{}
 }
 
-// uncommitted tells whether the file or the data path has something else than
-// desired says.
+// uncommitted tells whether the file or the data path differs from desired.
 func (b *blocks) uncommitted() bool {
 	for _, h := range b.byName {
 		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
@@ -172,22 +169,22 @@ func (b *blocks) uncommitted() bool {
 	return false
 }
 
-// desired lists the blocks that the file and the data path are to have.
+// desired returns the blocks that the file and the data path are to have.
 func (b *blocks) desired() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
 }
 
-// withdrawn lists the blocks that the file and the data path are to lose.
+// withdrawn returns the blocks that the file and the data path are to lose.
 func (b *blocks) withdrawn() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
 }
 
-// inUse lists the blocks that the API server has and that are not on their way back.
+// inUse returns the blocks that the API server has and that are not being returned.
 func (b *blocks) inUse() []blockFacts {
 	return b.factsOf(func(h *heldBlock) bool { return h.listed && h.release == notReleased })
 }
 
-// factsOf lists blocks, by name.
+// factsOf returns blocks, by name.
 func (b *blocks) factsOf(is func(*heldBlock) bool) []blockFacts {
 	out := []blockFacts{}
 	for _, name := range b.names() {
@@ -198,7 +195,7 @@ func (b *blocks) factsOf(is func(*heldBlock) bool) []blockFacts {
 	return out
 }
 
-// given is the block that a request got, if the node has it.
+// given returns the block of a request, if the node has it.
 func (b *blocks) given(r *request) *heldBlock {
 	if h, ok := b.byName[r.block]; ok && h.listed {
 		return h
@@ -214,8 +211,8 @@ func (b *blocks) given(r *request) *heldBlock {
 // answered tells whether nothing more will come of a request.
 func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
 
-// supplyOf sums up what this node has of a pool, and which of it is idle. Blocks
-// on their way back count while nothing has come of that.
+// supplyOf sums up what this node has of a pool, and which blocks are idle. Blocks that are being returned count until
+// they are deleted.
 func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
 	have := supply{size: s.size, waiting: s.queue.Len()}
 	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
@@ -241,9 +238,8 @@ func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
 	return have, empty
 }
 
-// stuck is the block of a pool that has no route while others can: nobody waits
-// for it. Of two such none is meant: then it is not the block's fault, and more of
-// them would not help.
+// stuck returns the only block of a pool that cannot be routed while others can, and nil if there are several: then the
+// cause is not the block, and further blocks would not help.
 func (b *blocks) stuck(s *poolState) (only *heldBlock) {
 	for _, h := range b.byName {
 		if h.pool != s.name || !h.unroutable || h.programmed {
@@ -256,3 +252,29 @@ func (b *blocks) stuck(s *poolState) (only *heldBlock) {
 	}
 	return only
 }
+
+// at is the address of block to that stands where addr stands in block from. The
+// blocks of a pair have as many addresses each, so that they differ in the bits
+// before the host part only.
+func at(addr netip.Addr, from, to netip.Prefix) netip.Addr {
+	host := addr.As16()
+	out := to.Masked().Addr().As16()
+	for i, bits := len(out)-1, from.Addr().BitLen()-from.Bits(); bits > 0; i, bits = i-1, bits-8 {
+		mask := byte(0xff)
+		if bits < 8 {
+			mask = 1<<bits - 1
+		}
+		out[i] = out[i]&^mask | host[i]&mask
+	}
+	a := netip.AddrFrom16(out)
+	if to.Addr().Is4() {
+		a = a.Unmap()
+	}
+	return a
+}
+
+// sizeOf counts the addresses of a block, up to 2^30.
+func sizeOf(p netip.Prefix) int { return 1 << min(p.Addr().BitLen()-p.Bits(), maxBits) }
+
+// maxBits caps counts: no node has as many pods.
+const maxBits = 30

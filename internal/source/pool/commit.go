@@ -108,9 +108,8 @@ func (c *committer) program(ctx context.Context, want []blockFacts) error {
 	})
 }
 
-// committed takes the result: what was put in place may be handed out, and what
-// was taken away may be given back. A block that cannot be routed holds up no
-// other.
+// committed notes the result: addresses of blocks that are in place may be handed out, and blocks that were removed may be
+// returned. A block that cannot be routed does not delay others.
 func (c *committer) committed(want, withdrawn []blockFacts, err error) {
 	partly, ok := errors.AsType[*datapath.BlocksError](err)
 	if ok = ok || err == nil; partly == nil {
@@ -142,8 +141,7 @@ func (c *committer) save(want []blockFacts) error {
 	return failpoint.Around("pool.save", func() error { return file{c.dir}.save(c.nodeName, want) })
 }
 
-// load takes over the blocks of the file, to serve from if the API server is
-// away.
+// load takes over the blocks of the file, to serve from while the API server cannot be reached.
 func (c *committer) load() {
 	if c.dir == "" {
 		return

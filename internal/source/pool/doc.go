@@ -7,7 +7,6 @@
 //	pools.go     the pools, and which of them a pod uses
 //	blocks.go    the life of a block on this node
 //	withhold.go  addresses of blocks that Nodes and Services have
-//	pair.go      the two addresses of a dual-stack pod
 //	leases.go    who has which address
 //	requests.go  BlockRequests, and their results
 //	demand.go    how many blocks a pool needs here, and which go back
@@ -22,8 +21,7 @@
 //	renew.go     claiming blocks while the Node is missing
 //	commit.go    the file, then the data path, and only then the pods
 //	store.go     the file
-//	snapshot.go  introspection
-//	detail.go    what only this source has in it
+//	snapshot.go  introspection, and what only this source has in it
 //	metrics.go   the metrics
 //
 // No ADD or DEL waits for a request that was not made for its pool, and none is made under the lock.

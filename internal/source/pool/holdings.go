@@ -17,12 +17,12 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// policy is what an administrator decides.
+// policy is the settings that decide about blocks and addresses.
 type policy struct {
-	cooling      time.Duration // how long a released address is kept back
-	watermark    int           // percent of a block that is to be free
-	releaseDelay time.Duration // how long a block is empty before it goes back
-	ignoreUntold bool          // pods whose annotations are not told have none
+	cooling      time.Duration // before a released address is used again
+	watermark    int           // percentage of a block that is to be free
+	releaseDelay time.Duration // how long a block is empty before it is returned
+	ignoreUntold bool          // pods whose annotations the runtime does not pass have none
 	nodeName     string        // the Node's
 }
 
@@ -61,7 +61,7 @@ func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespaces
 // mayPlan tells whether the blocks, the requests and the Node are known. Nothing is requested before.
 func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
 
-// forget drops pools of which nothing is left here.
+// forget drops deleted pools that are no longer used here.
 func (n *holdings) forget() {
 	left := false
 	for _, s := range n.pools.byName {
@@ -87,7 +87,7 @@ func (n *holdings) forget() {
 	}
 }
 
-// expire ends what has cooled by now.
+// expire ends the cooling of addresses whose time is over.
 func (n *holdings) expire(now time.Time) {
 	for _, s := range n.pools.byName {
 		s.alloc.Expire(now)
@@ -99,13 +99,13 @@ func (n *holdings) expire(now time.Time) {
 	}
 }
 
-// restore marks a lease as held, whether the node has its block yet or not.
+// restore takes over a lease from a record, whether the node has its block yet or not.
 func (n *holdings) restore(req source.Request, lease source.Lease, now time.Time) error {
 	if len(lease.Addrs()) == 0 {
-		return errors.New("it has no address")
+		return errors.New("the lease has no address")
 	}
 	if _, ok := n.leases.byKey[req.Key]; ok {
-		return errors.New("the attachment has one already")
+		return errors.New("the attachment already has a lease")
 	}
 	for _, a := range lease.Addrs() {
 		if other, taken := n.leases.byAddr[a]; taken {
@@ -124,7 +124,7 @@ func (n *holdings) restore(req source.Request, lease source.Lease, now time.Time
 	return nil
 }
 
-// keep enters a lease.
+// keep stores a lease.
 func (n *holdings) keep(key attachment.Key, h hold) {
 	n.leases.add(key, h)
 	if h.pod.UID != "" && h.Pool != "" && !mayChoose(n.sync) {
@@ -132,12 +132,11 @@ func (n *holdings) keep(key attachment.Key, h hold) {
 	}
 }
 
-// restoreCooling marks an address as cooling, or as having cooled, and with it
-// the other one of its pair. Where the block is not known, only an
-// address that still cools matters.
+// restoreCooling notes since when an address cools, and with it the other one of its pair. If the cooling is over, the
+// address is used after those of which nothing is known. Without its block, only an address that still cools matters.
 func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 	if since.After(now) {
-		since = now // the wall clock was set back: never cool longer than a period
+		since = now // the wall clock was set back: do not cool longer than a period
 	}
 	n.usable = true
 	if b, first := n.blocks.holding(a); b != nil {
@@ -149,19 +148,19 @@ func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 	}
 }
 
-// admit queues a request, and serves it at once if it is its turn. A request for which
-// there is no pool fails at once.
+// admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
+// pod can have no pool.
 func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
 	w := n.pools.undecided.Push(req)
 	n.decide(w, now)
 	return w
 }
 
-// decide moves a waiter to the queue of its pool, if that is known by now.
+// decide moves a waiter to the queue of its pool, if the pool is known.
 func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
 	name, final, why := n.pools.choose(w.Request.Pod, n.policy.told(w.Request.Wish))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
-		name = before // it was chosen by what the API server said then, which does not answer now
+		name = before // chosen when the API server answered, which it does not now
 	}
 	switch {
 	case name != "":
@@ -173,8 +172,8 @@ func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
 	}
 }
 
-// decideAll looks again at those whose pool was not known. Once namespaces and
-// pools were listed, it is chosen by them, and no longer by what is remembered.
+// decideAll decides again about waiters whose pool is not known. Once namespaces and pools were listed, they determine the
+// pool, and no longer what was chosen before.
 func (n *holdings) decideAll(now time.Time) {
 	if mayChoose(n.sync) {
 		clear(n.pools.chosen)
@@ -184,8 +183,7 @@ func (n *holdings) decideAll(now time.Time) {
 	}
 }
 
-// serve hands out addresses of a pool in the order of arrival while any is
-// assignable. All handing out is done here.
+// serve hands out addresses of a pool in the order of arrival while any are free. Nothing else hands out addresses.
 func (n *holdings) serve(s *poolState, now time.Time) {
 	for s.queue.Len() > 0 && !n.unconfirmed {
 		w := s.queue.Front()
@@ -213,7 +211,7 @@ func (n *holdings) serveAll(now time.Time) {
 	}
 }
 
-// release ends a hold; the addresses cool from now on.
+// release ends a lease; its addresses cool from now on.
 func (n *holdings) release(key attachment.Key, now time.Time) bool {
 	h, ok := n.leases.drop(key)
 	if !ok {
@@ -227,11 +225,11 @@ func (n *holdings) release(key attachment.Key, now time.Time) bool {
 	}
 	s := n.pools.byName[h.allocatedIn]
 	s.alloc.Release(key, now)
-	n.serve(s, now) // without a cooling period it is free at once
+	n.serve(s, now) // without a cooling period the address is free at once
 	return true
 }
 
-// cancel ends a hold whose addresses no pod ever had.
+// cancel ends a lease whose addresses no pod ever had.
 func (n *holdings) cancel(key attachment.Key, now time.Time) bool {
 	h, ok := n.leases.drop(key)
 	if ok && h.allocatedIn != "" {
@@ -242,7 +240,7 @@ func (n *holdings) cancel(key attachment.Key, now time.Time) bool {
 	return ok
 }
 
-// setBlock takes a block that the API server, or the file, says this node has.
+// setBlock stores a block that this node has according to the API server (listed) or the file.
 func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
 	h, ok := n.blocks.byName[f.name]
 	if ok && !h.same(f) {
@@ -253,19 +251,18 @@ func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
 		h = &heldBlock{}
 		n.blocks.byName[f.name] = h
 	}
-	told := ok && slices.Equal(h.withheld, f.withheld)
+	sameWithheld := ok && slices.Equal(h.withheld, f.withheld)
 	h.blockFacts, h.listed, h.lost = f, listed, false
 	switch {
 	case !ok:
 		n.addToAllocator(h, now)
-	case !told:
+	case !sameWithheld:
 		n.withhold(h)
 	}
 	n.refresh(h)
 }
 
-// addToAllocator takes a block's addresses into its pool's allocator, those first that
-// are held or cool already.
+// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool.
 func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
 	h.conflict = ""
 	for _, name := range n.blocks.names() {
@@ -304,9 +301,8 @@ func (n *holdings) refresh(h *heldBlock) {
 	n.usable = n.usable || h.serves()
 }
 
-// loseBlock takes that the API server does not have a block any more. It should
-// be on its way out; if pods have addresses of it, somebody took it from under
-// them, and it stays for them.
+// loseBlock notes that the API server no longer has a block, and returns how many pods have addresses of it. Normally
+// there are none. If there are, the block stays for these pods.
 func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 	h, ok := n.blocks.byName[name]
 	if !ok {
@@ -321,8 +317,7 @@ func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 	return 0
 }
 
-// removeBlock forgets a block. What of it is held or cools is remembered
-// without it.
+// removeBlock forgets a block. Leases and cooling addresses of it are kept.
 func (n *holdings) removeBlock(name string, now time.Time) {
 	h := n.blocks.byName[name]
 	delete(n.blocks.byName, name)
@@ -338,7 +333,7 @@ func (n *holdings) removeBlock(name string, now time.Time) {
 	}
 }
 
-// dropFromAllocator takes a block's addresses out of its pool's allocator.
+// dropFromAllocator removes a block's addresses from its pool's allocator.
 func (n *holdings) dropFromAllocator(h *heldBlock) {
 	s := n.pools.get(h.pool)
 	var held []attachment.Key
@@ -363,8 +358,8 @@ func (n *holdings) dropFromAllocator(h *heldBlock) {
 	s.alloc.LoseGroup(h.name)
 }
 
-// review looks what became of the blocks: which are empty since when, and which
-// are at their end.
+// review updates since when blocks are empty, withdraws those that are deleted and empty, and forgets lost ones that are
+// no longer used.
 func (n *holdings) review(now time.Time) {
 	for name, h := range n.blocks.byName {
 		busy := 0
@@ -388,7 +383,7 @@ func (n *holdings) review(now time.Time) {
 	}
 }
 
-// each calls do with the node's blocks that are those of list.
+// each calls do with the blocks of a list that the node still has.
 func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	for _, b := range list {
 		if h, ok := n.blocks.byName[b.name]; ok && h.same(b) {
@@ -398,8 +393,8 @@ func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	}
 }
 
-// withhold keeps what others, or the node itself, have of a block from being handed out, and returns
-// the addresses of the first family that no pod holds.
+// withhold withholds the addresses of a block that something else, or the node itself, has. It returns those of the first
+// family that no pod has.
 func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 	if h.conflict != "" {
 		return nil
@@ -413,7 +408,7 @@ func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
 }
 
-// earlier is the earlier of two moments, of which zero is none.
+// earlier returns the earlier of two times; zero stands for none.
 func earlier(x, y time.Time) time.Time {
 	if x.IsZero() || !y.IsZero() && y.Before(x) {
 		return y

@@ -268,7 +268,7 @@ func TestDeletedPoolGivesNothing(t *testing.T) {
 	}
 	b.expect("nothing is asked for")
 	b.pools.drop("default")
-	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "no AddressPool default") {
+	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "AddressPool default does not exist") {
 		t.Errorf("%v", why)
 	}
 	b.pools.set(poolFacts{name: "default", bits: 0})
@@ -450,13 +450,13 @@ func TestReady(t *testing.T) {
 		}
 	}
 	b.sync.SetListed(false, poolsResource)
-	expect("has not told yet")
+	expect("has not listed")
 	b.sync.SetListed(true, poolsResource)
-	expect("there is no AddressPool")
+	expect("no AddressPool exists")
 	b.pools.set(poolFacts{name: "public", bits: 0})
 	expect("") // its first block comes with its first pod
 	b.pools.set(poolFacts{name: "default", bits: 5})
-	expect("about to be asked for")
+	expect("about to be requested")
 	b.give(blockOf("default-0", "10.0.0.0/27", ""))
 	expect("")
 	b.loseBlock("default-0", b.now)

@@ -16,12 +16,12 @@ type leases struct {
 	cooling map[netip.Addr]time.Time      // since when, of addresses whose block is not known here
 }
 
-// hold is one attachment's lease and whose it is.
+// hold is the lease of an attachment, with its pod.
 type hold struct {
 	source.Lease
 	pod         attachment.Pod
 	allocatedIn string // the pool whose allocator has it; empty while its block is not known
-	toldOwner   string // who else has its address, as the pod was told
+	toldOwner   string // the owner of its address that the pod was told about
 }
 
 // add adds a lease, whose addresses nobody else has.

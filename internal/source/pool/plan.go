@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// What the API server may be asked to do. A reply changes nothing in the holdings:
-// an action is wanted until the watch shows its outcome, so that there is one
-// order of events, and a reply that was lost or late does no harm.
+// Requests to the API server. A reply changes nothing in the holdings: an action is wanted until the watch shows its
+// outcome, so that there is one order of events, and lost or late replies do no harm.
 const (
 	createRequest = "create-request" // BlockRequest name, for pool
 	deleteRequest = "delete-request" // the BlockRequest with uid
@@ -30,11 +29,9 @@ type action struct {
 }
 
 const (
-	// surplusFor is how long a request is kept that no pod waits for: pods whose
-	// ADD has failed try again.
+	// surplusFor is how long a request is kept for which no pod waits: pods whose ADD has failed retry.
 	surplusFor = time.Minute
-	// lookAfter is how long after a request became complete its block must be
-	// missing before it is looked for.
+	// lookAfter is how long the block of a complete request must be missing before it is looked up.
 	lookAfter = time.Second
 )
 

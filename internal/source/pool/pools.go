@@ -26,26 +26,26 @@ type pools struct {
 	chosen map[podInterface]string
 }
 
-// podInterface is an interface of a pod, whichever its sandbox. The networks of a
-// pod may have different pools.
+// podInterface identifies an interface of a pod, whatever its sandbox. Interfaces of different networks may have different
+// pools.
 type podInterface struct{ uid, network, ifName string }
 
 func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
 	return podInterface{pod.UID, key.Network, key.IfName}
 }
 
-// poolState is one pool as this node has it.
+// poolState is a pool on this node.
 type poolState struct {
 	name  string
 	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
 	queue waiting.Queue
 
-	known         bool     // there is such an AddressPool
+	known         bool     // the AddressPool exists
 	deleting      bool     // it is being deleted
-	podNamespaces []string // whose pods may name it
+	podNamespaces []string // whose pods may name the pool
 	size          int      // addresses of a block; 0: not known
 
-	refused error // why the last request could not be made
+	refused error // of the last attempt to create a request
 }
 
 // get returns a pool, which is added if it is missing.
@@ -79,7 +79,7 @@ func (p *pools) drop(name string) {
 	}
 }
 
-// nextExpiry tells when the next address has cooled; zero without one.
+// nextExpiry returns when the next address has cooled; zero: none cools.
 func (p *pools) nextExpiry() (at time.Time) {
 	for _, s := range p.byName {
 		if t, ok := s.alloc.NextExpiry(); ok {
@@ -110,32 +110,29 @@ func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
 	return p.undecided.Find(key)
 }
 
-// A pod gets its address from the pool that its namespace's annotation names,
-// else from the default one. Its own annotation, or the configuration of one of
-// its networks, counts only for a pool that lists its namespace (Coil's design, "IP Address Management": who can freely choose a
-// pool can exhaust it, or expose a pod). As long as the namespace is not known
-// nothing is assumed.
+// A pod gets its address from the pool that its namespace's annotation names, or else from the default pool. Its own
+// annotation, or the configuration of one of its networks, counts only for a pool that lists its namespace (Coil's
+// design, "IP Address Management": whoever may choose any pool can exhaust it, or expose a pod). While the namespace is
+// not known, nothing is assumed.
 //
-// What the pod's annotation says comes with the ADD: the runtime speaks for the
-// pods of its node anyway. To read it from the API server would take a right to
-// read every pod of the cluster.
+// The pod's annotation comes with the ADD, because the runtime can impersonate the pods of its node anyway. Reading it
+// from the API server would require permission to read every pod of the cluster.
 
-// told is a wish with what is assumed of annotations that are not told.
+// told returns a wish with what is assumed of annotations that the runtime does not pass.
 func (p policy) told(w source.Wish) source.Wish {
 	w.Told = w.Told || p.ignoreUntold
 	return w
 }
 
-// choose names the pool of a pod; empty while that cannot be told yet, and err
-// then says why, for when nothing changes in time. With final, nothing that
-// comes would change it.
+// choose returns the name of a pod's pool. It is empty while the pool is not known; err then says why, in case nothing
+// changes in time. final: nothing that the API server may still send changes the result.
 func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
-		return "", true, exhausted("pod-unnamed", "the runtime does not tell which pod this is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), so that its pool cannot be chosen")
+		return "", true, exhausted("pod-unnamed", "the runtime does not pass the pod's name (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), which determines its pool")
 	}
 	annotation, known := p.namespaces[pod.Namespace]
 	if !known {
-		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
+		return "", false, exhausted("namespace-unknown", "the API server has not listed namespace %s yet, which determines the pool of its pods", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
 	asked, by, change := wish.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
@@ -149,7 +146,7 @@ func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final
 	}
 	s := p.byName[asked]
 	if s == nil || !s.known {
-		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which %s names: create it, or correct %s", asked, by, change)
+		return "", false, exhausted("pool-unknown", "AddressPool %s, which %s names, does not exist: create it, or correct %s", asked, by, change)
 	}
 	if !slices.Contains(s.podNamespaces, pod.Namespace) {
 		return "", true, exhausted("pool-not-allowed", "%s names AddressPool %s, whose spec.podNamespaces does not list namespace %s: "+
@@ -158,22 +155,21 @@ func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final
 	return asked, true, nil
 }
 
-// chooseWithoutAnnotations is choose where the runtime does not tell annotations. A pod whose
-// namespace no pool lists has no choice. Another may have chosen, and would be
-// in the wrong pool unnoticed: it gets no address.
+// chooseWithoutAnnotations is choose where the runtime does not pass annotations. A pod whose namespace is listed by no
+// pool has no choice. Any other may have named a pool, and could end up in the wrong one unnoticed: it gets no address.
 func (p *pools) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
 	told := false
 	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
 		s := p.byName[name]
 		told = told || s.known
 		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
-			return "", true, exhausted("annotations-untold", "the container runtime does not tell the pod's annotations, by which pods of namespace %s may choose AddressPool %s: "+
+			return "", true, exhausted("annotations-untold", "the container runtime does not pass the pod's annotations, with which pods of namespace %s may choose AddressPool %s: "+
 				"use containerd 1.5, CRI-O 1.29 or later and the configuration that berthd installs, which declares the capability io.kubernetes.cri.pod-annotations; "+
-				"or take the namespace out of spec.podNamespaces; or set --ignore-untold-annotations, as Multus needs", namespace, name)
+				"or remove the namespace from spec.podNamespaces; or set --ignore-untold-annotations, as Multus needs", namespace, name)
 		}
 	}
 	if !told {
-		return "", false, exhausted("pool-unknown", "there is no AddressPool yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
+		return "", false, exhausted("pool-unknown", "no AddressPool exists yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
 	}
 	return given, true, nil
 }

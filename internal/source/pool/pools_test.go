@@ -83,8 +83,8 @@ func TestPoolChoice(t *testing.T) {
 	expect(namespace, wishFor(""), "default", "")
 	expect(namespace, wishFor("inner"), "inner", "")
 	expect(namespace, wishFor("global"), "", "does not list namespace ns")
-	expect(namespace, wishFor("globe"), "", "there is no AddressPool globe")
-	expect(namespace, source.Wish{}, "", "the container runtime does not tell")
+	expect(namespace, wishFor("globe"), "", "AddressPool globe, which the pod's annotation berth.dev/pool names, does not exist")
+	expect(namespace, source.Wish{}, "", "the container runtime does not pass")
 	m.namespace("rich", "global")
 	m.known("rich", "global")
 	m.podNamed("rich", "p", "")
@@ -92,7 +92,7 @@ func TestPoolChoice(t *testing.T) {
 	expect("rich", source.Wish{}, "global", "") // its pods have no choice
 	m.namespace("mistaken", "globe")
 	m.known("mistaken", "globe")
-	expect("mistaken", wishFor(""), "", "there is no AddressPool globe, which the namespace's annotation")
+	expect("mistaken", wishFor(""), "", "AddressPool globe, which the namespace's annotation")
 
 	// What is chosen is so for pods that start.
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")

@@ -14,9 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 )
 
-// claimInterval is how often, where Config does not say, a node whose Node object
-// is missing says of each of its blocks that it lives and has it: the operator
-// releases blocks that were not renewed for a few times as long.
+// claimInterval is the default of Config.ClaimInterval. The operator releases blocks of missing Nodes that were not renewed
+// for a few times as long.
 const claimInterval = 20 * time.Second
 
 // claimer renews the node's blocks while its Node is missing. While the Node exists nothing is written.
@@ -68,7 +67,7 @@ func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 		result := "success"
 		if err != nil {
 			result = "error"
-			c.log.Warn("a block could not be claimed", "block", b.name, "error", err)
+			c.log.Warn("block not claimed", "block", b.name, "error", err)
 		}
 		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(begun))
 	}
@@ -90,7 +89,7 @@ func (c *claimer) renewOne(ctx context.Context, b blockFacts, now time.Time) err
 	}
 	err = c.api.Patch(ctx, types.MergePatchType, blocksResource, b.name, "status", body, nil)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is no more; the watch will show it
+		return nil // it is gone, as the watch will show
 	}
 	return err
 }

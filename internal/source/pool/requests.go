@@ -17,10 +17,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// A request has one of a few names that only this node uses for this pool, so
-// that a create whose reply was lost is not a second request. Who has the token
-// of another node can make requests of these names too: then this node uses
-// another name, which nobody can know before.
+// A request has one of a few names that only this node uses for this pool, so that repeating a create after a lost reply
+// makes no second request. Whoever has another node's token can create requests with these names too; then this node
+// uses a random name.
 
 // requests is the node's BlockRequests.
 type requests struct {
@@ -30,7 +29,7 @@ type requests struct {
 	latencies []latency       // of requests that were answered, to be observed
 }
 
-// nodeHash tells nodes apart in names that have no room for theirs.
+// nodeHash identifies a node in names that have no room for its own.
 func nodeHash(node string) string {
 	sum := sha256.Sum256([]byte(node))
 	return hex.EncodeToString(sum[:8])
@@ -47,8 +46,7 @@ type slot struct {
 	number int
 }
 
-// nameFor is the name of the request in a slot: the usual one, unless another
-// node took that.
+// nameFor returns the name of the request in a slot: the usual one, unless another node took it.
 func (q *requests) nameFor(at slot, node string) string {
 	if salt, ok := q.salts[at]; ok {
 		node += "/" + salt
@@ -56,8 +54,7 @@ func (q *requests) nameFor(at slot, node string) string {
 	return requestName(at.pool, node, at.number)
 }
 
-// avoid has the next request in the slot of a name that another node took have
-// one that is made with salt.
+// avoid replaces a name that another node took by one that includes salt.
 func (q *requests) avoid(pool, name, salt string) {
 	delete(q.asked, name)
 	q.salts[slot{pool, slotOf(name)}] = salt
@@ -76,21 +73,21 @@ func slotOf(name string) int {
 type request struct {
 	name, pool string
 	uid        types.UID
-	created    time.Time // when this daemon made it or, if another did, first saw it
-	block      string    // the block that was given; empty without
+	created    time.Time // when this daemon created it, or first saw it
+	block      string    // that was assigned; empty: none
 	failed     string    // reason; empty while it has not failed
 	message    string    // of the failure
 
 	completed time.Time // since when it is complete
-	spent     bool      // the block that it got was looked for, and is no more
+	spent     bool      // its block was looked up and no longer exists
 	surplus   time.Time // since when nobody needs it
-	measured  bool      // its latency was noted
+	measured  bool      // its latency was observed
 }
 
 // complete tells whether the operator is done with it.
 func (r *request) complete() bool { return r.block != "" }
 
-// readRequest takes what matters of a BlockRequest.
+// readRequest keeps what matters of a BlockRequest.
 func readRequest(o *v1alpha1.BlockRequest, now time.Time) *request {
 	r := &request{name: o.Name, pool: o.Spec.PoolName, uid: o.UID, created: now}
 	if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
@@ -121,13 +118,13 @@ func (q *requests) drop(name string, uid types.UID) {
 	}
 }
 
-// latency is how long a request took from when it was made until its block was here.
+// latency is the time from creating a request until the node has its block.
 type latency struct {
 	pool string
 	time time.Duration
 }
 
-// measure notes how long an answered request took.
+// measure records the latency of an answered request.
 func (q *requests) measure(r *request, now time.Time) {
 	if !r.measured && !r.spent {
 		q.latencies = append(q.latencies, latency{r.pool, now.Sub(r.created)})
@@ -135,7 +132,7 @@ func (q *requests) measure(r *request, now time.Time) {
 	r.measured = true
 }
 
-// of lists the requests for a pool, the oldest first.
+// of returns the requests for a pool, the oldest first.
 func (q *requests) of(pool string) []*request {
 	var out []*request
 	for _, name := range slices.Sorted(maps.Keys(q.byName)) {
@@ -147,9 +144,8 @@ func (q *requests) of(pool string) []*request {
 	return out
 }
 
-// ask makes up to n requests in slots that are not used. A request that is on
-// its way already is one of them, and is made in the same slot again: another
-// would be one too many.
+// ask returns creations of up to n requests in unused slots. A request that is in flight counts as one of them and is
+// created in the same slot again.
 func (q *requests) ask(pool, node string, used map[int]bool, n int) (todo []action) {
 	for _, again := range []bool{true, false} {
 		for i := 0; i < maxOutstanding && n > 0; i++ {

@@ -3,6 +3,9 @@ package pool
 import (
 	"maps"
 	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
@@ -11,9 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Snapshot implements source.Source. Of a dual-stack pair the address of the
-// first family stands for both, and of a block of more than 256 addresses only
-// those appear that were ever used; the detail's pools count them all.
+// Snapshot implements source.Source. The address of the first family stands for a dual-stack pair, and of a block of more
+// than 256 addresses only those are listed that were ever used; the detail's pools count all.
 func (s *Source) Snapshot() source.Snapshot {
 	s.state.mu.Lock()
 	defer s.state.mu.Unlock()
@@ -42,7 +44,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	return out
 }
 
-// describeBlock leaves the counts to the detail.
+// describeBlock returns a block without the counts, which the detail adds.
 func describeBlock(h *heldBlock) introspect.Block {
 	g := introspect.Block{Name: h.name, Pool: h.pool, Prefixes: h.prefixes(), Ready: h.serves(), Capacity: sizeOf(h.first)}
 	switch {
@@ -50,17 +52,17 @@ func describeBlock(h *heldBlock) introspect.Block {
 		g.Reason = h.down
 	case g.Ready:
 	case h.lost:
-		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"
+		g.Reason = "it was taken from this node, and stays for the pods that have addresses of it"
 	case h.conflict != "":
 		g.Reason = "block " + h.conflict + " of this node has the same addresses"
 	case h.deleted():
 		g.Reason = "it is being deleted"
 	case h.returning:
-		g.Reason = "it is empty and goes back"
+		g.Reason = "it is empty and is being returned"
 	case h.down != "":
 		g.Reason = h.down
 	default:
-		g.Reason = "its routes are not there yet"
+		g.Reason = "its routes are not set yet"
 	}
 	return g
 }
@@ -111,4 +113,100 @@ func (d view) poolInfo(s *poolState) poolInfo {
 		p.Failed = v1alpha1.ReasonPoolDeleted
 	}
 	return p
+}
+
+// detail is the pools that this node uses or could use, and its blocks, by name.
+type detail struct {
+	pools     []poolInfo
+	blocks    []introspect.Block // without counts
+	addresses []source.AddressInfo
+}
+
+// poolInfo is one pool as this node has it.
+type poolInfo struct {
+	introspect.Pool
+	notReady int // addresses whose block is not routed yet
+	retired  int // free addresses of draining blocks, and withheld ones
+}
+
+func (p poolInfo) states() map[source.State]int {
+	return map[source.State]int{
+		source.Used: p.Used, source.Warm: p.Free, source.Cooling: p.Cooling, source.NotReady: p.notReady, source.Withdrawn: p.retired,
+	}
+}
+
+// count counts addresses: those of blocks by the pools' counts, as large blocks do not list every address.
+func (d detail) count() map[source.State]int {
+	block := map[string]bool{}
+	for _, b := range d.blocks {
+		block[b.Name] = true
+	}
+	count := source.Count(nil)
+	for _, a := range d.addresses {
+		if !block[a.Block] {
+			count[a.State]++
+		}
+	}
+	for _, p := range d.pools {
+		for state, n := range p.states() {
+			count[state] += n
+		}
+	}
+	return count
+}
+
+// Describe implements source.Detail. Addresses of a block that are neither used, cooling nor withheld are free, whether
+// listed or not.
+func (d detail) Describe(doc *introspect.Document) {
+	for _, p := range d.pools {
+		doc.Pools = append(doc.Pools, p.Pool)
+	}
+	used, cooling := map[string]int{}, map[string]int{}
+	for _, a := range d.addresses {
+		switch a.State {
+		case source.Used:
+			used[a.Block]++
+		case source.Cooling:
+			cooling[a.Block]++
+		}
+	}
+	for _, b := range d.blocks {
+		b.Used, b.Cooling = used[b.Name], cooling[b.Name]
+		b.Free = b.Capacity - b.Used - b.Cooling - b.Withheld
+		doc.Blocks = append(doc.Blocks, b)
+	}
+}
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() (out []prometheus.Metric) {
+	for _, p := range d.pools {
+		exhausted := 0.0
+		if p.Exhausted {
+			exhausted = 1
+		}
+		out = append(out,
+			famPoolBlocks.Value(float64(p.Blocks-p.Draining), p.Name, "held"),
+			famPoolBlocks.Value(float64(p.Draining), p.Name, "draining"),
+			famPoolWaiting.Value(float64(p.Waiting), p.Name),
+			famPoolExhausted.Value(exhausted, p.Name))
+		for state, n := range p.states() {
+			out = append(out, famPoolAddresses.Value(float64(n), p.Name, string(state)))
+		}
+	}
+	return out
+}
+
+// conditions reports blocks that cannot be routed. Pods get addresses of other blocks meanwhile, so that the node stays
+// ready.
+func (b *blocks) conditions() []source.Condition {
+	var failed []string
+	for _, name := range b.names() {
+		if h := b.byName[name]; h.unroutable {
+			failed = append(failed, "block "+name+": "+h.down)
+		}
+	}
+	if len(failed) > 0 {
+		return []source.Condition{{Type: conditionRouted, Reason: "NotRouted", Message: strings.Join(failed, "; ")}}
+	}
+	return []source.Condition{{Type: conditionRouted, Healthy: true, Reason: "Routed"}}
 }

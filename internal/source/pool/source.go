@@ -28,16 +28,14 @@ var _ = failpoint.Register(
 	"pool.save.before", "pool.save.after", "pool.program.before", "pool.program.after",
 )
 
-// Datapath makes the node's kernel carry traffic of blocks. Calls come from one
-// goroutine.
+// Datapath routes the traffic of blocks. It is called by one goroutine.
 type Datapath interface {
-	// SetBlocks makes the node's routes those of these blocks and no others. It
-	// is idempotent. With an error it is called again; with a *datapath.BlocksError
-	// the blocks that it does not name are routed all the same.
+	// SetBlocks sets the node's routes to those of these blocks. It is idempotent, and is called again after an
+	// error. With a *datapath.BlocksError all blocks that the error does not name are routed.
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 }
 
-// Config is what the source needs. NodeName and Datapath are required.
+// Config is the configuration of a Source. NodeName and Datapath are required.
 type Config struct {
 	NodeName   string // of the Node
 	Kubeconfig string // a file; empty: what the cluster gives to a pod
@@ -45,17 +43,15 @@ type Config struct {
 	StateDir   string // for the file; empty: none
 
 	Cooling      time.Duration // how long released addresses cool; 0: not at all
-	Watermark    int           // percent of a block to have free, 0 to 100
-	ReleaseDelay time.Duration // how long a block is empty before it goes back
+	Watermark    int           // percentage of a block to keep free, 0 to 100
+	ReleaseDelay time.Duration // how long a block is empty before it is returned
 	// ClaimInterval is how often blocks are claimed while the Node is missing;
 	// 0: 20 s.
 	ClaimInterval time.Duration
-	// IgnoreUntold takes pods whose annotations the runtime does not tell for ones
-	// without.
+	// IgnoreUntold: pods whose annotations the runtime does not pass have none.
 	IgnoreUntold bool
 
-	// Conflict is told of a pod whose address something else has too. It must be
-	// quick; nil: nobody is told.
+	// Conflict is called for a pod whose address something else has too. It must not block; nil: nothing is called.
 	Conflict func(pod attachment.Pod, ifName, message string)
 
 	Clock    clock.Clock  // nil: the machine's
@@ -63,12 +59,12 @@ type Config struct {
 	Observer Observer     // nil: none
 }
 
-// Observer is told what metrics count.
+// Observer counts what the source does.
 type Observer interface {
 	// Asked is called after each request to the API server: what is a verb and
 	// a kind in lower case, such as create-request; result is success or error.
 	Asked(what, result string, took time.Duration)
-	// Supplied is called when a block that was asked for has come.
+	// Supplied is called when a block that was requested has arrived.
 	Supplied(pool string, took time.Duration)
 }
 
@@ -142,7 +138,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	case cfg.Cooling < 0:
 		return nil, fmt.Errorf("pool source: Cooling %v: want a time from 0", cfg.Cooling)
 	case cfg.Watermark < 0 || cfg.Watermark > 100:
-		return nil, fmt.Errorf("pool source: Watermark %d: want percents", cfg.Watermark)
+		return nil, fmt.Errorf("pool source: Watermark %d: want a percentage", cfg.Watermark)
 	}
 	if cfg.ClaimInterval <= 0 {
 		cfg.ClaimInterval = claimInterval

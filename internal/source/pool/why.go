@@ -46,7 +46,7 @@ func (d view) waits(w *waiting.Waiter) *source.Exhausted {
 		return why
 	}
 	if !mayChoose(d.n.sync) {
-		return exhausted("starting", "the API server has not told yet which namespaces and pools there are")
+		return exhausted("starting", "the API server has not listed namespaces and pools yet")
 	}
 	if _, _, why := d.n.pools.choose(w.Request.Pod, d.n.policy.told(w.Request.Wish)); why != nil {
 		return why
@@ -54,12 +54,11 @@ func (d view) waits(w *waiting.Waiter) *source.Exhausted {
 	return exhausted("starting", "the pod's pool was not known in time")
 }
 
-// empty tells why a pool has no free address here: what is wrong nearest to
-// this node first.
+// empty tells why a pool has no free address here: the cause nearest to this node first.
 func (d view) empty(s *poolState) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
 	if d.n.unconfirmed {
-		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
+		return exhausted("starting", "%sthe API server has not listed this node's blocks yet", none)
 	}
 	for _, name := range d.n.blocks.names() {
 		if h := d.n.blocks.byName[name]; h.pool == s.name && h.release == notReleased && !h.programmed && h.down != "" {
@@ -72,21 +71,21 @@ func (d view) empty(s *poolState) *source.Exhausted {
 	}
 	switch {
 	case !mayPlan(d.n.sync) || !d.n.sync.Listed(poolsResource):
-		return exhausted("starting", "%sthe API server has not told yet which pools there are and which blocks this node has", none)
+		return exhausted("starting", "%sthe API server has not listed pools and this node's blocks yet", none)
 	case !s.known && s.name == v1alpha1.DefaultPool:
-		return exhausted("pool-unknown", "there is no AddressPool %s, and neither the pod nor its namespace names another (annotation %s): create it, or annotate the namespace",
+		return exhausted("pool-unknown", "AddressPool %s does not exist, and neither the pod nor its namespace names another one (annotation %s): create it, or annotate the namespace",
 			s.name, v1alpha1.AnnotationPool)
 	case !s.known:
-		return exhausted("pool-unknown", "there is no AddressPool %s, which the namespace's annotation %s names: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-unknown", "AddressPool %s, which the namespace's annotation %s names, does not exist: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
 	case s.deleting:
-		return exhausted("pool-deleted", "AddressPool %s is being deleted and gives no new address: let the namespace's annotation %s name another", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-deleted", "AddressPool %s is being deleted and hands out no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
 	case s.refused != nil:
 		return refusal(none, s.refused)
 	}
 	return d.noBlock(s, none)
 }
 
-// noBlock tells what became of the requests for a pool.
+// noBlock tells the state of the requests for a pool.
 func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 	var oldest *request
 	for _, r := range d.n.requests.of(s.name) {
@@ -98,19 +97,18 @@ func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 		}
 	}
 	if oldest != nil {
-		return exhausted("growing", "%sa block was asked for %v ago by BlockRequest %s and has not come; is berth-operator running?",
+		return exhausted("growing", "%sa block was requested %v ago by BlockRequest %s and has not arrived; is berth-operator running?",
 			none, d.now.Sub(oldest.created).Round(100*time.Millisecond), oldest.name)
 	}
-	return exhausted("growing", "%sa block is about to be asked for", none)
+	return exhausted("growing", "%sa block is about to be requested", none)
 }
 
-// failure is what the operator says of a failed request, which ends with what a
-// person can do about it.
+// failure returns what the operator says about a failed request, including the remedy.
 func failure(r *request) string {
-	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator gives no block: "+r.failed)
+	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator assigns no block: "+r.failed)
 }
 
-// refusal tells why a request could not be made.
+// refusal tells why a request could not be created.
 func refusal(none string, err error) *source.Exhausted {
 	reason := "unreachable"
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
@@ -119,10 +117,10 @@ func refusal(none string, err error) *source.Exhausted {
 			reason = "refused"
 		}
 	}
-	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("%sa block cannot be asked for: %v", none, err), Err: err}
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("%sa block cannot be requested: %v", none, err), Err: err}
 }
 
-// lastError is the current trouble; empty without.
+// lastError returns the current problem; empty: there is none.
 func (d view) lastError() string {
 	if why := d.unreachable(); why != nil {
 		return why.Message
@@ -144,15 +142,14 @@ func (d view) lastError() string {
 	return ""
 }
 
-// ready is nil once an address was usable here or, where none is to be free
-// before a pod comes, one could be asked for.
+// ready is nil once an address was usable here or, if no pool keeps free addresses, could be requested.
 func (d view) ready() error {
 	if d.n.usable {
 		return nil
 	}
 	why := d.unreachable()
 	if why == nil && (!mayPlan(d.n.sync) || !d.n.sync.Listed(poolsResource)) {
-		why = exhausted("starting", "the API server has not told yet which pools there are and which blocks this node has")
+		why = exhausted("starting", "the API server has not listed pools and this node's blocks yet")
 	}
 	if why != nil {
 		return fmt.Errorf("no address has been usable on this node yet: %s", why.Message)
@@ -169,7 +166,7 @@ func (d view) ready() error {
 		}
 	}
 	if known == 0 {
-		return errors.New("no address has been usable on this node yet: there is no AddressPool: create one, named default for pods that choose none")
+		return errors.New("no address has been usable on this node yet: no AddressPool exists: create one, named default for pods that choose none")
 	}
 	return nil
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// The operator says which addresses of a block Nodes and Services have. None of these
-// is handed out; a pod that has one keeps it, and is told.
+// The operator says which addresses of a block Nodes and Services have. None of these are handed out. A pod that already
+// has one keeps it, and gets an Event.
 
-// withheldRange is addresses of a block, and who has them.
+// withheldRange is a range of addresses of a block, with its owner.
 type withheldRange struct {
 	netip.Prefix
 	owner string
 }
 
-// readWithheld takes what makes sense of a block.
+// readWithheld returns the valid ranges.
 func readWithheld(list []v1alpha1.WithheldAddresses) (out []withheldRange) {
 	for _, w := range list {
 		if p, err := netip.ParsePrefix(w.CIDR); err == nil {
@@ -26,8 +26,7 @@ func readWithheld(list []v1alpha1.WithheldAddresses) (out []withheldRange) {
 	return out
 }
 
-// withheldPlaces are the addresses of the first family that are not to be handed out,
-// as they or those at their place of the second are others'.
+// withheldPlaces returns the addresses of the first family whose pair includes an address of something else.
 func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	for _, w := range b.withheld {
 		first, ok := b.place(w.Addr())
@@ -42,7 +41,7 @@ func (b blockFacts) withheldPlaces() (out []netip.Addr) {
 	return out
 }
 
-// ownerOf is who else has one of some addresses.
+// ownerOf returns the first of some addresses that something else has, and its owner.
 func (b blockFacts) ownerOf(addrs []netip.Addr) (addr netip.Addr, owner string) {
 	for _, a := range addrs {
 		for _, w := range b.withheld {
