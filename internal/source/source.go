@@ -202,7 +202,7 @@ func Count(addresses []AddressInfo) map[State]int {
 	return count
 }
 
-// Details are what several have to tell.
+// Details combines several Details.
 type Details []Detail
 
 // Describe implements Detail.
