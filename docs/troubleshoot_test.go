@@ -34,7 +34,7 @@ func readCode(t *testing.T) literals {
 		}
 		return err
 	}, "../api/v1alpha1", "../internal/ec2/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle",
-		"../internal/kernel", "../internal/ec2/eni", "../internal/nodenetwork", "../internal/operator", "../internal/source", "../internal/node", "../internal/web")
+		"../internal/kernel", "../internal/ec2/eni", "../internal/kubeapi", "../internal/nodenetwork", "../internal/operator", "../internal/source", "../internal/node", "../internal/web")
 	return l
 }
 

@@ -283,7 +283,7 @@ func (b *bench) addressesThatChange() {
 
 	was := p.Addr().String()
 	move(b.nic(p, "eth0"), "192.168.0.99")
-	b.says(p, "eth0", metav1.ConditionFalse, "AddressChanged", "192.168.0.99/24", was, "make the pod anew")
+	b.says(p, "eth0", metav1.ConditionFalse, "AddressChanged", "192.168.0.99/24", was, "recreate the pod")
 	b.event(p, "AddressChanged", "NIC eth0")
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "moves"))
 	move(b.nic(p, "eth0"), was)

@@ -12,15 +12,14 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// decision is whether a pod's NICs are all here: they are, or it has to wait, or it
-// cannot be.
+// decision is whether a pod's NICs are all here: they are, or the pod has to wait, or it cannot start.
 type decision struct {
 	nics []attachment.NIC
-	wait *source.Exhausted // what is waited for
+	wait *source.Exhausted // what is missing
 	err  error
 }
 
-// decide tells whether all NICs of a pod may be plugged now.
+// decide decides whether all NICs of a pod may be plugged now.
 func (b *observed) decide(r rules, req source.Request) decision {
 	vpc, known := b.namespaces[req.Pod.Namespace]
 	w, err := r.of(req, vpc, known)
@@ -55,8 +54,8 @@ func (b *observed) decide(r rules, req source.Request) decision {
 	return decision{nics: withDefaultRoute(nics, req.Key.IfName)}
 }
 
-// order is what a pod asks for as it says it, and then what is there besides: the
-// runtime's word of the annotation may be older than the PodNICs.
+// order returns the names that a pod asks for, in its order, and then those of its other PodNICs: the annotation as
+// the runtime passes it may be older than the PodNICs.
 func order(asked []string, there []object) []string {
 	names := slices.Clone(asked)
 	for _, o := range there {
@@ -67,21 +66,21 @@ func order(asked []string, there []object) []string {
 	return names
 }
 
-// checkTogether finds PodNICs of one pod that exclude each other.
+// checkTogether returns an error if PodNICs of one pod exclude each other.
 func checkTogether(there []object) error {
 	route := ""
 	for i, o := range there {
 		for _, other := range there[:i] {
 			switch {
 			case o.ifName == other.ifName:
-				return fmt.Errorf("PodNICs %s and %s: status.interface is %q of both: %w", other.name, o.name, shown(o.ifName, 20), plug.ErrInvalid)
+				return fmt.Errorf("PodNICs %s and %s: status.interface is %q in both: %w", other.name, o.name, shown(o.ifName, 20), plug.ErrInvalid)
 			case o.port != "" && o.port == other.port:
-				return fmt.Errorf("PodNICs %s and %s: status.portID is %q of both: %w", other.name, o.name, shown(o.port, 80), plug.ErrInvalid)
+				return fmt.Errorf("PodNICs %s and %s: status.portID is %q in both: %w", other.name, o.name, shown(o.port, 80), plug.ErrInvalid)
 			}
 		}
 		if o.nic.DefaultRoute {
 			if route != "" {
-				return fmt.Errorf("PodNICs %s and %s: status.defaultRoute is true of both: %w", route, o.name, plug.ErrInvalid)
+				return fmt.Errorf("PodNICs %s and %s: status.defaultRoute is true in both: %w", route, o.name, plug.ErrInvalid)
 			}
 			route = o.name.String()
 		}
@@ -89,8 +88,7 @@ func checkTogether(there []object) error {
 	return nil
 }
 
-// withDefaultRoute gives the first interface the default route where no NIC has it and
-// the first interface is one.
+// withDefaultRoute gives the first interface the default route if it is a NIC and no NIC has the route.
 func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 	if slices.ContainsFunc(nics, func(n attachment.NIC) bool { return n.DefaultRoute }) {
 		return nics
@@ -101,21 +99,21 @@ func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 	return nics
 }
 
-// missing says that no PodNIC here is that of a NIC. What keeps the operator from making one, such
-// as that there is no such VPC, it tells the pod alone: a node may read PodNICs and no VPCs.
+// missing says that a NIC has no PodNIC here. Why the operator cannot create one, for example because the VPC does not
+// exist, only the pod's Events say: a node may read PodNICs, but no VPCs.
 func (b *observed) missing(req source.Request, vpc, name string) *source.Exhausted {
 	if !b.sync.Listed(podNICs) {
-		return b.orUnreachable(exhausted("starting", "NIC %s: the API server has not told yet which PodNICs this node has", name))
+		return b.orUnreachable(exhausted("starting", "NIC %s: the API server has not listed this node's PodNICs yet", name))
 	}
 	namespace, pod := shown(req.Pod.Namespace, 80), shown(req.Pod.Name, 260)
 	if vpc != "" {
 		name += " in VPC " + shown(vpc, 260)
 	}
-	return b.orUnreachable(exhausted("no-podnic", "NIC %s: the operator has made no PodNIC yet for pod %s/%s (%s) with a port for this node; if it cannot, as there is no such VPC, the pod's Events say so: kubectl -n %s describe pod %s",
+	return b.orUnreachable(exhausted("no-podnic", "NIC %s: the operator has not created a PodNIC with a port on this node for pod %s/%s (%s) yet; if it cannot, for example because the VPC does not exist, the pod's Events say so: kubectl -n %s describe pod %s",
 		name, namespace, pod, shown(req.Pod.UID, 64), namespace, pod))
 }
 
-// unbound says what keeps a PodNIC's port from being plugged.
+// unbound says why a PodNIC's port may not be plugged yet.
 func unbound(o object) *source.Exhausted {
 	var b strings.Builder
 	fmt.Fprintf(&b, "NIC %s: ", o.ifName)
@@ -140,7 +138,7 @@ func unbound(o object) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: b.String()}
 }
 
-// word is what of a condition's reason may be a label of a metric.
+// word returns a condition's reason as a label of a metric: letters and digits, 40 bytes at most.
 func word(reason string) string {
 	reason = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {

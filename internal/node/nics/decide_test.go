@@ -47,7 +47,7 @@ func TestWants(t *testing.T) {
 		"none wanted where there must be":   {rules: only, told: annotations{vpc: ""}, ns: "blue", err: "is missing"},
 		"no list":                           {rules: only, told: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
 		"no UID":                            {rules: only, told: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
-		"untold":                            {rules: only, ns: "blue", err: "tells no annotations"},
+		"untold":                            {rules: only, ns: "blue", err: "passes no annotations"},
 		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
 		"beside: no VPC":                    {rules: beside, told: annotations{}},
 		"beside: the default one":           {rules: beside, told: annotations{}, ns: "blue", want: "eth1"},
@@ -250,7 +250,7 @@ func TestLinkChanged(t *testing.T) {
 			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
 		}
 	}
-	if _, others := bringer(nic); !others {
+	if _, others := provider(nic); !others {
 		t.Error("the trunk of a routed VLAN is not waited for")
 	}
 }
@@ -284,8 +284,8 @@ func TestDecide(t *testing.T) {
 		"another's default route":     {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true })}, nics: "eth0 eth1*"},
 		"two default routes": {list: []*v1alpha1.PodNIC{
 			with(1, 0, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.DefaultRoute = true }),
-		}, err: "status.defaultRoute is true of both"},
-		"one interface twice": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Interface = "eth0" })}, err: `status.interface is "eth0" of both`},
+		}, err: "status.defaultRoute is true in both"},
+		"one interface twice": {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.Interface = "eth0" })}, err: `status.interface is "eth0" in both`},
 		"one port twice":      {list: []*v1alpha1.PodNIC{with(1, 0, plain), with(1, 1, func(s *v1alpha1.PodNICStatus) { s.PortID = portID(1, 0) })}, err: "status.portID"},
 		"nothing yet":         {wait: "no-podnic"},
 		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
@@ -324,7 +324,7 @@ func TestDecide(t *testing.T) {
 		"a branch in standard": {rules{firstMayBeBranch: true, enforcing: plug.Standard}, branch("eth0"), "eth0:RoutedVLAN:standard:true eth1:VLAN::false", ""},
 		"further branches":     {ofENIs, branch("eth2"), "eth1:VLAN::false eth2:VLAN::false", ""},
 		"where all are ports":  {onlyPorts, branch("eth0"), "eth0:VLAN::true eth1:VLAN::false", ""},
-		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the first interface of pods, which is no port on this node`},
+		"where none may be":    {rules{}, branch("eth0"), "", `status.interface is "eth0", expected another: it is the name of the pods' first interface, which is not a port on this node`},
 		"no branch":            {ofENIs, plain, "", `status.plug.type is "OVS", expected VLAN of eth0`},
 		"two addresses of a family": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)

@@ -8,7 +8,7 @@
 //	observed.go  what is known of PodNICs, namespaces and plugged NICs
 //	decide.go    whether a pod's NICs are all here, and why not
 //	wanted.go    which NICs a running pod is to have by now
-//	state.go     what a PodNIC's status is to say
+//	state.go     what a PodNIC's status is to say, and writing it
 //	reason.go    why a NIC cannot be plugged, and what to do
 //
 // NICs owns the lock of the observed state. The rest does I/O without it:
@@ -17,7 +17,6 @@
 //	follow.go    what is watched at the API server
 //	wait.go      ADDs that wait
 //	plug.go      plugging and unplugging
-//	report.go    the status of PodNICs
 //	health.go    Open vSwitch: its health, and changes by other software
 //	metrics.go   the metrics
 //	none.go      the address source of a node whose pods have ports only

@@ -91,18 +91,7 @@ func (m *machine) start() {
 	m.tune(&cfg)
 	m.NICs, err = newNICs(cfg, api)
 	harness.OK(m.T, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	nics := m.NICs
-	go func() {
-		defer close(done)
-		_ = nics.Run(ctx)
-	}()
-	m.stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-	})
-	m.T.Cleanup(m.stop)
+	m.stop = sourcetest.Run(m.T, m.NICs)
 }
 
 func (m *machine) has(port string) bool {

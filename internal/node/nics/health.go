@@ -19,8 +19,7 @@ import (
 )
 
 const (
-	// lookEvery is how often Open vSwitch is asked whether it can be used, and
-	// lookFor how long it has to answer.
+	// lookEvery is the interval between health checks of Open vSwitch, and lookFor the timeout of one.
 	lookEvery = 10 * time.Second
 	lookFor   = 5 * time.Second
 )

@@ -16,8 +16,8 @@ import (
 var (
 	famNICs     = metric.New("berth_port_nics", "gauge", "PodNICs of this node, by phase.", "phase")
 	famPlugged  = metric.New("berth_port_plugged", "gauge", "NICs that are plugged into pods of this node.")
-	famUnusable = metric.New("berth_port_unusable_nics", "gauge", "PodNICs of this node that are bound and cannot be plugged, as what they say cannot be.")
-	famUnsaid   = metric.New("berth_port_pending_reports", "gauge", "PodNICs whose status does not say yet what is plugged on this node.")
+	famUnusable = metric.New("berth_port_unusable_nics", "gauge", "PodNICs of this node that are bound and cannot be plugged because they are invalid.")
+	famUnsaid   = metric.New("berth_port_pending_reports", "gauge", "PodNICs whose status does not yet show what is plugged on this node.")
 	famWaiting  = metric.New("berth_port_waiting_adds", "gauge", "ADDs that wait for NICs.")
 	famOVSDB    = metric.New("berth_port_ovsdb_reachable", "gauge", "1 if the node's Open vSwitch answered and has an integration bridge when it was last asked, else 0.")
 	famWait     = metric.New("berth_port_wait_duration_seconds", "histogram", "Time that ADDs waited for NICs, by what for: bound (until all ports were bound to this node), link (until an agent had made the links of those that are Netns, or the trunk's link of those that are VLAN was there) or active (from plugged until they carried packets).", "for")
@@ -35,7 +35,7 @@ var Reference = source.Reference{
 	},
 }
 
-// Observer is told what is done about NICs.
+// Observer counts what is done for NICs.
 type Observer interface {
 	Waited(what string, took time.Duration)
 	Plugged(kind string, err error, took time.Duration)
@@ -48,7 +48,7 @@ func (silent) Waited(string, time.Duration)         {}
 func (silent) Plugged(string, error, time.Duration) {}
 func (silent) Reported(string, error)               {}
 
-// Metrics count what is done about NICs. They observe it.
+// Metrics implements Observer.
 type Metrics struct {
 	wait, plug        *prometheus.HistogramVec
 	failures, reports *prometheus.CounterVec
@@ -75,7 +75,7 @@ func (m Metrics) Plugged(kind string, err error, took time.Duration) {
 	m.plug.WithLabelValues(kind).Observe(took.Seconds())
 }
 
-// reasonOf is why a NIC could not be plugged, in a word.
+// reasonOf returns the label for an error of plugging a NIC.
 func reasonOf(err error) string {
 	is := func(all ...error) bool {
 		for _, e := range all {
@@ -111,7 +111,7 @@ func (m Metrics) Reported(state string, err error) {
 	m.reports.WithLabelValues(state, result).Inc()
 }
 
-// counts are how NICs are at one moment.
+// counts are the gauges at one moment.
 type counts struct {
 	phases                             map[v1alpha1.PodNICPhase]int
 	plugged, unusable, unsaid, waiting int
@@ -123,7 +123,7 @@ var phases = []v1alpha1.PodNICPhase{
 	v1alpha1.PhasePending, v1alpha1.PhaseCreated, v1alpha1.PhaseBound, v1alpha1.PhaseActive, v1alpha1.PhaseFailed, v1alpha1.PhaseReleasing,
 }
 
-// count counts. n.mu is held.
+// count returns the gauges. n.mu is held.
 func (n *NICs) count() counts {
 	c := counts{phases: map[v1alpha1.PodNICPhase]int{}, plugged: len(n.observed.plugged), waiting: n.waiters.Len()}
 	now := n.clock.Now()

@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Config says what NICs are made of.
+// Config is the configuration of NICs. NodeName, Plugger and Recorded are required.
 type Config struct {
 	NodeName   string // of this node's Node
 	Kubeconfig string // empty: in the cluster
@@ -25,18 +25,16 @@ type Config struct {
 	Switch     Switch   // nil: the node has no Open vSwitch
 	Bridges    []string // of Open vSwitch that ports may be plugged into
 
-	FirstIsPort bool // the first interface of pods is a NIC; else it comes from a source of addresses
-	// FirstMayBeBranch: it comes from there unless a NIC has its name, which is a VLAN then that
-	// the node routes to.
+	FirstIsPort bool // the first interface of pods is a NIC; else its addresses come from an address source
+	// FirstMayBeBranch: the first interface is a NIC if one has its name. It is a VLAN to which the node routes.
 	FirstMayBeBranch bool
-	Enforcing        plug.Enforcing // of a first interface that is a branch; that of one that is plugged stays
-	// NeedIPv6 turns IPv6 on, unless it is, before such a branch with an address of it is plugged; nil:
-	// nothing has to be done for that.
+	Enforcing        plug.Enforcing // of a first interface that is a branch, when it is plugged
+	// NeedIPv6 turns IPv6 on before such a branch with an IPv6 address is plugged; nil: it is on.
 	NeedIPv6 func(context.Context) error
 
-	IgnoreUntold bool // take a pod of whose annotations nothing is told for one with the NICs that there are
+	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
 
-	// Recorded tells whether an attachment of the node has a port.
+	// Recorded tells whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
 	Clock    clock.Clock
@@ -46,9 +44,9 @@ type Config struct {
 
 // Switch is the node's Open vSwitch. *ovsdb.Client is one.
 type Switch interface {
-	// Bridge asks for a bridge. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
+	// Bridge looks a bridge up. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
 	Bridge(ctx context.Context, name string) (*ovsdb.Bridge, error)
-	// Watch tells what others change of what is plugged, until ctx ends.
+	// Watch calls changed when other software changes plugs, until ctx ends.
 	Watch(ctx context.Context, changed func([]ovsdb.Change))
 }
 
@@ -133,7 +131,7 @@ func (n *NICs) CheckWish(req source.Request) error {
 func (n *NICs) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
-	mirror, reporter := n.mirror(), n.reporter()
+	mirror, reporter := n.mirror(), newReporter(n)
 	wg.Go(func() { mirror.Run(ctx) })
 	if n.vswitch != nil {
 		wg.Go(func() { n.vswitch.watch(ctx) })

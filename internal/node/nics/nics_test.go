@@ -382,7 +382,7 @@ func TestExpect(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- m.Expect(t.Context(), rec) }()
-	m.waitsFor(1, "waits for the agent of the VPC on this node")
+	m.waitsFor(1, "waits for the VPC's agent on this node")
 	close(m.plugs.Arrived)
 	harness.OK(t, <-done)
 }

@@ -30,16 +30,16 @@ type object struct {
 	port   string
 	host   string
 	phase  v1alpha1.PodNICPhase
-	wrong  []condition          // conditions that are not true
-	node   *v1alpha1.PodNICNode // what was said last; nil: nothing
-	// givenUp tells that the pod gives it up: nothing of it may be plugged for long.
+	wrong  []condition          // those that are not true
+	node   *v1alpha1.PodNICNode // status.node, which this node reported
+	// givenUp: the pod gives it up, and it is to be unplugged.
 	givenUp bool
 
 	nic attachment.NIC
-	err error // why nic cannot be plugged; of one that is bound
+	err error // why nic cannot be plugged, if it is bound
 }
 
-// condition is one of a PodNIC that is not true.
+// condition is a condition of a PodNIC that is not true.
 type condition struct{ kind, reason, message string }
 
 // bound tells whether the port may be plugged here.
@@ -47,11 +47,11 @@ func (o object) bound() bool {
 	return o.phase == v1alpha1.PhaseBound || o.phase == v1alpha1.PhaseActive
 }
 
-// longestMessage is what of a condition's message is passed on, in bytes.
+// longestMessage bounds what is passed on of a condition's message, in bytes.
 const longestMessage = 400
 
-// read takes from a PodNIC what matters. Nothing of it is believed: the object may be
-// damaged, or written by somebody who should not.
+// read validates a PodNIC and keeps what matters of it. The object may be damaged, or written by somebody who should not
+// have been able to.
 func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 	s := o.Status
 	out := object{
@@ -63,7 +63,7 @@ func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 		out.pod = s.Pod.UID
 	}
 	for _, c := range s.Conditions {
-		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged && c.Type != v1alpha1.ConditionAllowed { // what this node says itself, and of new ports
+		if c.Status != metav1.ConditionTrue && c.Type != v1alpha1.ConditionPlugged && c.Type != v1alpha1.ConditionAllowed { // which this node sets itself, and which is about new ports
 			out.wrong = append(out.wrong, condition{shown(c.Type, 64), shown(c.Reason, 64), shown(c.Message, longestMessage)})
 		}
 	}
@@ -75,8 +75,8 @@ func read(o *v1alpha1.PodNIC, bridges []string, r rules) object {
 	return out
 }
 
-// nicOf is the NIC of a PodNIC that is bound. The error names the field and what was
-// expected, and is a plug.ErrInvalid.
+// nicOf returns the NIC of a PodNIC that is bound. The error names the field and what was expected, and is a
+// plug.ErrInvalid.
 func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error) {
 	s := o.Status
 	var zero attachment.NIC
@@ -136,28 +136,28 @@ func nicOf(o *v1alpha1.PodNIC, bridges []string, r rules) (attachment.NIC, error
 	if err := r.route(&n); err != nil {
 		return zero, err
 	}
-	// The rest is checked as it will be used.
+	// plug checks the rest.
 	w := want(attachment.Record{HostLink: "bth0", Netns: attachment.Netns{Path: "/"}}, n)
 	return n, w.Validate()
 }
 
-// route has the node route to a NIC that is the pod's first interface, where others come from
-// a source of addresses: it must be a branch.
+// route has the node route to a NIC that is the pod's first interface, on a node where the first interfaces of other
+// pods get addresses from an address source. It must be a branch.
 func (r rules) route(n *attachment.NIC) error {
 	p := &n.Plug
 	switch {
 	case r.firstIsPort || n.IfName != firstInterface:
 		return nil
 	case !r.firstMayBeBranch:
-		return invalid("status.interface", firstInterface, "another: it is the name of the first interface of pods, which is no port on this node")
+		return invalid("status.interface", firstInterface, "another: it is the name of the pods' first interface, which is not a port on this node")
 	case p.Type != string(plug.VLAN):
-		return invalid("status.plug.type", p.Type, "%s of %s: the first interface of pods is a branch interface of EC2 on this node, if it is a port", plug.VLAN, firstInterface)
+		return invalid("status.plug.type", p.Type, "%s of %s: on this node, a pod's first interface that is a port must be a branch interface of EC2", plug.VLAN, firstInterface)
 	}
 	p.Type, p.Enforcing = string(plug.RoutedVLAN), string(r.enforcing)
 	return nil
 }
 
-// checkBridge refuses bridges of Open vSwitch that are not those of the node.
+// checkBridge returns an error for a bridge of Open vSwitch that is not configured for the node.
 func checkBridge(p attachment.Plug, bridges []string) error {
 	if p.Type == string(plug.Netns) || isVLAN(p) || slices.Contains(bridges, p.Bridge) {
 		return nil
@@ -165,12 +165,12 @@ func checkBridge(p attachment.Plug, bridges []string) error {
 	return invalid("status.plug.bridge", p.Bridge, "one of %s, into which this node lets ports be plugged (--ovs-bridges)", strings.Join(bridges, ", "))
 }
 
-// isVLAN tells whether a port is a VLAN on a link of the node's.
+// isVLAN tells whether a port is a VLAN on a link of the node.
 func isVLAN(p attachment.Plug) bool {
 	return p.Type == string(plug.VLAN) || p.Type == string(plug.RoutedVLAN)
 }
 
-// tapOf is what a tap device is like, with what is not said as it is by default.
+// tapOf returns a tap device with its defaults.
 func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {
 	if t == nil {
 		t = &v1alpha1.TapDevice{}
@@ -187,7 +187,7 @@ func tapOf(t *v1alpha1.TapDevice) (attachment.Tap, error) {
 		field  string
 		number int64
 	}{{"spec.tap.owner", owner}, {"spec.tap.group", group}} {
-		if id.number < 0 || id.number >= math.MaxUint32 { // which chown(2) has mean none
+		if id.number < 0 || id.number >= math.MaxUint32 { // the maximum means no change to chown(2)
 			return attachment.Tap{}, invalid(id.field, fmt.Sprint(id.number), "0 to %d", math.MaxUint32-1)
 		}
 	}
@@ -213,10 +213,10 @@ func invalid(field, value, expected string, args ...any) error {
 	return fmt.Errorf("%s %s, expected %s: %w", field, is, fmt.Sprintf(expected, args...), plug.ErrInvalid)
 }
 
-// shown is a text of elsewhere as messages have it.
+// shown returns a text of others in a form that is safe in messages.
 func shown(s string, most int) string { return source.OneLine(s, most) }
 
-// want is a recorded NIC as it should be plugged.
+// want returns how a recorded NIC is to be plugged.
 func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	i := plug.Interface{MAC: net.HardwareAddr(n.MAC), MTU: n.MTU, Default: n.DefaultRoute}
 	family := map[bool]bool{}
@@ -238,7 +238,7 @@ func want(rec attachment.Record, n attachment.NIC) plug.Want {
 	}
 }
 
-// ref names a recorded NIC and its place.
+// ref identifies a recorded NIC and where it is plugged.
 func ref(rec attachment.Record, n attachment.NIC) plug.Ref {
 	return plug.Ref{
 		Attachment: rec.HostLink, PortID: n.Port, Kind: plug.Kind(n.Plug.Type), Bridge: n.Plug.Bridge, VPCNetns: n.Plug.Netns,

@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Plug puts a NIC of a recorded attachment into its pod, and returns it with what the
-// kernel tells of it. It is idempotent, and finishes what is half done.
+// Plug plugs a NIC of a recorded attachment into its pod, and returns it with what the kernel chose. It is idempotent,
+// and completes what an interrupted call left.
 func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
 	begun, w := n.clock.Now(), want(rec, nic)
 	var done plug.Done
@@ -49,8 +49,8 @@ func needIPv6(ctx context.Context, turnOn func(context.Context) error, w plug.Wa
 	return nil
 }
 
-// failed has the operator told why something cannot be done about a NIC, unless nobody
-// waits for it any more. Reason is that of an error that has none of its own.
+// failed reports to the operator why a NIC could not be plugged or unplugged, unless the call was cancelled. reason is
+// that of errors without a reason of their own.
 func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, reason string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
@@ -64,8 +64,8 @@ func (n *NICs) failed(rec attachment.Record, nic attachment.NIC, reason string, 
 	})
 }
 
-// Unplug takes a NIC away with all that Plug made, also what is half there, and in a
-// namespace that is gone. It is idempotent.
+// Unplug removes a NIC with everything that Plug created, also after an interrupted call or in a namespace that is gone.
+// It is idempotent.
 func (n *NICs) Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	err := n.cfg.Plugger.Unplug(ctx, ref(rec, nic))
 	if err != nil {
@@ -78,7 +78,7 @@ func (n *NICs) Unplug(ctx context.Context, rec attachment.Record, nic attachment
 	return nil
 }
 
-// Check tells how the kernel and Open vSwitch differ from a NIC, and changes nothing.
+// Check returns how the kernel and Open vSwitch differ from a NIC. It changes nothing.
 func (n *NICs) Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	return n.cfg.Plugger.Check(ctx, want(rec, nic))
 }
@@ -91,14 +91,14 @@ func (n *NICs) Plugged(rec attachment.Record) { n.change(func(o *observed) { o.s
 // reported until the operator has seen it.
 func (n *NICs) Unplugged(rec attachment.Record) { n.change(func(o *observed) { o.setUnplugged(rec) }) }
 
-// Sweep takes away what is plugged on the node and keep says no of: a link of an
-// attachment (attachment.Record.HostLink) with a port, or with both empty what was left
-// half made and is nobody's yet. It may run beside ADDs, as keep is asked after the look.
+// Sweep removes plugs for which keep returns false. keep is called with the attachment (attachment.Record.HostLink) and
+// the port, both empty for what an interrupted call left. Sweep may run beside ADDs, as keep is called after the plugs
+// were listed.
 func (n *NICs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
 	return n.remove(ctx, func(f plug.Found) bool { return !keep(f.Attachment, f.PortID) })
 }
 
-// Plugs are the attachments (attachment.Record.HostLink) that have anything plugged.
+// Plugs returns the attachments (attachment.Record.HostLink) that have anything plugged.
 func (n *NICs) Plugs(ctx context.Context) ([]string, error) {
 	found, err := n.cfg.Plugger.List(ctx)
 	var links []string
@@ -110,13 +110,12 @@ func (n *NICs) Plugs(ctx context.Context) ([]string, error) {
 	return links, err
 }
 
-// Clear takes away all that is plugged of one attachment.
+// Clear removes everything that is plugged for one attachment.
 func (n *NICs) Clear(ctx context.Context, hostLink string) error {
 	return n.remove(ctx, func(f plug.Found) bool { return hostLink != "" && f.Attachment == hostLink })
 }
 
-// remove takes away what is plugged that is unwanted. What cannot be listed of one kind
-// does not keep the others.
+// remove removes unwanted plugs. If plugs of one kind cannot be listed, those of other kinds are removed.
 func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error {
 	found, err := n.cfg.Plugger.List(ctx)
 	errs := []error{err}
@@ -128,10 +127,10 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 			return err
 		}
 		if err := n.cfg.Plugger.Remove(ctx, f); err != nil {
-			errs = append(errs, fmt.Errorf("take away port %s of %s: %w", cmp.Or(f.PortID, f.Link), cmp.Or(f.Attachment, "no attachment"), err))
+			errs = append(errs, fmt.Errorf("remove port %s of %s: %w", cmp.Or(f.PortID, f.Link), cmp.Or(f.Attachment, "no attachment"), err))
 			continue
 		}
-		n.log.Info("took away what was plugged for nobody", "port", f.PortID, "attachment", f.Attachment, "link", f.Link, "kind", f.Kind)
+		n.log.Info("removed a plug without an attachment", "port", f.PortID, "attachment", f.Attachment, "link", f.Link, "kind", f.Kind)
 	}
 	return errors.Join(errs...)
 }
@@ -164,7 +163,7 @@ func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	}
 }
 
-// dependsOn tells whether a NIC does not work without a link of the node.
+// dependsOn tells whether a NIC needs a link of the node.
 func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
 	kind := plug.Kind(n.Plug.Type)
 	switch {

@@ -1,22 +1,28 @@
 package nics
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// longestTold is that of PodNICNode.message, in bytes.
-const longestTold = 512
+// longestReport bounds PodNICNode.message, in bytes.
+const longestReport = 512
 
-// state is what status.node of a PodNIC should say; nil: as it is.
+// state returns what status.node of a PodNIC is to be; nil: what it is.
 //
-// A NIC that is not plugged here and of which the object says that it is was unplugged
-// by a DEL, or vanished while no daemon ran. recorded tells that its port is in a record
-// all the same: an ADD or a DEL has it in its hands, unless the DEL is through with it.
+// A NIC that is not plugged here, although the object says so, was unplugged by a DEL or vanished while no daemon ran.
+// recorded: its port is in a record nevertheless; then an ADD or a DEL is working on it, unless the DEL has unplugged
+// it.
 func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNICNode {
 	var want v1alpha1.PodNICNode
 	h, ok := b.plugged[string(o.uid)]
@@ -29,14 +35,14 @@ func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNI
 		}
 		switch {
 		case failed && f.port == o.port:
-			want.Reason, want.Message = f.reason, told(f.message)
+			want.Reason, want.Message = f.reason, messageOf(f.message)
 		case usable(o) && outdated(h.rec, h.nic, o.nic):
-			want.Reason, want.Message = reasonMoved, told(movedMessage(h.nic, o.nic))
+			want.Reason, want.Message = reasonMoved, messageOf(movedMessage(h.nic, o.nic))
 		}
 	case ok:
-		return nil // of the pod, or the port, of before: the daemon unplugs that
+		return nil // of an earlier pod or port: the daemon unplugs it
 	case failed && f.pod == o.pod && f.port == o.port:
-		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: told(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
+		want = v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, PortID: o.port, Reason: f.reason, Message: messageOf(f.message), Since: metav1.NewTime(now.Truncate(time.Second))}
 	case o.node != nil && o.node.State == v1alpha1.NodePlugged && (!recorded || b.unplugged[string(o.uid)]):
 		want = v1alpha1.PodNICNode{State: v1alpha1.NodeUnplugged, PortID: o.node.PortID, Since: metav1.NewTime(now.Truncate(time.Second))}
 	default:
@@ -48,11 +54,77 @@ func (b *observed) state(o object, recorded bool, now time.Time) *v1alpha1.PodNI
 	return &want
 }
 
-// sameState compares but for the moment.
+// sameState compares states without their times.
 func sameState(a, b v1alpha1.PodNICNode) bool {
 	a.Since, b.Since = metav1.Time{}, metav1.Time{}
 	return a == b
 }
 
-// told is a text as PodNICNode.message may be.
-func told(s string) string { return source.ASCII(s, longestTold) }
+// messageOf returns a text as PodNICNode.message accepts it.
+func messageOf(s string) string { return source.ASCII(s, longestReport) }
+
+var _ = failpoint.Register("port.report.before", "port.report.after", "port.remove.before")
+
+// report is a state that status.node of a PodNIC lacks.
+type report = kubeapi.Report[v1alpha1.PodNICNode]
+
+// reports makes the reports of NICs.
+type reports struct{ nics *NICs }
+
+// newReporter writes the status of the node's PodNICs, one after the other.
+func newReporter(n *NICs) *kubeapi.Reporter[v1alpha1.PodNICNode] {
+	r := reports{n}
+	return &kubeapi.Reporter[v1alpha1.PodNICNode]{
+		Clock: n.clock, Log: n.log.With("kind", "PodNIC"), AtOnce: 1, Wake: n.report, Due: r.due, Write: r.write,
+	}
+}
+
+// due returns the reports that PodNICs lack, by name.
+func (r reports) due(now time.Time) (list []report) {
+	n := r.nics
+	n.mu.Lock()
+	objects := n.observed.sorted()
+	n.mu.Unlock()
+	for _, o := range objects {
+		recorded := o.node != nil && n.cfg.Recorded(o.node.PortID) // takes the lock of the records, never below n.mu
+		n.mu.Lock()
+		state := n.observed.state(o, recorded, now)
+		n.mu.Unlock()
+		if state != nil {
+			list = append(list, report{Name: o.name, UID: o.uid, Version: o.version, State: *state})
+		}
+	}
+	return list
+}
+
+// write writes status.node of a PodNIC unless the object has changed.
+func (r reports) write(ctx context.Context, one report) error {
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": one.UID, "resourceVersion": one.Version},
+		"status":   map[string]any{"node": fields(one.State)},
+	})
+	if err == nil {
+		err = failpoint.Around("port.report", func() error {
+			return r.nics.api.In(one.Name.Namespace).Patch(ctx, types.MergePatchType, podNICs, one.Name.Name, "status", body, nil)
+		})
+	}
+	if err != nil {
+		err = fmt.Errorf("write status.node of PodNIC %s: %w", one.Name, err)
+	}
+	r.nics.cfg.Observer.Reported(string(one.State.State), err)
+	return err
+}
+
+// fields returns all fields of a state: a merge patch leaves others as they are.
+func fields(s v1alpha1.PodNICNode) map[string]any {
+	optional := func(v string) any {
+		if v == "" {
+			return nil
+		}
+		return v
+	}
+	return map[string]any{
+		"state": s.State, "portID": s.PortID, "since": s.Since,
+		"containerID": optional(s.ContainerID), "hostInterface": optional(s.HostInterface), "reason": optional(s.Reason), "message": optional(s.Message),
+	}
+}

@@ -32,8 +32,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 	return d.nics, nil
 }
 
-// refused is an ADD's answer about what cannot be, until somebody changes an annotation or
-// a PodNIC.
+// refused returns the error of an ADD that cannot succeed before an annotation or a PodNIC changes.
 func refused(err error) *source.Exhausted {
 	reason := "nic-refused"
 	if errors.Is(err, plug.ErrInvalid) {
@@ -54,19 +53,19 @@ func requestOf(rec attachment.Record) source.Request {
 	return source.Request{Key: rec.Key, Pod: rec.Pod}
 }
 
-// Expect returns once all is on the node that the NICs of an attachment are plugged from, where
-// others bring it (Alcor's agent, or EC2 a trunk). When that takes too long, or ctx ends, the error is an
-// *source.Exhausted. What else is wrong is left for Plug to find and tell.
+// Expect returns once the node has the links that the NICs of an attachment are plugged into and that others provide
+// (Alcor's agent, or EC2 for a trunk). When that takes too long, or ctx ends, the error is a *source.Exhausted. Other
+// errors are left for Plug to find.
 func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	begun, foreign := n.clock.Now(), false
 	for _, nic := range rec.NICs {
 		what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
-		by, others := bringer(nic)
+		by, others := provider(nic)
 		done := n.during(rec, "no-link", "%s waits for %s", what, by)
 		err := n.cfg.Plugger.Expect(ctx, want(rec, nic))
 		done()
 		if errors.Is(err, plug.ErrNotReady) {
-			if !errors.Is(ctx.Err(), context.Canceled) { // else nobody waits for it any more
+			if !errors.Is(ctx.Err(), context.Canceled) { // else the ADD is over
 				n.failed(rec, nic, reasonPlug, err)
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
@@ -79,20 +78,19 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// bringer is who brings what a NIC is plugged from, in words, and whether that is others.
-func bringer(nic attachment.NIC) (by string, others bool) {
+// provider returns who provides the link that a NIC is plugged into, in words, and whether it is not this daemon.
+func provider(nic attachment.NIC) (by string, others bool) {
 	switch plug.Kind(nic.Plug.Type) {
 	case plug.Netns:
-		return "the agent of the VPC on this node, which has not made its link", true
+		return "the VPC's agent on this node, which has not created its link", true
 	case plug.VLAN, plug.RoutedVLAN:
-		return fmt.Sprintf("the link of its trunk with MAC address %s, which this node does not have yet", shown(nic.Plug.Trunk, 20)), true
+		return fmt.Sprintf("the link of its trunk with MAC address %s, which is not on this node yet", shown(nic.Plug.Trunk, 20)), true
 	}
-	return "what this berthd makes", false
+	return "this berthd", false
 }
 
-// Await returns once all NICs of an attachment carry packets, as OVN says on the node,
-// or else as the provider says by the PodNIC's phase. When ctx ends first the error is
-// an *source.Exhausted.
+// Await returns once all NICs of an attachment carry packets: according to OVN on the node, or else according to the
+// provider, by the PodNIC's phase. When ctx ends first the error is a *source.Exhausted.
 func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 	begun := n.clock.Now()
 	for _, nic := range rec.NICs {
@@ -107,7 +105,7 @@ func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 
 func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
-	done := n.during(rec, "not-active", "%s is plugged and waits for the VPC's part of the node (OVN's controller, or Neutron's agent)", what)
+	done := n.during(rec, "not-active", "%s is plugged and waits for the VPC's software on the node (OVN's controller, or Neutron's agent)", what)
 	err := n.cfg.Plugger.Await(ctx, want(rec, nic))
 	done()
 	switch {
@@ -118,8 +116,8 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 	case err != nil:
 		return err
 	}
-	if _, others := bringer(nic); others || nic.Plug.OVN {
-		return nil // the node knows better than the provider, and sooner
+	if _, others := provider(nic); others || nic.Plug.OVN {
+		return nil // the node knows earlier than the provider
 	}
 	// The operator passes on the provider's word.
 	return n.waiters.Until(ctx, requestOf(rec), func() *source.Exhausted {

@@ -36,19 +36,19 @@ func (b *observed) desired(r rules, rec attachment.Record) (nics []attachment.NI
 // usable tells whether a PodNIC's port may be plugged.
 func usable(o object) bool { return o.bound() && o.err == nil }
 
-// added is the NIC of a PodNIC that a running pod has not had.
+// added returns the NIC of a PodNIC that is new to a running pod.
 func added(o object) attachment.NIC {
 	n := o.nic
 	n.State, n.Later = attachment.Plugging, true
 	return n
 }
 
-// unready tells whether a NIC that is being plugged has to wait for the operator.
+// unready tells whether a NIC that is being plugged has to wait until the operator has bound its port.
 func unready(n attachment.NIC, there []object) bool {
 	return !slices.ContainsFunc(there, func(o object) bool { return o.ifName == n.IfName && usable(o) })
 }
 
-// takesMore tells whether an attachment is the one of its pod that has the pod's NICs.
+// takesMore tells whether an attachment is the one that has the NICs of its pod.
 func (r rules) takesMore(rec attachment.Record) bool {
 	if r.firstIsPort {
 		return rec.First() != nil
@@ -56,18 +56,18 @@ func (r rules) takesMore(rec attachment.Record) bool {
 	return rec.Key.IfName == firstInterface
 }
 
-// becomes is what a NIC of a ready attachment is to be, of the PodNICs there that its pod
-// has not given up; not stays: nothing. Where the port was made again, or another PodNIC took
-// the interface, that stands in its place once it is bound. The pod's own interface, and
-// the one that has its default route, stay until the pod goes: it would have no network.
+// becomes returns what a NIC of a ready attachment is to become, given the PodNICs that its pod has not given up; without
+// stays, it is to be unplugged. Where the port was created again, or another PodNIC took the interface, that replaces it
+// once it is bound. The pod's own interface, and the one with its default route, stay until the pod ends: without
+// them it would have no network.
 func (b *observed) becomes(rec attachment.Record, old attachment.NIC, there []object) (now attachment.NIC, stays bool) {
 	keep := old.IfName == rec.Key.IfName || old.DefaultRoute
 	at := slices.IndexFunc(there, func(o object) bool { return o.ifName == old.IfName })
 	if at >= 0 && usable(there[at]) {
 		now = there[at].nic
-		now.DefaultRoute = old.DefaultRoute // was decided on when the pod came
+		now.DefaultRoute = old.DefaultRoute // decided when the pod started
 		if now.Plug.Type == old.Plug.Type {
-			now.Plug.Enforcing = old.Plug.Enforcing // and so was this
+			now.Plug.Enforcing = old.Plug.Enforcing // likewise
 		}
 		if old.Is(now) {
 			return adapted(rec, old, now), true
@@ -78,17 +78,17 @@ func (b *observed) becomes(rec attachment.Record, old attachment.NIC, there []ob
 	if at >= 0 || keep {
 		return old, true
 	}
-	// Given up, gone, or of another name in the pod by now.
+	// It was given up or deleted, or has another interface by now.
 	return old, false
 }
 
-// adapted is a NIC as its port is now.
+// adapted returns a NIC with what its port is now.
 func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 	now.HostLink, now.HostMAC, now.State, now.Later = old.HostLink, old.HostMAC, old.State, old.Later
 	if now.Plug.Type == string(plug.Netns) || now.MTU == 0 {
-		now.MTU = old.MTU // as the agent has it
+		now.MTU = old.MTU // as the agent chose it
 	}
-	// One that would lose an address keeps what the pod sees; how it is plugged is not the pod's affair.
+	// A NIC that would lose an address keeps what the pod sees, but not how it is plugged.
 	if ofMachine(old) || moved(rec, old, now) {
 		now.MAC, now.MTU, now.Addresses, now.Routes = old.MAC, old.MTU, old.Addresses, old.Routes
 	}
@@ -101,22 +101,22 @@ func adapted(rec attachment.Record, old, now attachment.NIC) attachment.NIC {
 	return now
 }
 
-// alike tells whether two states of a NIC have one interface in the pod.
+// alike tells whether two states of a NIC are the same in the pod and on the node.
 func alike(a, b attachment.NIC) bool {
 	return slices.Equal(a.MAC, b.MAC) && a.MTU == b.MTU && a.Plug == b.Plug && slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Routes, b.Routes)
 }
 
-// ofMachine tells whether a virtual machine has the NIC by now: its guest has the addresses,
-// and its device the MAC address and the MTU, that there were when it began.
+// ofMachine tells whether a virtual machine uses the NIC: its guest keeps the addresses, and its device the MAC address
+// and the MTU, with which it started.
 func ofMachine(n attachment.NIC) bool { return n.Binding != "" && n.State == attachment.Plugged }
 
-// outdated tells whether a NIC that is plugged stays as it is although its port is another.
+// outdated tells whether a plugged NIC stays as it is although its port has changed.
 func outdated(rec attachment.Record, has, port attachment.NIC) bool {
 	return moved(rec, has, port) || ofMachine(has) && !(slices.Equal(has.MAC, port.MAC) && slices.Equal(has.Addresses, port.Addresses))
 }
 
-// moved tells whether the pod's own interface would lose an address: the kubelet knows the
-// pod by it, and so do Services, for as long as the pod lives. It may get further ones.
+// moved tells whether the pod's own interface would lose an address. The kubelet and Services know the pod by its
+// addresses while it lives; it may get further ones.
 func moved(rec attachment.Record, old, now attachment.NIC) bool {
 	return old.IfName == rec.Key.IfName && slices.ContainsFunc(old.Addresses, func(a attachment.NICAddress) bool {
 		return !slices.ContainsFunc(now.Addresses, func(n attachment.NICAddress) bool { return n.CIDR == a.CIDR })

@@ -304,7 +304,7 @@ func TestReasonsOfFailures(t *testing.T) {
 		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,
 		plug.ErrNoBridge, plug.ErrUnreachable, plug.ErrNotReady, plug.ErrNoTun, plug.ErrNoVLAN,
 	} {
-		if f := failureOf(fmt.Errorf("plug: %w", err), reasonPlug); f.reason == reasonPlug || !strings.HasSuffix(f.message, "; it is tried again") {
+		if f := failureOf(fmt.Errorf("plug: %w", err), reasonPlug); f.reason == reasonPlug || !strings.HasSuffix(f.message, "; it is retried") {
 			t.Errorf("%v: %+v", err, f)
 		}
 	}

@@ -1,12 +1,11 @@
-// Package nodetemplate tells node mode which NodeNetworkTemplate selects its node. It
-// follows all templates and the labels of the node's own Node at the API server, and keeps
-// the last choice in a file, so that a daemon that starts while the API server is away
-// makes no ENI with other settings than before.
+// Package nodetemplate chooses in node mode the NodeNetworkTemplate of the node. It follows all templates and the labels of
+// the node's own Node at the API server, and keeps the last choice in a file, so that a daemon that starts while the API
+// server is away creates no ENI with other settings than before.
 //
 //	follower.go  what is watched, and the choice
 //	store.go     the choice that outlives the daemon
 //
-// Which template counts, and what its settings come to, is internal/nodenetwork's.
+// Package internal/nodenetwork/template decides which template is chosen, and what its settings are.
 package nodetemplate
 
 // What berthd may do in the Kubernetes API for it.

@@ -28,10 +28,10 @@ const (
 	nodes     = "nodes"
 )
 
-// errNotTold: the API server has not answered yet.
-var errNotTold = errors.New("the API server has not told yet which NodeNetworkTemplates there are, and the Node's labels")
+// errNotListed: the API server has not answered yet.
+var errNotListed = errors.New("the API server has not listed NodeNetworkTemplates and the Node yet")
 
-// Config says of whom the follower is.
+// Config is the configuration of a Follower.
 type Config struct {
 	NodeName   string // of the Node
 	Kubeconfig string // empty: in the cluster
@@ -61,14 +61,13 @@ type Follower struct {
 	due       bool // changed is to be called
 }
 
-// CheckAccess tells why the Kubernetes API cannot be asked at all.
+// CheckAccess returns an error if no way to the Kubernetes API is configured.
 func CheckAccess(kubeconfig string) error {
 	_, err := kubeapi.Config(kubeconfig)
 	return err
 }
 
-// New returns a follower with the last choice, if a daemon of this instance kept one. It
-// makes no request yet.
+// New returns a follower with the last choice that a daemon of this instance stored, if any. It makes no request yet.
 func New(cfg Config) (*Follower, error) {
 	rc, err := kubeapi.Config(cfg.Kubeconfig)
 	if err != nil {
@@ -96,31 +95,30 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 		f.log.Error("the stored choice of a NodeNetworkTemplate is not used", "error", err)
 	}
 	if f.applied, _, err = load(cfg.Dir, countsFile, cfg.InstanceID); err != nil {
-		f.log.Error("the stored choice of a NodeNetworkTemplate that counted last is not used", "error", err)
+		f.log.Error("the stored choice of a NodeNetworkTemplate that was applied last is not used", "error", err)
 	}
 	return f, nil
 }
 
-// Choice is the newest one, nil where no template selects the node. It tells whether
-// there is one.
+// Choice returns the newest choice, nil if no template selects the node. known: there is one.
 func (f *Follower) Choice() (c *template.Choice, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.choice, f.known
 }
 
-// Counted is the last choice that could be had before the start, nil: none, or that is not
-// known. It goes on while the newest makes no sense.
+// Counted returns the last choice that could be applied before the start; nil: none, or it is not known. It stays in force
+// while the newest one is invalid.
 func (f *Follower) Counted() *template.Choice { return f.applied }
 
-// Counts notes that a choice could be had, for the next start.
+// Counts records for the next start that a choice could be applied.
 func (f *Follower) Counts(c *template.Choice) {
 	if err := save(f.cfg.Dir, countsFile, f.cfg.InstanceID, c); err != nil {
-		f.log.Warn("choice of a NodeNetworkTemplate that counts not recorded; a start while the newest makes no sense would not know it", "error", err)
+		f.log.Warn("applied choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts while the newest one is invalid", "error", err)
 	}
 }
 
-// Tell has changed called with every choice after one, by one goroutine.
+// Tell has one goroutine call changed with every choice that follows after.
 func (f *Follower) Tell(after *template.Choice, changed func(*template.Choice)) {
 	f.mu.Lock()
 	f.changed, f.due = changed, f.known && !reflect.DeepEqual(f.choice, after)
@@ -128,11 +126,10 @@ func (f *Follower) Tell(after *template.Choice, changed func(*template.Choice)) 
 	f.news.Set()
 }
 
-// Await returns once there is a choice. The error says why there is none yet, and is
-// returned as soon as something stands in the way, or once a request would have been
-// given up.
+// Await returns once there is a choice. It returns an error that says why there is none as soon as a request fails, or
+// after the timeout of a request.
 func (f *Follower) Await(ctx context.Context) error {
-	patience := f.cfg.Clock.After(kubeapi.Timeout)
+	timeout := f.cfg.Clock.After(kubeapi.Timeout)
 	for {
 		f.mu.Lock()
 		known, missing := f.known, f.missing()
@@ -140,13 +137,13 @@ func (f *Follower) Await(ctx context.Context) error {
 		if known {
 			return nil
 		}
-		if !errors.Is(missing, errNotTold) {
+		if !errors.Is(missing, errNotListed) {
 			return missing
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-patience:
+		case <-timeout:
 			return missing
 		case <-f.awaited:
 		}
@@ -161,7 +158,7 @@ func (f *Follower) missing() error {
 	if f.sync.Listed(nodes) && f.node == "" {
 		return fmt.Errorf("there is no Node %s, whose labels NodeNetworkTemplates select by", f.cfg.NodeName)
 	}
-	return errNotTold
+	return errNotListed
 }
 
 // Run follows templates and the Node until ctx ends.
@@ -210,7 +207,7 @@ func (f *Follower) chosen() (c *template.Choice, ok bool, invalid error) {
 	return c, true, invalid
 }
 
-// explain adds what to do about an API server's answer.
+// explain adds what to do about an error of the API server.
 func explain(what string, err error) error {
 	switch {
 	case apierrors.IsNotFound(err) && what == templates:
@@ -221,8 +218,7 @@ func explain(what string, err error) error {
 	return err
 }
 
-// decide makes the choice whenever something changed, until ctx ends. It is in the file
-// before anybody goes by it.
+// decide makes the choice whenever something changes, until ctx ends. The choice is in the file before it is used.
 func (f *Follower) decide(ctx context.Context) {
 	var logged string
 	confirmed := false // the API server has listed all, and the file has the choice
@@ -237,7 +233,7 @@ func (f *Follower) decide(ctx context.Context) {
 		logged = fmt.Sprint(invalid)
 		if ok && (!same || !confirmed) {
 			if err := save(f.cfg.Dir, choiceFile, f.cfg.InstanceID, c); err != nil {
-				f.log.Warn("choice of a NodeNetworkTemplate not recorded; a start without the API server would not know it", "error", err)
+				f.log.Warn("choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts without the API server", "error", err)
 			}
 			confirmed = true
 		}
@@ -258,14 +254,14 @@ func (f *Follower) choose(c *template.Choice) {
 	if c != nil {
 		name = c.Name
 	}
-	f.log.Info("which NodeNetworkTemplate selects this node, or what it says, changed", "template", name)
+	f.log.Info("NodeNetworkTemplate of this node changed", "template", name)
 	f.mu.Lock()
 	f.choice, f.known, f.due = c, true, true
 	f.mu.Unlock()
 	f.awaited.Set()
 }
 
-// deliver tells the choice, if that is due.
+// deliver calls changed if that is due.
 func (f *Follower) deliver() {
 	f.mu.Lock()
 	c, changed := f.choice, f.changed

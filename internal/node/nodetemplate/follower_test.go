@@ -170,7 +170,7 @@ func TestNoChoiceWithoutANode(t *testing.T) {
 	m.template("a", 0)
 	m.start()
 	err := m.Await(t.Context())
-	for errors.Is(err, errNotTold) {
+	for errors.Is(err, errNotListed) {
 		err = m.Await(t.Context())
 	}
 	if err == nil || !strings.Contains(err.Error(), "there is no Node "+nodeName) {

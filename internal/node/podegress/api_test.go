@@ -71,18 +71,7 @@ func (m *machine) start(ready ...attachment.Record) {
 	m.Clients, err = newClients(Config{NodeName: sourcenode.Name, Kernel: m.kernel, Port: 5555, Logger: sourcetest.Logger(m.Log)}, api)
 	harness.OK(m.T, err)
 	m.TakeUp(ready)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	c := m.Clients
-	go func() {
-		defer close(done)
-		_ = c.Run(ctx)
-	}()
-	m.stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-	})
-	m.T.Cleanup(m.stop)
+	m.stop = sourcetest.Run(m.T, m.Clients)
 }
 
 // egress makes an Egress, and says as the operator which gateways it has.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -137,10 +138,10 @@ func (c *Clients) Run(ctx context.Context) error {
 	wg.Go(func() { mirror.Run(ctx) })
 	wg.Go(func() { confirm.Await(ctx, c.clock, c.stopWaiting) })
 	if c.cfg.ProbeInterval > 0 {
-		wg.Go(func() { c.probe(ctx) })
+		wg.Go(func() { newProber(c).run(ctx) })
 	}
 	if c.cfg.Full != nil {
-		wg.Go(func() { c.track(ctx) })
+		wg.Go(func() { tracker{c, map[attachment.Key]egressgateway.Tracked{}}.run(ctx) })
 	}
 	reporter.Run(ctx)
 	wg.Wait()
@@ -150,7 +151,7 @@ func (c *Clients) Run(ctx context.Context) error {
 // stopWaiting lets pods start although it is not known whether an Egress selects them.
 func (c *Clients) stopWaiting() {
 	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
-	if sync := c.observed.sync; !sync.Listed(egressClients, egresses, namespaces) {
+	if sync := c.observed.sync; !sync.Listed(watched...) {
 		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "error", sync.Err())
 	}
 }
@@ -159,7 +160,7 @@ func (c *Clients) stopWaiting() {
 func (c *Clients) change(do func(o *observed)) {
 	c.mu.Lock()
 	do(c.observed)
-	e, unreported := c.observed.takeEffects(), len(c.observed.unreported) > 0
+	e, unreported := c.observed.effects.take(), len(c.observed.unreported) > 0
 	c.waiters.Wake(e.wakes)
 	c.mu.Unlock()
 	if e.changed {

@@ -13,17 +13,16 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// decision is what a pod is to have, that its ADD has to wait, or that it cannot be.
+// decision is what a pod is to have, or why its ADD has to wait, or why it fails.
 type decision struct {
 	egress *attachment.Egress // nil: nothing
-	wait   *source.Exhausted  // what is waited for
+	wait   *source.Exhausted  // what is missing
 	err    *source.Exhausted
 }
 
-// decide tells what a pod is to have when it comes. The operator's word, the pod's
-// EgressClient, is waited for where the pod names Egresses, and where one selects pods of
-// its namespace. Other pods have nothing, without a look at the API server; one of which the
-// operator says something all the same has that.
+// decide decides what a pod is to have when it starts. A pod that names Egresses, or of whose namespace an Egress selects
+// pods, waits for its EgressClient. Other pods do not depend on the API server, and have nothing unless there is an
+// EgressClient nevertheless.
 func (o *observed) decide(req source.Request) decision {
 	if req.Key.IfName != firstInterface {
 		return decision{}
@@ -32,7 +31,7 @@ func (o *observed) decide(req source.Request) decision {
 	if err := errs.Err(); err != nil {
 		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
 	}
-	m, there := o.member(req.Pod)
+	m, there := o.egressClient(req.Pod)
 	if len(named) == 0 && !there {
 		if why := o.mayBeClient(req.Pod); why != nil {
 			return decision{wait: why}
@@ -56,14 +55,13 @@ func (o *observed) decide(req source.Request) decision {
 	return decision{egress: &e}
 }
 
-// mayBeClient is why it has to be waited whether the pod is a client that names no Egress;
-// nil: it need not be.
+// mayBeClient returns why a pod that names no Egress has to wait, because one may select it; nil: it need not.
 func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
-	if !o.allListed() {
+	if !o.sync.Listed(watched...) {
 		if o.late {
-			return nil // it becomes one while it runs
+			return nil // it may become a client while it runs
 		}
-		return o.orUnreachable(exhausted("starting", "the API server has not told yet which Egresses there are, one of which may select the pod"))
+		return o.orUnreachable(exhausted("starting", "the API server has not listed the Egresses yet, one of which may select the pod"))
 	}
 	n, known := o.egresses.namespaces[pod.Namespace]
 	if !known {
@@ -73,13 +71,13 @@ func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
 		return o.orUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
 	}
 	if !known && o.egresses.selectors.ByLabels() {
-		return o.orUnreachable(exhausted("starting", "the API server has not told of namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
+		return o.orUnreachable(exhausted("starting", "the API server has not listed namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
 	}
 	return nil
 }
 
-// namedBy tells whether the operator said that a pod may use an Egress that it names.
-func (o *observed) namedBy(pod attachment.Pod, m member, there bool, name membership.Ref) decision {
+// namedBy decides whether a pod may use an Egress that it names, which the operator says.
+func (o *observed) namedBy(pod attachment.Pod, m egressClient, there bool, name membership.Ref) decision {
 	if i := slices.IndexFunc(m.refused, func(r v1alpha1.EgressRefusal) bool { return r.Namespace == name.Namespace && r.Name == name.Name }); i >= 0 {
 		return decision{err: refused(m.refused[i])}
 	}
@@ -87,12 +85,12 @@ func (o *observed) namedBy(pod attachment.Pod, m member, there bool, name member
 		return decision{}
 	}
 	if !o.sync.Listed(egressClients) {
-		return decision{wait: o.orUnreachable(exhausted("starting", "Egress %s: the API server has not told yet which EgressClients this node has", name))}
+		return decision{wait: o.orUnreachable(exhausted("starting", "Egress %s: the API server has not listed this node's EgressClients yet", name))}
 	}
 	return decision{wait: o.orUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
 }
 
-// refused says why a pod that names an Egress may not use it.
+// refused says why a pod may not use an Egress that it names.
 func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 	reason := "egress-refused"
 	switch r.Reason {
@@ -108,18 +106,18 @@ func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("Egress %s/%s: %s: %s", shown(r.Namespace, 63), shown(r.Name, 80), shown(r.Reason, 64), shown(r.Message, 400))}
 }
 
-// noClient says that the operator has not said yet what a pod is a client of.
+// noClient says that a pod waits for its EgressClient.
 func noClient(pod attachment.Pod, as string) *source.Exhausted {
-	return exhausted("no-egressclient", "%s, and berth-operator has not said yet which ones pod %s/%s (%s) is to use, by an EgressClient of the pod's name",
+	return exhausted("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
 		as, shown(pod.Namespace, 80), shown(pod.Name, 260), shown(pod.UID, 64))
 }
 
-// notUsable says what is wrong with an Egress that a pod is to use.
+// notUsable says why an Egress of a pod cannot be used.
 func (e *egressSet) notUsable(u use) *source.Exhausted {
 	if t, ok := e.byName[u.name]; ok && t.uid == u.uid && t.err != nil {
 		return &source.Exhausted{Reason: "egress-invalid", Message: t.err.Error(), Err: t.err}
 	}
-	return exhausted("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not told of it yet, or it is gone", u.name, shown(string(u.uid), 64))
+	return exhausted("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not listed it yet, or it is gone", u.name, shown(string(u.uid), 64))
 }
 
 // orUnreachable returns why an ADD waits: for the API server while that cannot be reached.

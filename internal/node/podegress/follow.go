@@ -19,6 +19,8 @@ const (
 	namespaces    = "namespaces"
 )
 
+var watched = []string{egressClients, egresses, namespaces}
+
 // mirror keeps what is observed up to date with the API server: the EgressClients of this node, all
 // Egresses, and what Namespaces say about Egresses.
 func (c *Clients) mirror() *kubeapi.Mirror {
@@ -38,16 +40,16 @@ func (c *Clients) mirror() *kubeapi.Mirror {
 	kubeapi.Keep(m, egressClients, c.api.Objects(egressClients, kubeapi.Only("spec.nodeName", c.cfg.NodeName), func() runtime.Object { return &v1alpha1.EgressClientList{} }),
 		kubeapi.Store[*v1alpha1.EgressClient]{
 			Mine:  func(e *v1alpha1.EgressClient) bool { return e.Spec.NodeName == c.cfg.NodeName }, // the API server was asked for these
-			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.members)) },
-			Put:   func(e *v1alpha1.EgressClient) { o.putMember(readClient(e)) },
-			Drop:  o.dropMember, After: c.probed.Set,
+			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.clients)) },
+			Put:   func(e *v1alpha1.EgressClient) { o.putClient(readClient(e)) },
+			Drop:  o.dropClient, After: c.probed.Set,
 			Listed: o.listed,
 		})
 	kubeapi.Keep(m, egresses, c.api.Objects(egresses, "", func() runtime.Object { return &v1alpha1.EgressList{} }),
 		kubeapi.Store[*v1alpha1.Egress]{
 			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.egresses.byName)) },
-			Put:   func(e *v1alpha1.Egress) { o.putTarget(readEgress(e)) },
-			Drop:  o.dropTarget, After: c.probed.Set,
+			Put:   func(e *v1alpha1.Egress) { o.putEgress(readEgress(e)) },
+			Drop:  o.dropEgress, After: c.probed.Set,
 			Listed: o.listed, Trim: trimEgress,
 		})
 	return m

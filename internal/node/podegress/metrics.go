@@ -13,22 +13,22 @@ import (
 const conditionEgresses = "EgressesUsable"
 
 var (
-	famUnusable = metric.New("berth_egress_unusable_egresses", "gauge", "Egresses of this node's pods of which something is left out, as it cannot be.")
+	famUnusable = metric.New("berth_egress_unusable_egresses", "gauge", "Egresses of this node's pods that have invalid fields, which are ignored.")
 	famSilent   = metric.New("berth_egress_silent_gateways", "gauge", "Gateways of this node's pods that do not answer the node's probes while others of their Egress do.")
-	famUnsaid   = metric.New("berth_egress_pending_reports", "gauge", "EgressClients whose status does not say yet what is set up on this node.")
-	famWaiting  = metric.New("berth_egress_waiting_adds", "gauge", "ADDs that wait for the operator to say which Egresses their pods use.")
-	famWait     = metric.New("berth_egress_wait_duration_seconds", "histogram", "Time that ADDs waited, of those that had to, until the operator had said which Egresses their pods use.")
-	famServed   = metric.New("berth_egress_gateway_wait_duration_seconds", "histogram", "Time that ADDs waited for the gateways that their pods' connections may take, by result: served, or not-served where one did not say in time that it serves the pod.", "result")
+	famUnsaid   = metric.New("berth_egress_pending_reports", "gauge", "EgressClients whose status does not yet show what is set up on this node.")
+	famWaiting  = metric.New("berth_egress_waiting_adds", "gauge", "ADDs that wait until the operator has said which Egresses their pods use.")
+	famWait     = metric.New("berth_egress_wait_duration_seconds", "histogram", "Time that ADDs waited until the operator had said which Egresses their pods use, of those that had to wait.")
+	famServed   = metric.New("berth_egress_gateway_wait_duration_seconds", "histogram", "Time that ADDs waited for the gateways that their pods' connections may use, by result: served, or not-served if one did not confirm in time that it serves the pod.", "result")
 	famReports  = metric.New("berth_egress_reports_total", "counter", "Writes of what is set up into the status of EgressClients, by state (SetUp, Failed or Gone) and result: success or error.", "state", "result")
 )
 
 // Reference is what egress adds to the page of metrics.
 var Reference = source.Reference{
 	Families:   []metric.Family{famUnusable, famSilent, famUnsaid, famWaiting, famWait, famServed, famReports},
-	Conditions: [][2]string{{conditionEgresses, "with egress: what Egresses of the node's pods say can be"}},
+	Conditions: [][2]string{{conditionEgresses, "with egress: the Egresses of the node's pods are valid"}},
 }
 
-// Observer is told what is done about clients.
+// Observer counts what is done for clients.
 type Observer interface {
 	Waited(took time.Duration)
 	Served(took time.Duration, err error)
@@ -41,7 +41,7 @@ func (nobody) Waited(time.Duration)        {}
 func (nobody) Served(time.Duration, error) {}
 func (nobody) Reported(string, error)      {}
 
-// Metrics count what is done about clients. They observe it.
+// Metrics implements Observer.
 type Metrics struct {
 	wait, served *prometheus.HistogramVec
 	reports      *prometheus.CounterVec
@@ -75,13 +75,13 @@ func (m Metrics) Reported(state string, err error) {
 	m.reports.WithLabelValues(state, result).Inc()
 }
 
-// counts are how clients are at one moment.
+// counts are the gauges at one moment.
 type counts struct{ unusable, silent, unsaid, waiting int }
 
-// count counts. c.mu is held.
+// count returns the gauges. c.mu is held.
 func (c *Clients) count() counts {
-	n := counts{unusable: len(c.observed.unusable()), waiting: c.waiters.Len()}
-	for _, m := range c.observed.members {
+	n := counts{unusable: len(c.observed.egresses.unusable(c.observed.users)), waiting: c.waiters.Len()}
+	for _, m := range c.observed.clients {
 		if c.observed.state(m) != nil {
 			n.unsaid++
 		}
@@ -132,7 +132,7 @@ const longestCondition = 1024
 
 // condition tells what of Egresses is left out. c.mu is held.
 func (c *Clients) condition() source.Condition {
-	errs := c.observed.unusable()
+	errs := c.observed.egresses.unusable(c.observed.users)
 	if len(errs) == 0 {
 		return source.Condition{Type: conditionEgresses, Healthy: true, Reason: "Usable"}
 	}

@@ -18,30 +18,29 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// What a definition of the kind Egress lets there be at most, and is not exceeded here
-// whoever wrote the object.
+// Limits of the kind's definition (api/v1alpha1), which hold here whoever wrote the object.
 const (
 	mostDestinations = 256
 	mostGateways     = 1024
 )
 
-// target is an Egress, as far as it matters to clients.
-type target struct {
+// egress is what matters of an Egress to its clients.
+type egress struct {
 	name     types.NamespacedName
 	uid      types.UID
 	created  time.Time
-	selector membership.Selector // of pods that use it without naming it
+	selector membership.Selector // of pods that use the Egress without naming it
 
 	destinations []netip.Prefix // sorted
 	gateways     []gateway      // sorted by UID
 	service      []netip.Addr   // of the Service, IPv4 first
 	toService    bool           // tunnels lead to the Service
-	affine       bool           // all connections of a client go by one gateway
+	affine       bool           // all connections of a client use one gateway
 	sourceAuto   bool
 	originating  bool
 
-	err      error // what of it makes no sense; the rest is used unless it is unusable
-	unusable bool  // as nobody can tell where its clients' packets are to go
+	err      error // of invalid fields, which are ignored
+	unusable bool  // it is not known where its clients' packets are to go
 }
 
 // gateway is a gateway of an Egress.
@@ -51,7 +50,7 @@ type gateway struct {
 	ending bool
 }
 
-// trimEgress leaves what readEgress reads.
+// trimEgress removes what readEgress does not read.
 func trimEgress(o *v1alpha1.Egress) {
 	m, s := o.ObjectMeta, o.Spec
 	o.ObjectMeta = metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp}
@@ -62,10 +61,10 @@ func trimEgress(o *v1alpha1.Egress) {
 	o.Status = v1alpha1.EgressStatus{ServiceIPs: o.Status.ServiceIPs, Gateways: o.Status.Gateways}
 }
 
-// readEgress takes from an Egress what matters. Nothing of it is believed: it may be damaged,
-// or written by somebody who should not.
-func readEgress(o *v1alpha1.Egress) target {
-	t := target{
+// readEgress validates an Egress and keeps what matters of it. The object may be damaged, or written by somebody who should
+// not have been able to.
+func readEgress(o *v1alpha1.Egress) egress {
+	t := egress{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, created: o.CreationTimestamp.Time,
 		toService: o.Spec.TunnelTo == v1alpha1.TunnelToService, affine: o.Spec.SessionAffinity != corev1.ServiceAffinityNone,
 		sourceAuto: o.Spec.FouSourcePortAuto, originating: o.Spec.OriginatingOnly,
@@ -85,10 +84,10 @@ func readEgress(o *v1alpha1.Egress) target {
 	return t
 }
 
-// readDestinations are the networks that make sense.
+// readDestinations returns the valid networks.
 func readDestinations(list []string, f *findings) (out []netip.Prefix) {
 	if len(list) > mostDestinations {
-		f.add("spec.destinations has %d networks, expected %d at most", len(list), mostDestinations)
+		f.add("spec.destinations has %d networks, expected at most %d", len(list), mostDestinations)
 		return nil
 	}
 	for i, s := range list {
@@ -101,17 +100,17 @@ func readDestinations(list []string, f *findings) (out []netip.Prefix) {
 		}
 	}
 	if len(out) == 0 {
-		f.add("spec.destinations has no network, expected one at least")
+		f.add("spec.destinations has no network, expected at least one")
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
 	return out
 }
 
-// readGateways are the gateways that make sense. Of two with one address, the one that does
-// not end has it: an address may be a new pod's while the one before still ends.
+// readGateways returns the valid gateways. Of two with one address, the one that is not ending has it: an address may
+// belong to a new pod while the pod before it is still ending.
 func readGateways(list []v1alpha1.EgressGateway, f *findings) (out []gateway) {
 	if len(list) > mostGateways {
-		f.add("status.gateways has %d gateways, expected %d at most", len(list), mostGateways)
+		f.add("status.gateways has %d gateways, expected at most %d", len(list), mostGateways)
 		list = list[:mostGateways]
 	}
 	holder := map[netip.Addr]bool{}
@@ -150,11 +149,11 @@ func readGateways(list []v1alpha1.EgressGateway, f *findings) (out []gateway) {
 
 func byUID(a, b gateway) int { return strings.Compare(a.uid, b.uid) }
 
-// readAddresses are the addresses of a host that make sense, one of a family.
+// readAddresses returns the valid addresses of a host, one of each family.
 func readAddresses(field string, list []string, f *findings) (out []netip.Addr) {
 	for i, s := range list {
 		if i == 2 {
-			f.add("%s has %d addresses, expected one of a family", field, len(list))
+			f.add("%s has %d addresses, expected one of each family", field, len(list))
 			break
 		}
 		a, err := netip.ParseAddr(s)
@@ -162,17 +161,17 @@ func readAddresses(field string, list []string, f *findings) (out []netip.Addr) 
 		case err != nil || a.Is4In6() || a.Zone() != "" || !a.IsGlobalUnicast():
 			f.add("%s[%d] is %q, expected the address of one host", field, i, shown(s, 60))
 		case slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is4() == a.Is4() }):
-			f.add("%s[%d] is %s, expected one address of a family", field, i, a)
+			f.add("%s[%d] is %s, expected one address of each family", field, i, a)
 		default:
 			out = append(out, a)
 		}
 	}
-	slices.SortFunc(out, netip.Addr.Compare) // of which IPv4 is the lesser
+	slices.SortFunc(out, netip.Addr.Compare) // IPv4 first
 	return out
 }
 
-// same tells whether two states of an Egress are one to its clients.
-func (t target) same(o target) bool {
+// same tells whether two states of an Egress are the same to its clients.
+func (t egress) same(o egress) bool {
 	return t.uid == o.uid && t.toService == o.toService && t.affine == o.affine && t.sourceAuto == o.sourceAuto && t.originating == o.originating && t.unusable == o.unusable &&
 		slices.Equal(t.destinations, o.destinations) && slices.Equal(t.service, o.service) && slices.EqualFunc(t.gateways, o.gateways, gateway.same)
 }
@@ -181,20 +180,20 @@ func (g gateway) same(o gateway) bool {
 	return g.uid == o.uid && g.ending == o.ending && slices.Equal(g.addrs, o.addrs)
 }
 
-// member is an EgressClient of this node, as far as it matters here.
-type member struct {
-	name    types.NamespacedName // of the pod, too
+// egressClient is what matters of an EgressClient of this node.
+type egressClient struct {
+	name    types.NamespacedName // also of the pod
 	uid     types.UID
 	version string // resourceVersion
 	pod     string // the pod's UID
 	uses    []use  // sorted by name, each once
-	// selected are those of uses that select the pod and that it does not name.
+	// selected is those of uses that select the pod, which does not name them.
 	selected map[types.NamespacedName]bool
 	refused  []v1alpha1.EgressRefusal
-	node     *v1alpha1.EgressClientNode // what was said last; nil: nothing
+	node     *v1alpha1.EgressClientNode // status.node, which this node reported
 }
 
-// use names an Egress, and not another of the same name.
+// use identifies an Egress: not another that had the same name.
 type use struct {
 	name types.NamespacedName
 	uid  types.UID
@@ -204,9 +203,9 @@ func (u use) ref() v1alpha1.EgressReference {
 	return v1alpha1.EgressReference{Namespace: u.name.Namespace, Name: u.name.Name, UID: string(u.uid)}
 }
 
-// readClient takes from an EgressClient what matters.
-func readClient(o *v1alpha1.EgressClient) member {
-	m := member{
+// readClient keeps what matters of an EgressClient.
+func readClient(o *v1alpha1.EgressClient) egressClient {
+	m := egressClient{
 		name: types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, uid: o.UID, version: o.ResourceVersion, pod: o.Spec.PodUID,
 		refused: slices.Clone(o.Spec.Refused), node: o.Status.Node.DeepCopy(),
 	}
@@ -229,12 +228,12 @@ func readClient(o *v1alpha1.EgressClient) member {
 	return m
 }
 
-// same tells whether two states of an EgressClient want one thing of the node.
-func (m member) same(o member) bool {
+// same tells whether two states of an EgressClient ask the same of the node.
+func (m egressClient) same(o egressClient) bool {
 	return m.uid == o.uid && m.pod == o.pod && slices.Equal(m.uses, o.uses) && maps.Equal(m.selected, o.selected) && slices.Equal(m.refused, o.refused)
 }
 
-// findings are what makes no sense of an object, of which the first few are told.
+// findings are the errors of an object, of which the first few are kept.
 type findings struct {
 	first []error
 	more  int
@@ -250,7 +249,7 @@ func (f *findings) add(format string, args ...any) {
 	f.first = append(f.first, fmt.Errorf(format, args...))
 }
 
-// err is all of them; nil: there are none.
+// err returns them as one error; nil: there are none.
 func (f *findings) err() error {
 	if len(f.first) == 0 {
 		return nil
@@ -265,5 +264,5 @@ func (f *findings) err() error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// shown is a text of elsewhere as messages have it.
+// shown returns a text of others in a form that is safe in messages.
 func shown(s string, most int) string { return source.OneLine(s, most) }

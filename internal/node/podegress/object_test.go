@@ -31,7 +31,7 @@ func object(name string, gateways ...int) *v1alpha1.Egress {
 
 func TestReadEgress(t *testing.T) {
 	o := object("nat", 2, 1)
-	if d := cmp.Diff(targetWith("nat", gatewayNumber(1), gatewayNumber(2)), readEgress(o), cmp.AllowUnexported(target{}, gateway{}), cmpopts.IgnoreFields(target{}, "selector"), plain); d != "" {
+	if d := cmp.Diff(egressWith("nat", gatewayNumber(1), gatewayNumber(2)), readEgress(o), cmp.AllowUnexported(egress{}, gateway{}), cmpopts.IgnoreFields(egress{}, "selector"), plain); d != "" {
 		t.Error(d)
 	}
 	o.Spec.SessionAffinity, o.Spec.TunnelTo = corev1.ServiceAffinityClientIP, v1alpha1.TunnelToService
@@ -112,9 +112,9 @@ func TestReadNonsense(t *testing.T) {
 				t.Errorf("unusable %t, gateways %v", got.unusable, left)
 			}
 			b := newObserved("")
-			b.putTarget(got)
-			b.putTarget(readEgress(o))
-			if n := len(b.takeEffects().invalid); n != 1 {
+			b.putEgress(got)
+			b.putEgress(readEgress(o))
+			if n := len(b.effects.take().invalid); n != 1 {
 				t.Errorf("it is logged %d times", n)
 			}
 			// Whatever is left can be recorded.

@@ -22,8 +22,8 @@ const firstInterface = "eth0"
 type observed struct {
 	sync     *kubeapi.Sync
 	late     bool // the API server had its time to list all
-	members  map[types.NamespacedName]member
-	users    map[types.NamespacedName]map[types.NamespacedName]bool // EgressClients in members, by the names of their Egresses
+	clients  map[types.NamespacedName]egressClient
+	users    users
 	egresses egressSet
 	silent   map[use]silentOnes // gateways that do not answer probes while others of their Egress do
 	pods     podSet
@@ -45,68 +45,54 @@ func (e effects) wakes(pod attachment.Pod) bool { return e.wakeAll || e.wake[nam
 // newObserved returns one in which nothing is known. berthNamespace is Berth's own, empty if it is not known.
 func newObserved(berthNamespace string) *observed {
 	return &observed{
-		sync: kubeapi.NewSync(), members: map[types.NamespacedName]member{}, users: map[types.NamespacedName]map[types.NamespacedName]bool{},
-		egresses: egressSet{map[types.NamespacedName]target{}, membership.NewSelectors(berthNamespace), map[string]membership.Namespace{}},
+		sync: kubeapi.NewSync(), clients: map[types.NamespacedName]egressClient{}, users: users{},
+		egresses: egressSet{map[types.NamespacedName]egress{}, membership.NewSelectors(berthNamespace), map[string]membership.Namespace{}},
 		silent:   map[use]silentOnes{}, pods: podSet{}, unreported: map[types.NamespacedName]bool{}, effects: effects{wake: map[types.NamespacedName]bool{}},
 	}
 }
 
-// takeEffects returns the effects of all changes since the last call.
-func (o *observed) takeEffects() effects {
-	e := o.effects
-	o.effects = effects{wake: map[types.NamespacedName]bool{}}
-	return e
+// take returns the effects of all changes since the last call.
+func (e *effects) take() effects {
+	taken := *e
+	*e = effects{wake: map[types.NamespacedName]bool{}}
+	return taken
 }
 
-// putMember stores an EgressClient.
-func (o *observed) putMember(m member) {
-	before, had := o.members[m.name]
-	o.members[m.name] = m
+// putClient stores an EgressClient.
+func (o *observed) putClient(m egressClient) {
+	before, had := o.clients[m.name]
+	o.clients[m.name] = m
 	o.unreported[m.name] = true
 	if had && before.same(m) {
 		return
 	}
-	o.unlist(before)
-	for _, u := range m.uses {
-		if o.users[u.name] == nil {
-			o.users[u.name] = map[types.NamespacedName]bool{}
-		}
-		o.users[u.name][m.name] = true
-	}
+	o.users.remove(before)
+	o.users.add(m)
 	o.touch(m.name)
 }
 
-// dropMember drops an EgressClient; with uid empty, whichever has the name.
-func (o *observed) dropMember(name types.NamespacedName, uid types.UID) {
-	m, ok := o.members[name]
+// dropClient drops an EgressClient; with uid empty, whichever has the name.
+func (o *observed) dropClient(name types.NamespacedName, uid types.UID) {
+	m, ok := o.clients[name]
 	if !ok || uid != "" && m.uid != uid {
 		return
 	}
-	delete(o.members, name)
+	delete(o.clients, name)
 	delete(o.unreported, name)
-	o.unlist(m)
+	o.users.remove(m)
 	o.touch(name)
 }
 
-// unlist removes an EgressClient from the users of its Egresses.
-func (o *observed) unlist(m member) {
-	for _, u := range m.uses {
-		if delete(o.users[u.name], m.name); len(o.users[u.name]) == 0 {
-			delete(o.users, u.name)
-		}
-	}
-}
-
-// putTarget stores an Egress. An error in it is to be logged once.
-func (o *observed) putTarget(t target) {
+// putEgress stores an Egress. An error in it is to be logged once.
+func (o *observed) putEgress(t egress) {
 	if before := o.egresses.byName[t.name]; t.err != nil && (before.err == nil || before.err.Error() != t.err.Error()) {
 		o.effects.invalid = append(o.effects.invalid, t.err)
 	}
 	o.touchUsers(o.egresses.put(t))
 }
 
-// dropTarget drops an Egress; with uid empty, whichever has the name.
-func (o *observed) dropTarget(name types.NamespacedName, uid types.UID) {
+// dropEgress drops an Egress; with uid empty, whichever has the name.
+func (o *observed) dropEgress(name types.NamespacedName, uid types.UID) {
 	if t, ok := o.egresses.byName[name]; ok && (uid == "" || t.uid == uid) {
 		o.touchUsers(o.egresses.drop(name))
 	}
@@ -140,16 +126,16 @@ func (o *observed) listed(first bool) {
 // uses returns the Egresses of an EgressClient that the node honors: not those that according to the operator
 // select the pod while the pod's namespace, as it is known here, does not permit that. Whether a pod names an
 // Egress, and which labels it has, only the operator knows.
-func (o *observed) uses(m member) []use {
-	if len(m.selected) == 0 || !o.allListed() {
+func (o *observed) uses(m egressClient) []use {
+	if len(m.selected) == 0 || !o.sync.Listed(watched...) {
 		return m.uses
 	}
 	return o.egresses.permitted(m)
 }
 
-// member returns the EgressClient of a pod: never that of another pod of its name.
-func (o *observed) member(pod attachment.Pod) (member, bool) {
-	m, ok := o.members[nameOf(pod)]
+// egressClient returns the EgressClient of a pod: never that of another pod of its name.
+func (o *observed) egressClient(pod attachment.Pod) (egressClient, bool) {
+	m, ok := o.clients[nameOf(pod)]
 	return m, ok && (pod.UID == "" || m.pod == pod.UID)
 }
 
@@ -158,7 +144,7 @@ func nameOf(pod attachment.Pod) types.NamespacedName {
 }
 
 // inputs returns what determines the egress of a pod that has some.
-func (o *observed) inputs(m member, has *attachment.Egress) inputs {
+func (o *observed) inputs(m egressClient, has *attachment.Egress) inputs {
 	return inputs{pod: m.pod, uses: o.uses(m), find: o.egresses.find, silent: func(u use) silentOnes { return o.silent[u] }, has: has}
 }
 
@@ -171,7 +157,7 @@ func (o *observed) desired(rec attachment.Record) (_ *attachment.Egress, differs
 	if p != nil && p.settled != nil && p.settled.key == rec.Key && p.settled.egress == rec.Egress {
 		return rec.Egress, false
 	}
-	m, _ := o.member(rec.Pod)
+	m, _ := o.egressClient(rec.Pod)
 	e := plan(o.inputs(m, rec.Egress))
 	if !sameEgress(&e, rec.Egress) {
 		return &e, true
@@ -201,13 +187,10 @@ func (o *observed) touchUsers(affected []types.NamespacedName, selectors bool) {
 	}
 }
 
-// allListed tells whether the API server has listed all that is watched.
-func (o *observed) allListed() bool { return o.sync.Listed(egressClients, egresses, namespaces) }
-
 // gateways returns the gateways that new connections of this node's pods may use, by Egress.
 func (o *observed) gateways() map[use][]gateway {
 	out := map[use][]gateway{}
-	for _, m := range o.members {
+	for _, m := range o.clients {
 		for _, u := range o.uses(m) {
 			if _, seen := out[u]; seen {
 				continue
@@ -233,10 +216,10 @@ func (o *observed) silence(now map[use]silentOnes) {
 	}
 }
 
-// unusable returns the errors of Egresses that pods of this node use, by name.
-func (o *observed) unusable() (errs []error) {
-	for _, name := range slices.SortedFunc(maps.Keys(o.users), func(x, y types.NamespacedName) int { return cmp.Compare(x.String(), y.String()) }) {
-		if t, ok := o.egresses.byName[name]; ok && t.err != nil {
+// unusable returns the errors of Egresses that have users, by name.
+func (e *egressSet) unusable(of users) (errs []error) {
+	for _, name := range slices.SortedFunc(maps.Keys(of), func(x, y types.NamespacedName) int { return cmp.Compare(x.String(), y.String()) }) {
+		if t, ok := e.byName[name]; ok && t.err != nil {
 			errs = append(errs, t.err)
 		}
 	}
@@ -274,7 +257,7 @@ func (o *observed) end(rec attachment.Record) {
 // due returns the reports that EgressClients lack.
 func (o *observed) due() (list []report) {
 	for name := range o.unreported {
-		m, ok := o.members[name]
+		m, ok := o.clients[name]
 		if !ok {
 			delete(o.unreported, name)
 			continue
@@ -290,14 +273,14 @@ func (o *observed) due() (list []report) {
 
 // egressSet is the Egresses, and which of them may select pods of which namespaces.
 type egressSet struct {
-	byName     map[types.NamespacedName]target
+	byName     map[types.NamespacedName]egress
 	selectors  membership.Selectors // of pods that use Egresses without naming them
 	namespaces map[string]membership.Namespace
 }
 
 // put stores an Egress. It returns the Egresses whose clients may be affected, and whether other pods may be
 // selected now.
-func (e *egressSet) put(t target) (affected []types.NamespacedName, selectors bool) {
+func (e *egressSet) put(t egress) (affected []types.NamespacedName, selectors bool) {
 	before, had := e.byName[t.name]
 	e.byName[t.name] = t
 	if now, differs := e.selectors.With(membership.Ref(t.name), t.created, t.selector); differs {
@@ -348,7 +331,7 @@ func (e *egressSet) dropNamespace(name string) {
 }
 
 // permitted returns the Egresses of an EgressClient without those that select the pod against its namespace.
-func (e *egressSet) permitted(m member) []use {
+func (e *egressSet) permitted(m egressClient) []use {
 	n, known := e.namespaces[m.name.Namespace]
 	if !known {
 		return m.uses
@@ -360,9 +343,29 @@ func (e *egressSet) permitted(m member) []use {
 }
 
 // find returns the Egress that is named, if it is known and usable.
-func (e *egressSet) find(u use) (target, bool) {
+func (e *egressSet) find(u use) (egress, bool) {
 	t, ok := e.byName[u.name]
 	return t, ok && t.uid == u.uid && !t.unusable
+}
+
+// users is the EgressClients of this node by the names of their Egresses.
+type users map[types.NamespacedName]map[types.NamespacedName]bool
+
+func (s users) add(m egressClient) {
+	for _, u := range m.uses {
+		if s[u.name] == nil {
+			s[u.name] = map[types.NamespacedName]bool{}
+		}
+		s[u.name][m.name] = true
+	}
+}
+
+func (s users) remove(m egressClient) {
+	for _, u := range m.uses {
+		if delete(s[u.name], m.name); len(s[u.name]) == 0 {
+			delete(s, u.name)
+		}
+	}
 }
 
 // podSet is the pods that have an attachment on this node.
@@ -416,7 +419,7 @@ func (s podSet) end(rec attachment.Record) bool {
 }
 
 // latest returns what is set up for the pod of an EgressClient: of several sandboxes, in the latest.
-func (s podSet) latest(m member) (h held, ok bool) {
+func (s podSet) latest(m egressClient) (h held, ok bool) {
 	p := s[m.name]
 	if p == nil {
 		return held{}, false

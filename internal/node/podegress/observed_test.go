@@ -30,19 +30,19 @@ func record(i int) attachment.Record {
 	}
 }
 
-// memberOf is the EgressClient of pod i.
-func memberOf(i int, uses ...use) member {
+// clientOf is the EgressClient of pod i.
+func clientOf(i int, uses ...use) egressClient {
 	pod := sourcetest.Request(i).Pod
-	return member{name: nameOf(pod), uid: types.UID(fmt.Sprintf("client-%d", i)), pod: pod.UID, uses: uses}
+	return egressClient{name: nameOf(pod), uid: types.UID(fmt.Sprintf("client-%d", i)), pod: pod.UID, uses: uses}
 }
 
 // known is a book of an API server that told all.
-func known(targets ...target) *observed {
+func known(list ...egress) *observed {
 	b := newObserved("berth-system")
 	b.sync.SetListed(true, egressClients, egresses, namespaces)
 	b.putNamespace(namespace("internet"))
-	for _, t := range targets {
-		b.putTarget(t)
+	for _, t := range list {
+		b.putEgress(t)
 	}
 	return b
 }
@@ -68,8 +68,8 @@ func consenting(to string, b *observed) *observed {
 }
 
 // bySelector is the EgressClient of pod 1 of which the operator says that Egress nat selects it.
-func bySelector() member {
-	m := memberOf(1, useNamed("nat"))
+func bySelector() egressClient {
+	m := clientOf(1, useNamed("nat"))
 	m.selected = map[types.NamespacedName]bool{useNamed("nat").name: true}
 	return m
 }
@@ -82,20 +82,20 @@ func naming(i int, names string) source.Request {
 }
 
 // selecting is an Egress that selects pods of a team's namespaces.
-func selecting(team string) target {
+func selecting(team string) egress {
 	o := object("nat", 1)
 	o.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": v1alpha1.LabelValue(team)}}}
 	return readEgress(o)
 }
 
 func TestDecide(t *testing.T) {
-	nat := targetWith("nat", gatewayNumber(1))
+	nat := egressWith("nat", gatewayNumber(1))
 	refusal := v1alpha1.EgressRefusal{Namespace: "internet", Name: "nat", Reason: v1alpha1.EgressNotAllowed, Message: "it does not allow namespace ns", Named: true}
-	withRefusal := memberOf(1)
+	withRefusal := clientOf(1)
 	withRefusal.refused = []v1alpha1.EgressRefusal{refusal}
-	foreign := memberOf(1, useNamed("nat"))
+	foreign := clientOf(1, useNamed("nat"))
 	foreign.pod = "of-the-pod-before"
-	other := memberOf(1, use{useNamed("nat").name, "of-the-one-before"})
+	other := clientOf(1, use{useNamed("nat").name, "of-the-one-before"})
 	senseless := object("nat", 1)
 	senseless.Spec.Destinations = []string{"x"}
 	unlisted, late, away, unknownNamespace, unknownToo := newObserved(""), newObserved(""), newObserved(""), known(selecting("a")), known(selecting("a"))
@@ -105,7 +105,7 @@ func TestDecide(t *testing.T) {
 			o := object(fmt.Sprintf("older-%d", i), 1)
 			o.CreationTimestamp = metav1.Unix(-1e11, 0)
 			o.Spec.Clients = &v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}
-			b.putTarget(readEgress(o))
+			b.putEgress(readEgress(o))
 		}
 		return b
 	}
@@ -113,7 +113,7 @@ func TestDecide(t *testing.T) {
 	away.sync.Set(egresses, errors.New("connection refused"))
 	unknownNamespace.egresses.dropNamespace(sourcetest.Namespace)
 	unknownToo.egresses.dropNamespace(sourcetest.Namespace)
-	with := func(b *observed, m member) *observed { b.putMember(m); return b }
+	with := func(b *observed, m egressClient) *observed { b.putClient(m); return b }
 	gateway := sourcetest.Request(1)
 	gateway.Wish.Annotations = map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
 	second := naming(1, "nat")
@@ -129,9 +129,9 @@ func TestDecide(t *testing.T) {
 		has     int // Egresses; -1: nothing
 	}{
 		"names none, selected by none":            {b: known(nat), req: sourcetest.Request(1), has: -1},
-		"names one, and is a client":              {b: with(known(nat), memberOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
+		"names one, and is a client":              {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
 		"names one, the operator said nothing":    {b: known(nat), req: naming(1, "nat"), waits: "no-egressclient", says: "the pod names Egress internet/nat"},
-		"names two, the operator said one":        {b: with(known(nat), memberOf(1, useNamed("nat"))), req: naming(1, "nat,web"), waits: "no-egressclient", says: "internet/web"},
+		"names two, the operator said one":        {b: with(known(nat), clientOf(1, useNamed("nat"))), req: naming(1, "nat,web"), waits: "no-egressclient", says: "internet/web"},
 		"the pod before of this name":             {b: with(known(nat), foreign), req: naming(1, "nat"), waits: "no-egressclient"},
 		"by name, where the runtime tells no UID": {b: with(known(nat), foreign), req: nameless, has: 1},
 		"refused":                               {b: with(known(nat), withRefusal), req: naming(1, "nat"), refused: "egress-not-allowed", says: "Egress internet/nat: NotAllowed: it does not allow namespace ns"},
@@ -141,22 +141,22 @@ func TestDecide(t *testing.T) {
 		"selects other namespaces":              {b: known(selecting("b")), req: sourcetest.Request(1), has: -1},
 		"no consent":                            {b: consenting("", known(selecting("a"))), req: sourcetest.Request(1), has: -1},
 		"no consent, the operator says one":     {b: with(consenting("dmz", known(selecting("a"))), bySelector()), req: sourcetest.Request(1), has: -1},
-		"no consent, and it is named":           {b: with(consenting("", known(selecting("a"))), memberOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
+		"no consent, and it is named":           {b: with(consenting("", known(selecting("a"))), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), has: 1},
 		"no consent, by a grant":                {b: granted(consenting("", known(selecting("a")))), req: sourcetest.Request(1), waits: "no-egressclient"},
 		"one of too many":                       {b: many(), req: sourcetest.Request(1), has: -1},
 		"one of too many, with a grant":         {b: granted(many()), req: sourcetest.Request(1), waits: "no-egressclient"},
 		"selected, and it consents":             {b: with(known(selecting("a")), bySelector()), req: sourcetest.Request(1), has: 1},
 		"selected, namespace not known":         {b: with(unknownToo, bySelector()), req: sourcetest.Request(1), has: 1},
-		"selected":                              {b: with(known(selecting("a")), memberOf(1, useNamed("nat"))), req: sourcetest.Request(1), has: 1},
-		"may be selected, and is not":           {b: with(known(selecting("a")), memberOf(1)), req: sourcetest.Request(1), has: -1},
+		"selected":                              {b: with(known(selecting("a")), clientOf(1, useNamed("nat"))), req: sourcetest.Request(1), has: 1},
+		"may be selected, and is not":           {b: with(known(selecting("a")), clientOf(1)), req: sourcetest.Request(1), has: -1},
 		"namespace not known yet":               {b: unknownNamespace, req: sourcetest.Request(1), waits: "starting", says: "namespace ns"},
 		"nothing known yet":                     {b: unlisted, req: sourcetest.Request(1), waits: "starting"},
 		"nothing known for long":                {b: late, req: sourcetest.Request(1), has: -1},
 		"nothing known for long, and names one": {b: late, req: naming(1, "nat"), waits: "starting"},
 		"API server away":                       {b: away, req: naming(1, "nat"), waits: "unreachable", says: "connection refused"},
-		"Egress not told of yet":                {b: with(known(), memberOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
+		"Egress not told of yet":                {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
 		"Egress made again":                     {b: with(known(nat), other), req: naming(1, "nat"), waits: "egress-unknown", says: "of-the-one-before"},
-		"Egress that cannot be":                 {b: with(known(readEgress(senseless)), memberOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
+		"Egress that cannot be":                 {b: with(known(readEgress(senseless)), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
 		"gateway":                               {b: known(nat), req: gateway, has: 0},
 		"second interface":                      {b: known(nat), req: second, has: -1},
 	} {
@@ -186,13 +186,13 @@ func TestDecide(t *testing.T) {
 
 // Of running pods those alone are looked at that a change is about.
 func TestWantedIsLookedAtOnceAChange(t *testing.T) {
-	b := known(targetWith("nat", gatewayNumber(1)), targetWith("web", gatewayNumber(2)))
+	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	recs := map[int]attachment.Record{}
 	for i, name := range map[int]string{1: "nat", 2: "web", 3: ""} {
-		m := memberOf(i)
+		m := clientOf(i)
 		if name != "" {
 			m.uses = []use{useNamed(name)}
-			b.putMember(m)
+			b.putClient(m)
 		}
 		rec := record(i)
 		rec.Egress = b.decide(sourcetest.Request(i)).egress
@@ -227,32 +227,32 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 		}
 	}
 	touched()
-	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("a gateway of nat came", 1)
 	if n := len(recs[1].Egress.Egresses[0].Gateways); n != 2 {
 		t.Errorf("pod 1 has %d gateways", n)
 	}
-	b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(3)))
+	b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(3)))
 	is("nat is as it was")
-	b.putMember(memberOf(3, useNamed("web")))
+	b.putClient(clientOf(3, useNamed("web")))
 	is("pod 3 became a client", 3)
-	b.putTarget(targetWith("web", gatewayNumber(4)))
+	b.putEgress(egressWith("web", gatewayNumber(4)))
 	is("the gateway of web is another", 2, 3)
-	b.dropTarget(useNamed("web").name, "")
+	b.dropEgress(useNamed("web").name, "")
 	is("web is deleted", 2, 3)
 	if n := len(recs[2].Egress.Egresses); n != 1 {
 		t.Errorf("the operator says still that pod 2 uses it, and it has %d", n)
 	}
-	again := targetWith("web", gatewayNumber(5))
+	again := egressWith("web", gatewayNumber(5))
 	again.uid = "made-again"
-	b.putTarget(again)
+	b.putEgress(again)
 	is("web is made again", 2, 3)
-	b.putMember(memberOf(2, use{useNamed("web").name, "made-again"}))
+	b.putClient(clientOf(2, use{useNamed("web").name, "made-again"}))
 	is("the operator says so", 2)
 	if u := recs[2].Egress.Egresses[0]; u.UID != "made-again" || u.Gateways[0].UID != gatewayNumber(5).uid {
 		t.Errorf("pod 2 has %+v", u)
 	}
-	b.dropMember(nameOf(recs[1].Pod), "")
+	b.dropClient(nameOf(recs[1].Pod), "")
 	is("pod 1 is a client no more", 1)
 	if got := recs[1].Egress; got == nil || len(got.Egresses) > 0 {
 		t.Errorf("pod 1 has %+v", got)
@@ -265,8 +265,8 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 // of the Egress say, whatever the operator says meanwhile; one that it names is not.
 func TestConsentWhilePodsRun(t *testing.T) {
 	b := known(selecting("a"))
-	b.putMember(bySelector())
-	b.putMember(memberOf(2, useNamed("nat")))
+	b.putClient(bySelector())
+	b.putClient(clientOf(2, useNamed("nat")))
 	recs := map[int]attachment.Record{}
 	for i, req := range map[int]source.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
 		rec := record(i)
@@ -303,22 +303,22 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	has("and lets them no more", 0)
 	b.putNamespace(namespace("*"))
 	has("it consents to all", 1)
-	b.putTarget(selecting("b"))
+	b.putEgress(selecting("b"))
 	has("it selects others", 0)
-	b.putTarget(selecting("a"))
+	b.putEgress(selecting("a"))
 	has("it selects this one again", 1)
-	if b.putTarget(selecting("a")); b.effects.changed {
+	if b.putEgress(selecting("a")); b.effects.changed {
 		t.Error("one that is as it was is looked at")
 	}
-	b.dropTarget(useNamed("nat").name, "")
+	b.dropEgress(useNamed("nat").name, "")
 	has("it is gone, and its pods' packets go no other way", 1)
 }
 
 // Before the API server has told what there is, nothing is taken from a pod.
 func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 	rec := record(1)
-	rec.Egress = known(targetWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
-	has := planned(rec.Pod.UID, nil, nil, targetWith("nat", gatewayNumber(1)))
+	rec.Egress = known(egressWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
+	has := planned(rec.Pod.UID, nil, nil, egressWith("nat", gatewayNumber(1)))
 	rec.Egress = &has
 	for _, what := range []string{egressClients, egresses} {
 		b := known()
@@ -337,26 +337,26 @@ func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 }
 
 func TestState(t *testing.T) {
-	b := known(targetWith("nat", gatewayNumber(1)), targetWith("web", gatewayNumber(2)))
-	m := memberOf(1, useNamed("nat"))
-	b.putMember(m)
+	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
+	m := clientOf(1, useNamed("nat"))
+	b.putClient(m)
 	nat, web := useNamed("nat").ref(), useNamed("web").ref()
 	rec := record(1)
 	rec.Lease.IPv6 = addrs("fd00::1")[0]
-	e := planned(rec.Pod.UID, nil, nil, targetWith("nat", gatewayNumber(1)))
-	both := planned(rec.Pod.UID, nil, nil, targetWith("nat", gatewayNumber(1)), targetWith("web", gatewayNumber(2)))
+	e := planned(rec.Pod.UID, nil, nil, egressWith("nat", gatewayNumber(1)))
+	both := planned(rec.Pod.UID, nil, nil, egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	changing := both
 	changing.State = attachment.EgressChanging
 	say := func(what string, want *v1alpha1.EgressClientNode) {
 		t.Helper()
-		m := b.members[m.name]
+		m := b.clients[m.name]
 		got := b.state(m)
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", what, d)
 		}
 		if got != nil { // it is heard
 			m.node = got
-			b.putMember(m)
+			b.putClient(m)
 			if again := b.state(m); again != nil {
 				t.Errorf("%s: it is said again: %+v", what, again)
 			}
@@ -405,15 +405,15 @@ func TestState(t *testing.T) {
 	}
 
 	// A pod that is nobody's client is not told of, unless it was one.
-	none := memberOf(2)
-	b.putMember(none)
+	none := clientOf(2)
+	b.putClient(none)
 	b.setUp(record(2))
-	if got := b.state(b.members[none.name]); got != nil {
+	if got := b.state(b.clients[none.name]); got != nil {
 		t.Errorf("of nobody's client it says %+v", got)
 	}
 	// Another pod of the name has the EgressClient by now.
 	m.pod, m.uid = "another", "client-of-another"
-	b.putMember(m)
+	b.putClient(m)
 	rec.Egress = &e
 	b.setUp(rec)
 	if got := b.state(m); got != nil {
@@ -423,10 +423,10 @@ func TestState(t *testing.T) {
 
 // What is reported is what the status lacks, until the watch shows it.
 func TestDue(t *testing.T) {
-	b := known(targetWith("nat", gatewayNumber(1)))
-	e := planned("uid-1", nil, nil, targetWith("nat", gatewayNumber(1)))
+	b := known(egressWith("nat", gatewayNumber(1)))
+	e := planned("uid-1", nil, nil, egressWith("nat", gatewayNumber(1)))
 	for i := range 3 {
-		b.putMember(memberOf(i, useNamed("nat")))
+		b.putClient(clientOf(i, useNamed("nat")))
 		rec := record(i)
 		rec.Egress = &e
 		b.setUp(rec)
@@ -437,9 +437,9 @@ func TestDue(t *testing.T) {
 		}
 	}
 	one := b.due()[0]
-	m := b.members[one.Name]
+	m := b.clients[one.Name]
 	m.node = &one.State
-	b.putMember(m)
+	b.putClient(m)
 	if list := b.due(); len(list) != 2 || b.unreported[one.Name] {
 		t.Errorf("due are %v after the watch showed one", list)
 	}
@@ -453,12 +453,12 @@ func TestDue(t *testing.T) {
 	}
 	// Somebody else wrote over a status, and an EgressClient is gone.
 	m.node = nil
-	b.putMember(m)
+	b.putClient(m)
 	if b.due(); b.unreported[m.name] {
 		t.Error("an ended pod of which the status says nothing is reported")
 	}
-	for name := range b.members {
-		b.dropMember(name, "")
+	for name := range b.clients {
+		b.dropClient(name, "")
 	}
 	if list := b.due(); len(list) != 0 {
 		t.Errorf("due are %v without EgressClients", list)

@@ -15,24 +15,23 @@ import (
 // inputs determine a pod's egress.
 type inputs struct {
 	pod    string                      // UID
-	uses   []use                       // Egresses that it is a client of, sorted by name
-	find   func(use) (target, bool)    // those that are known and usable
-	silent func(egress use) silentOnes // gateways that do not answer while others do
-	has    *attachment.Egress          // what it has; nil: nothing
+	uses   []use                       // Egresses of which the pod is a client, sorted by name
+	find   func(use) (egress, bool)    // those that are known and usable
+	silent func(egress use) silentOnes // gateways that do not answer probes while others do
+	has    *attachment.Egress          // what the pod has; nil: nothing
 }
 
-// silentOnes are UIDs of gateways.
+// silentOnes is a set of gateways, by UID.
 type silentOnes map[string]bool
 
-// plan returns the egress that a pod is to have. Equal inputs give equal results, and a
-// pod that has what is planned keeps it.
+// plan returns the egress that a pod is to have. Equal inputs give equal results, and a pod that has what is planned keeps
+// it.
 //
-// An Egress that is not known, or not usable, stays as the pod has it: its packets must not
-// find another way. What a pod has and is no client of any more goes.
+// An Egress that is not known, or not usable, stays as the pod has it: its packets must not take another way. Egresses
+// of which the pod is no longer a client are removed.
 //
-// Gateways keep their IDs. New ones get the one after that which was given last, as far as
-// it is free, so that one which became free is given again as late as can be. A pod with more
-// gateways than IDs has as many gateways as IDs: see pick.
+// Gateways keep their IDs. A new gateway gets the next free ID after the last one that was assigned, so that IDs are
+// reused as late as possible. A pod uses at most as many gateways as there are IDs: see pick.
 func plan(s inputs) attachment.Egress {
 	var out attachment.Egress
 	had := map[use]attachment.UsedEgress{}
@@ -43,11 +42,11 @@ func plan(s inputs) attachment.Egress {
 		}
 	}
 	ids := numbers{last: out.LastID, taken: map[int]bool{}}
-	var direct []*path // whose gateways are next hops
+	var direct []*path // those whose gateways are next hops
 	for _, u := range s.uses {
 		t, known := s.find(u)
 		before, has := had[u]
-		p := &path{used: t.used(), target: t, before: before, silent: s.silent(u)}
+		p := &path{used: t.used(), egress: t, before: before, silent: s.silent(u)}
 		switch {
 		case !known && !has:
 			continue
@@ -66,7 +65,7 @@ func plan(s inputs) attachment.Egress {
 	}
 	lists := make([][]gateway, len(direct))
 	for i, p := range direct {
-		lists[i] = p.target.gateways
+		lists[i] = p.egress.gateways
 	}
 	picked := pick(s.pod, lists, attachment.MaxEgressGateways-ids.used())
 	for i, p := range direct {
@@ -79,17 +78,17 @@ func plan(s inputs) attachment.Egress {
 	return out
 }
 
-// path is the way to one Egress while it is planned.
+// path is the plan for one Egress.
 type path struct {
 	at     int // in the plan
 	used   attachment.UsedEgress
-	target target
-	before attachment.UsedEgress // as the pod has it; zero: it does not
+	egress egress
+	before attachment.UsedEgress // what the pod has; zero: nothing
 	silent silentOnes
-	ids    map[string]int // of gateways that had one, by UID
+	ids    map[string]int // of gateways that had an ID, by UID
 }
 
-// keep gives gateways the IDs that they have.
+// keep reserves the IDs of gateways that have one.
 func (p *path) keep(picked []gateway, ids *numbers) {
 	p.ids = map[string]int{}
 	for _, b := range p.before.Gateways {
@@ -100,9 +99,9 @@ func (p *path) keep(picked []gateway, ids *numbers) {
 	}
 }
 
-// number gives the others new ones, and tells which gateways new connections may take.
+// number returns the gateways, with new IDs for those without, and which of them new connections may use.
 func (p *path) number(pod string, picked []gateway, ids *numbers) (out []attachment.EgressGateway) {
-	takes := p.target.choose(pod, picked, p.silent)
+	takes := p.egress.choose(pod, picked, p.silent)
 	for _, g := range picked {
 		id, kept := p.ids[g.uid]
 		if !kept {
@@ -114,8 +113,8 @@ func (p *path) number(pod string, picked []gateway, ids *numbers) (out []attachm
 	return out
 }
 
-// used is the Egress in an attachment's words, without gateways.
-func (t target) used() attachment.UsedEgress {
+// used returns the Egress as an attachment records it, without gateways.
+func (t egress) used() attachment.UsedEgress {
 	u := attachment.UsedEgress{
 		Namespace: t.name.Namespace, Name: t.name.Name, UID: string(t.uid), Destinations: t.destinations,
 		SourcePortAuto: t.sourceAuto, OriginatingOnly: t.originating,
@@ -126,26 +125,25 @@ func (t target) used() attachment.UsedEgress {
 	return u
 }
 
-// unnumbered are the gateways behind the Service, from where answers come.
-func (t target) unnumbered() (out []attachment.EgressGateway) {
+// unnumbered returns the gateways behind the Service, which send the replies.
+func (t egress) unnumbered() (out []attachment.EgressGateway) {
 	for _, g := range t.gateways {
 		out = append(out, attachment.EgressGateway{UID: g.uid, Addresses: g.addrs, Ending: g.ending})
 	}
 	return out
 }
 
-// choose returns the gateways that new connections of a pod may take, by UID: those that do
-// not end; of these those that answer, if there are any; and with session affinity the one of
-// them that rendezvous hashing gives, so that one that comes takes its share of pods alone, and
-// one that goes gives away no other's.
-func (t target) choose(pod string, of []gateway, silent silentOnes) map[string]bool {
+// choose returns the gateways that new connections of a pod may use, by UID: those that are not ending; of these, those
+// that answer, if any do; and with session affinity the one of them that rendezvous hashing selects, so that a gateway
+// that is added or removed moves only its own share of pods.
+func (t egress) choose(pod string, of []gateway, silent silentOnes) map[string]bool {
 	ready := slices.DeleteFunc(slices.Clone(of), func(g gateway) bool { return g.ending })
 	answering := slices.DeleteFunc(slices.Clone(ready), func(g gateway) bool { return silent[g.uid] })
 	if len(answering) > 0 {
 		ready = answering
 	}
 	if t.affine && len(ready) > 1 {
-		// One that lacks a family would leave that family's destinations out of reach.
+		// Through a gateway without a family, destinations of that family cannot be reached.
 		ready = []gateway{slices.MaxFunc(ready, func(a, b gateway) int {
 			return cmp.Or(len(a.addrs)-len(b.addrs), heavier(pod, a, b))
 		})}
@@ -157,10 +155,9 @@ func (t target) choose(pod string, of []gateway, silent silentOnes) map[string]b
 	return chosen
 }
 
-// pick takes of lists of gateways so many that there are no more than most altogether: of each
-// list alike, as far as it has them. Of a list the gateway comes first that new connections
-// prefer, and then they come by their weights: which ones a pod gets does not change with others that
-// come or go, but for those whose places they take. Each is in the order that it was in.
+// pick shortens lists of gateways to at most most gateways altogether, equally many of each list as far as possible. In a
+// list, the gateway that new connections prefer comes first, and the others follow by weight, so that adding or
+// removing a gateway changes only its own place. Each list stays in its order.
 func pick(pod string, lists [][]gateway, most int) [][]gateway {
 	total := 0
 	for _, l := range lists {
@@ -189,7 +186,7 @@ func pick(pod string, lists [][]gateway, most int) [][]gateway {
 	return out
 }
 
-// rank orders gateways: the heaviest that does not end, and then all others by weight.
+// rank orders gateways: the heaviest that is not ending, and then all others by weight.
 func rank(pod string, list []gateway) []gateway {
 	out := slices.SortedFunc(slices.Values(list), func(a, b gateway) int { return heavier(pod, b, a) })
 	if i := slices.IndexFunc(out, func(g gateway) bool { return !g.ending }); i > 0 {
@@ -206,19 +203,19 @@ func heavier(pod string, a, b gateway) int {
 	return cmp.Or(cmp.Compare(weight(pod, a.uid), weight(pod, b.uid)), cmp.Compare(a.uid, b.uid))
 }
 
-// weight is the same in every release, so that an upgrade moves no pod.
+// weight must stay the same in every release, so that an upgrade moves no pod.
 func weight(pod, gateway string) uint64 {
 	sum := sha256.Sum256([]byte(pod + "\x00" + gateway))
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// numbers gives IDs.
+// numbers assigns IDs.
 type numbers struct {
-	last  int // given last
+	last  int // assigned last
 	taken map[int]bool
 }
 
-// used is how many are taken of those that can be given.
+// used counts the IDs that are taken.
 func (n *numbers) used() (used int) {
 	for id := range n.taken {
 		if id > 0 {
@@ -228,7 +225,7 @@ func (n *numbers) used() (used int) {
 	return used
 }
 
-// next gives the free ID that comes next after the last. There is one.
+// next assigns the next free ID after the last. There must be one.
 func (n *numbers) next() int {
 	for range attachment.MaxEgressGateways {
 		n.last = n.last%attachment.MaxEgressGateways + 1
@@ -244,8 +241,7 @@ func useOf(e attachment.UsedEgress) use {
 	return use{types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, types.UID(e.UID)}
 }
 
-// sameEgress tells whether two egresses are one but for their states. Nothing and none of
-// an Egress are the same.
+// sameEgress compares egresses without their states. nil is the same as one without Egresses.
 func sameEgress(a, b *attachment.Egress) bool {
 	plain := func(e *attachment.Egress) attachment.Egress {
 		if e == nil {

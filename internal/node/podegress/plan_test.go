@@ -42,22 +42,22 @@ func gatewayNumber(i int) gateway {
 	return gateway{uid: fmt.Sprintf("gw-%04d", i), addrs: addrs(fmt.Sprintf("10.9.%d.%d", i/250, i%250+1))}
 }
 
-// targetWith is an Egress that is reached by gateways.
-func targetWith(name string, gateways ...gateway) target {
+// egressWith is an Egress that is reached by gateways.
+func egressWith(name string, gateways ...gateway) egress {
 	u := useNamed(name)
 	slices.SortFunc(gateways, byUID)
-	return target{name: u.name, uid: u.uid, destinations: prefixes("203.0.113.0/24"), gateways: gateways}
+	return egress{name: u.name, uid: u.uid, destinations: prefixes("203.0.113.0/24"), gateways: gateways}
 }
 
 // planned plans for a pod that uses all of some Egresses.
-func planned(pod string, has *attachment.Egress, silent map[use]silentOnes, all ...target) attachment.Egress {
+func planned(pod string, has *attachment.Egress, silent map[use]silentOnes, all ...egress) attachment.Egress {
 	s := inputs{pod: pod, has: has, silent: func(u use) silentOnes { return silent[u] }}
-	known := map[use]target{}
+	known := map[use]egress{}
 	for _, t := range all {
 		u := use{t.name, t.uid}
 		s.uses, known[u] = append(s.uses, u), t
 	}
-	s.find = func(u use) (target, bool) { t, ok := known[u]; return t, ok }
+	s.find = func(u use) (egress, bool) { t, ok := known[u]; return t, ok }
 	return plan(s)
 }
 
@@ -88,9 +88,9 @@ func chosen(e attachment.Egress) (out []string) {
 func TestPlan(t *testing.T) {
 	one, two, ends := gatewayNumber(1), gatewayNumber(2), gatewayNumber(3)
 	ends.ending = true
-	direct := targetWith("nat", two, one, ends)
+	direct := egressWith("nat", two, one, ends)
 	direct.originating, direct.sourceAuto = true, true
-	byService := targetWith("partner", gatewayNumber(7), ends)
+	byService := egressWith("partner", gatewayNumber(7), ends)
 	byService.toService, byService.service = true, addrs("10.96.0.17")
 	fresh := byService
 	fresh.service = nil // the Service has no address yet
@@ -108,14 +108,14 @@ func TestPlan(t *testing.T) {
 	partner.Service = addrs("10.96.0.17")
 	for name, tt := range map[string]struct {
 		has  *attachment.Egress
-		of   []target
+		of   []egress
 		want attachment.Egress
 	}{
 		"nothing":                     {},
-		"each by one of the gateways": {of: []target{direct}, want: attachment.Egress{LastID: 3, Egresses: []attachment.UsedEgress{nat}}},
-		"by the Service":              {of: []target{byService}, want: attachment.Egress{Egresses: []attachment.UsedEgress{partner}}},
-		"a Service without addresses": {of: []target{fresh}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("partner")}}},
-		"no gateways":                 {of: []target{targetWith("nat")}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("nat")}}},
+		"each by one of the gateways": {of: []egress{direct}, want: attachment.Egress{LastID: 3, Egresses: []attachment.UsedEgress{nat}}},
+		"by the Service":              {of: []egress{byService}, want: attachment.Egress{Egresses: []attachment.UsedEgress{partner}}},
+		"a Service without addresses": {of: []egress{fresh}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("partner")}}},
+		"no gateways":                 {of: []egress{egressWith("nat")}, want: attachment.Egress{Egresses: []attachment.UsedEgress{of("nat")}}},
 		"a client no more":            {has: &attachment.Egress{LastID: 3, Forward: true, Egresses: []attachment.UsedEgress{nat}}, want: attachment.Egress{LastID: 3, Forward: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -133,10 +133,10 @@ func TestPlan(t *testing.T) {
 
 // An Egress that the node does not know, or cannot use, stays as it was.
 func TestUnknownEgressStays(t *testing.T) {
-	has := planned("pod", nil, nil, targetWith("nat", gatewayNumber(1)), targetWith("other", gatewayNumber(2)))
+	has := planned("pod", nil, nil, egressWith("nat", gatewayNumber(1)), egressWith("other", gatewayNumber(2)))
 	s := inputs{pod: "pod", has: &has, uses: []use{useNamed("nat"), useNamed("never"), useNamed("other")}, silent: func(use) silentOnes { return nil }}
-	other := targetWith("other", gatewayNumber(2), gatewayNumber(3))
-	s.find = func(u use) (target, bool) { return other, u == useNamed("other") }
+	other := egressWith("other", gatewayNumber(2), gatewayNumber(3))
+	s.find = func(u use) (egress, bool) { return other, u == useNamed("other") }
 	got := plan(s)
 	if len(got.Egresses) != 2 || !reflect.DeepEqual(got.Egresses[0], has.Egresses[0]) {
 		t.Errorf("was %+v\nis %+v", has, got)
@@ -151,7 +151,7 @@ func TestIDsGoRound(t *testing.T) {
 	var has *attachment.Egress
 	freed := map[int]int{} // when
 	for i := range 3 * attachment.MaxEgressGateways {
-		got := planned("pod", has, nil, targetWith("nat", gatewayNumber(i), gatewayNumber(i+1)))
+		got := planned("pod", has, nil, egressWith("nat", gatewayNumber(i), gatewayNumber(i+1)))
 		now := ids(got)
 		if has != nil {
 			before := ids(*has)
@@ -165,7 +165,7 @@ func TestIDsGoRound(t *testing.T) {
 		}
 		has = &got
 		// Between two gateways there may be none for a moment.
-		none := planned("pod", has, nil, targetWith("nat", gatewayNumber(i+1)))
+		none := planned("pod", has, nil, egressWith("nat", gatewayNumber(i+1)))
 		has = &none
 	}
 }
@@ -174,12 +174,12 @@ func TestIDsGoRound(t *testing.T) {
 // those of one that goes are shared out.
 func TestAffinityMovesFew(t *testing.T) {
 	const pods = 1000
-	affine := func(gateways ...int) target {
+	affine := func(gateways ...int) egress {
 		var list []gateway
 		for _, i := range gateways {
 			list = append(list, gatewayNumber(i))
 		}
-		to := targetWith("nat", list...)
+		to := egressWith("nat", list...)
 		to.affine = true
 		return to
 	}
@@ -217,7 +217,7 @@ func TestAffinityMovesFew(t *testing.T) {
 func TestAffinityWantsBothFamilies(t *testing.T) {
 	single, both := gatewayNumber(1), gatewayNumber(2)
 	both.addrs = addrs("10.9.0.3", "fd00::3")
-	to := targetWith("nat", single, both)
+	to := egressWith("nat", single, both)
 	to.affine = true
 	for i := range 20 {
 		if got := chosen(planned(fmt.Sprint("pod-", i), nil, nil, to)); !slices.Equal(got, []string{both.uid}) {
@@ -230,7 +230,7 @@ func TestAffinityWantsBothFamilies(t *testing.T) {
 func TestSilentGatewaysAreAvoided(t *testing.T) {
 	one, two, ends := gatewayNumber(1), gatewayNumber(2), gatewayNumber(3)
 	ends.ending = true
-	to := targetWith("nat", one, two, ends)
+	to := egressWith("nat", one, two, ends)
 	silent := func(list ...gateway) map[use]silentOnes {
 		ones := silentOnes{}
 		for _, g := range list {
@@ -258,7 +258,7 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 		}
 		return out
 	}
-	small, large := targetWith("small", list(0, 5)...), targetWith("large", list(1000, 1900)...)
+	small, large := egressWith("small", list(0, 5)...), egressWith("large", list(1000, 1900)...)
 	got := planned("pod", nil, nil, large, small)
 	if n := len(got.Egresses[0].Gateways); n != attachment.MaxEgressGateways-5 || len(got.Egresses[1].Gateways) != 5 {
 		t.Fatalf("%d gateways of 900, and %d of 5", n, len(got.Egresses[1].Gateways))
@@ -267,7 +267,7 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 	if !sameEgress(&got, &again) {
 		t.Error("it is another when it is planned again")
 	}
-	grown := planned("pod", &got, nil, targetWith("large", list(1000, 1910)...), small)
+	grown := planned("pod", &got, nil, egressWith("large", list(1000, 1910)...), small)
 	before, after, stay := ids(got), ids(grown), 0
 	for uid, id := range after {
 		if before[uid] == id {
@@ -282,7 +282,7 @@ func TestMoreGatewaysThanIDs(t *testing.T) {
 	for i := range ending {
 		ending[i].ending = ending[i].uid != "gw-1500"
 	}
-	if got := chosen(planned("pod", nil, nil, targetWith("large", ending...))); !slices.Equal(got, []string{"gw-1500"}) {
+	if got := chosen(planned("pod", nil, nil, egressWith("large", ending...))); !slices.Equal(got, []string{"gw-1500"}) {
 		t.Errorf("new connections go by %v", got)
 	}
 	if n := len(planned("other", nil, nil, large, small).Egresses[0].Gateways); n != attachment.MaxEgressGateways-5 {
@@ -312,10 +312,10 @@ func TestPlanKeepsItsPromises(t *testing.T) {
 			list = nil
 		}
 		gateways[name] = list
-		var all []target
+		var all []egress
 		for _, name := range slices.Sorted(maps.Keys(gateways)) {
 			if r.IntN(10) > 0 {
-				to := targetWith(name, slices.Clone(gateways[name])...)
+				to := egressWith(name, slices.Clone(gateways[name])...)
 				to.affine = name == "a"
 				to.toService = name == "c"
 				if r.IntN(4) > 0 {
@@ -369,8 +369,8 @@ func TestPlanKeepsItsPromises(t *testing.T) {
 }
 
 func TestSameEgress(t *testing.T) {
-	a := planned("pod", nil, nil, targetWith("nat", gatewayNumber(1)))
-	b := planned("pod", nil, nil, targetWith("nat", gatewayNumber(1)))
+	a := planned("pod", nil, nil, egressWith("nat", gatewayNumber(1)))
+	b := planned("pod", nil, nil, egressWith("nat", gatewayNumber(1)))
 	b.State, b.LastID = attachment.EgressChanging, 99
 	if !sameEgress(&a, &b) || !sameEgress(nil, &attachment.Egress{}) || !sameEgress(&attachment.Egress{Egresses: []attachment.UsedEgress{}}, nil) {
 		t.Error("the same is not the same")

@@ -15,30 +15,27 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// The node asks gateways whether they answer, so that new connections of its pods avoid one
-// that is gone before Kubernetes has noticed, which takes 40 s where a whole node is gone
-// (kube-controller-manager, --node-monitor-grace-period).
+// The node probes gateways, so that new connections of its pods avoid one that is gone before Kubernetes has noticed.
+// Kubernetes takes 40 s when a whole node is gone (kube-controller-manager, --node-monitor-grace-period).
 //
-// Which gateways there are, the operator says alone, by the Egress's status: an answer adds
-// none. What a probe can do is to keep new connections of this node's pods, and of no other's,
-// from a gateway while another of the same Egress answers. So whoever can drop the node's probes
-// moves connections between gateways that all may serve them; whoever has taken the address of a
-// gateway that is gone and answers is treated as that gateway is without probes, until the
-// operator drops it. Where nodes cannot reach pods at all none answers, and all are used.
+// Only the operator says which gateways there are, in the Egress's status. A probe can only divert new connections of
+// this node's pods from a gateway while another one of the same Egress answers. So whoever can drop probes can move
+// connections between gateways that may all serve them. Whoever answers at the address of a gateway that is gone is
+// treated as without probes, until the operator drops the gateway. Where nodes cannot reach pods, no gateway answers,
+// and all are used.
 const (
-	// ProbeFailures is how many probes of a gateway in a row must fail until new
-	// connections avoid it. One that succeeds is enough for it to have them again.
+	// ProbeFailures is how many consecutive probes of a gateway must fail before new connections avoid it. One
+	// success is enough to use it again.
 	ProbeFailures = 3
 	// ProbeTimeout is how long a gateway has to answer.
 	ProbeTimeout = time.Second
 )
 
-// Probe asks whether somebody answers at an address. The error says why not.
+// Probe returns nil if somebody answers at an address, and otherwise why not.
 type Probe func(ctx context.Context, to netip.AddrPort) error
 
-// Connect is a Probe by TCP. A refusal is an answer, too: the gateway's network is there, and
-// serves its clients also while its program is started again. The connection is reset, so that
-// neither end keeps it (TIME-WAIT, RFC 9293 section 3.3.2).
+// Connect probes by TCP. A refusal counts as an answer: the gateway's network serves its clients while its program
+// restarts. The connection is reset, so that neither end keeps it (TIME-WAIT, RFC 9293 section 3.3.2).
 func Connect(ctx context.Context, to netip.AddrPort) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
 	switch {
@@ -56,23 +53,22 @@ func Connect(ctx context.Context, to netip.AddrPort) error {
 
 func refusedConnection(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// asked names a gateway that is probed.
+// asked identifies a gateway that is probed.
 type asked struct {
 	egress use
 	uid    string
-	addrs  string // by which it is
+	addrs  string // at which it is probed
 }
 
 func askedOf(u use, g gateway) asked {
 	return asked{u, g.uid, strings.Join(texts(g.addrs), " ")}
 }
 
-// answers are the outcomes of probes: how many failed since the last success, of those that
-// were asked.
+// answers counts, for each probed gateway, the failures since the last success.
 type answers map[asked]int
 
-// silent are the gateways that new connections are to avoid: of each Egress those of which
-// ProbeFailures probes or more failed in a row, while another answers.
+// silent returns the gateways that new connections are to avoid: those of each Egress of which ProbeFailures consecutive
+// probes failed, while another one answers.
 func (a answers) silent(of map[use][]gateway) map[use]silentOnes {
 	out := map[use]silentOnes{}
 	for u, list := range of {
@@ -91,13 +87,12 @@ func (a answers) silent(of map[use][]gateway) map[use]silentOnes {
 	return out
 }
 
-// keepOnly forgets gateways that are probed no more.
+// keepOnly forgets gateways that are no longer probed.
 func (a answers) keepOnly(of map[asked]gateway) {
 	maps.DeleteFunc(a, func(g asked, _ int) bool { _, still := of[g]; return !still })
 }
 
-// toProbe are the gateways of Egresses that have more than one: nothing could follow from
-// what the only one does.
+// toProbe returns the gateways of Egresses that have more than one: there is no alternative to a single gateway.
 func toProbe(of map[use][]gateway) map[asked]gateway {
 	out := map[asked]gateway{}
 	for u, list := range of {
@@ -126,9 +121,13 @@ type prober struct {
 	wg      sync.WaitGroup
 }
 
-// probe probes the gateways that pods of this node use, until ctx ends.
-func (c *Clients) probe(ctx context.Context) {
-	p := &prober{clients: c, known: answers{}, running: map[asked]context.CancelFunc{}, results: make(chan answer)}
+func newProber(c *Clients) *prober {
+	return &prober{clients: c, known: answers{}, running: map[asked]context.CancelFunc{}, results: make(chan answer)}
+}
+
+// run probes the gateways that pods of this node use, until ctx ends.
+func (p *prober) run(ctx context.Context) {
+	c := p.clients
 	ctx, end := context.WithCancel(ctx)
 	defer p.wg.Wait()
 	defer end()

@@ -104,15 +104,15 @@ func TestProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := gatewayNumber(1), gatewayNumber(2)
 		one.addrs = append(one.addrs, netip.MustParseAddr("fd00::1"))
-		b := known(targetWith("nat", one, two), targetWith("single", gatewayNumber(3)))
+		b := known(egressWith("nat", one, two), egressWith("single", gatewayNumber(3)))
 		for i := range 50 {
-			b.putMember(memberOf(i, useNamed("nat"), useNamed("single")))
+			b.putClient(clientOf(i, useNamed("nat"), useNamed("single")))
 		}
 		net := &network{away: map[netip.Addr]bool{}, asked: map[netip.Addr]int{}}
 		c := clients(t, b, func(cfg *Config) { cfg.ProbeInterval, cfg.Probe = time.Second, net.probe })
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { c.probe(ctx) })
+		wg.Go(func() { newProber(c).run(ctx) })
 		c.probed.Set()
 		rec := record(1)
 		c.SetUp(rec)
@@ -172,7 +172,7 @@ func TestProbes(t *testing.T) {
 		// What is not used is not asked.
 		c.change(func(b *observed) {
 			for i := range 50 {
-				b.dropMember(nameOf(sourcetest.Request(i).Pod), "")
+				b.dropClient(nameOf(sourcetest.Request(i).Pod), "")
 			}
 		})
 		c.probed.Set()

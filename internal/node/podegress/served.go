@@ -18,35 +18,34 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// An ADD asks the gateways that the pod's connections may take whether they serve it, and they
-// answer when they do. Nothing hangs on that but when the pod starts: one that lies, or has taken
-// the address of a gateway that is gone, has it start before its packets get through, or later
-// by as long as an ADD may wait.
+// An ADD asks the gateways that the pod's connections may use whether they serve the pod. Only the time at which the pod
+// starts depends on the reply: a gateway that lies, or somebody who has taken the address of one that is gone, can make
+// the pod start before its packets get through, or delay it by as long as an ADD may wait.
 
-// Ask asks the gateway at an address for a pod with some addresses, and returns nil when it
-// serves that. The error is errNoAnswer, and more, when nobody answers there before ctx ends.
+// Ask asks the gateway at an address whether it serves a pod with these addresses, and returns nil when it does. The
+// error wraps errNoAnswer when nobody answers before ctx ends.
 type Ask func(ctx context.Context, to netip.AddrPort, pod string, addrs []netip.Addr) error
 
 var errNoAnswer = errors.New("it does not answer")
 
 const (
-	// refusedAgain is how long after a refusal a gateway is asked again: its program starts, or
-	// has too many connections.
+	// refusedAgain is the delay after a refused connection: the gateway's program is starting, or has too many
+	// connections.
 	refusedAgain = 100 * time.Millisecond
-	// mutedFor is how long no ADD waits for a gateway that did not answer one: where nodes cannot
-	// reach pods, or the gateway's node is gone, pods need not wait each.
+	// mutedFor is how long no ADD waits for a gateway that did not answer: where nodes cannot reach pods, or the
+	// gateway's node is gone, not every pod has to wait.
 	mutedFor = 30 * time.Second
-	// longestSaid is how much of what a gateway says is told, in bytes.
+	// longestSaid bounds what is passed on of a gateway's reply, in bytes.
 	longestSaid = 200
 )
 
-// asking is how gateways are asked over HTTP: no proxy, and nowhere else than at their address.
+// asking is the HTTP client for gateways: without proxies and redirects.
 var asking = &http.Client{
 	Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: 10 * time.Second, MaxResponseHeaderBytes: 4096},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
-// AskByHTTP is an Ask of berth-egress.
+// AskByHTTP asks berth-egress.
 func AskByHTTP(ctx context.Context, to netip.AddrPort, pod string, addrs []netip.Addr) error {
 	u := url.URL{
 		Scheme: "http", Host: to.String(), Path: v1alpha1.EgressClientsPath + pod,

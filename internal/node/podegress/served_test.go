@@ -150,9 +150,9 @@ func TestAwait(t *testing.T) {
 // The operator hears of a pod's addresses while it is being set up, once, and that they are no more its
 // own when that fails; of one that the node cannot set up it does not.
 func TestComing(t *testing.T) {
-	b := known(targetWith("nat", gatewayNumber(1)))
-	m := memberOf(1, useNamed("nat"))
-	b.putMember(m)
+	b := known(egressWith("nat", gatewayNumber(1)))
+	m := clientOf(1, useNamed("nat"))
+	b.putClient(m)
 	k := egressfake.NewKernel(nil)
 	c := clients(t, b, func(cfg *Config) { cfg.Kernel = k })
 	rec := record(1)
@@ -171,7 +171,7 @@ func TestComing(t *testing.T) {
 		t.Fatalf("it says %+v", s)
 	}
 	m.node = s
-	b.putMember(m)
+	b.putClient(m)
 	rec.State = attachment.Ready
 	c.SetUp(rec)
 	if again := b.state(m); again != nil {
@@ -185,9 +185,9 @@ func TestComing(t *testing.T) {
 
 // What changes between an ADD's beginning and its end reaches the pod.
 func TestChangesDuringAnADD(t *testing.T) {
-	b := known(targetWith("nat", gatewayNumber(1)))
-	m := memberOf(1, useNamed("nat"))
-	b.putMember(m)
+	b := known(egressWith("nat", gatewayNumber(1)))
+	m := clientOf(1, useNamed("nat"))
+	b.putClient(m)
 	c := clients(t, b, func(*Config) {})
 	rec := record(1)
 	e := plan(b.inputs(m, nil))
@@ -206,7 +206,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 		t.Error("there is news though nothing changed")
 	}
 	c.Gone(rec)
-	c.change(func(b *observed) { b.putTarget(targetWith("nat", gatewayNumber(1), gatewayNumber(2))) })
+	c.change(func(b *observed) { b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(2))) })
 	news()
 	c.SetUp(rec)
 	if !news() {

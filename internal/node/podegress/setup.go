@@ -13,22 +13,21 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Kernel is the kernel in pods' network namespaces. Errors of package client are told apart.
+// Kernel is the kernel in pods' network namespaces. Errors are those of package egressclient.
 type Kernel interface {
-	// Apply makes a namespace as a Setup says, and Check tells how it differs.
+	// Apply sets a namespace up as a Setup says, and Check returns how it differs.
 	Apply(ctx context.Context, netnsPath string, s egressclient.Setup) error
 	Check(ctx context.Context, netnsPath string, s egressclient.Setup) error
-	// Forward has a namespace pass on packets, and Forwards tells why it does not.
+	// Forward turns IP forwarding on in a namespace, and Forwards returns an error if it is off.
 	Forward(netnsPath string) error
 	Forwards(netnsPath string) error
-	// Tracked is what connection tracking says in a namespace.
+	// Tracked returns the numbers of a namespace's connection tracking.
 	Tracked(netnsPath string) (egressgateway.Tracked, error)
-	// Supported tells whether the node's kernel has what tunnels need.
+	// Supported returns an error if the node's kernel lacks what tunnels need.
 	Supported() error
 }
 
-// OfPods is the Kernel that there is. Sysctls is the folder where its settings are written,
-// /proc/sys if empty.
+// OfPods is the Kernel of this machine. Sysctls is the directory where its settings are written, /proc/sys if empty.
 type OfPods struct{ Sysctls string }
 
 // Apply implements Kernel.
@@ -57,8 +56,8 @@ func (OfPods) Tracked(netnsPath string) (egressgateway.Tracked, error) {
 // Supported implements Kernel.
 func (OfPods) Supported() error { return egressclient.Supported() }
 
-// isGateway tells whether the tunnels in a pod's namespace are a gateway's own, which have the
-// names of a client's: they are not this node's to compare or take away.
+// isGateway tells whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
+// this node neither compares nor removes them.
 func isGateway(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
 }
@@ -121,8 +120,7 @@ func (t *tunnels) clear(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// setupOf is what a record asks for in its pod's namespace. It follows from the record and the
-// daemon's settings alone.
+// setupOf returns what a record asks for in its pod's namespace. Only the record and the daemon's settings determine it.
 func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egressclient.Setup {
 	own := ownAddresses(rec)
 	s := egressclient.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks}
@@ -140,9 +138,9 @@ func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egress
 	return s
 }
 
-// egressOf is an Egress as a pod with some addresses of its own can use it: a destination of a
-// family that the pod lacks is out of its reach anyhow, unless a node-local address takes it there,
-// and a gateway at an address of the pod itself would lead in a circle.
+// egressOf returns an Egress as a pod with some addresses can use it: without destinations of a family that the pod
+// lacks, unless it has a node-local address of that family, and without gateways at its own addresses, which would be
+// a loop.
 func egressOf(u attachment.UsedEgress, own []netip.Addr, nodeLocal netip.Addr) egressclient.Egress {
 	foreign := func(a netip.Addr) bool {
 		return !slices.ContainsFunc(own, func(o netip.Addr) bool { return o.Is4() == a.Is4() })

@@ -55,7 +55,7 @@ func (c *Clients) write(ctx context.Context, r report) error {
 	return err
 }
 
-// What status.node of an EgressClient may have at most, in bytes.
+// Limits of status.node of an EgressClient, in bytes.
 const (
 	longestMessage   = 512
 	longestContainer = 128
@@ -82,7 +82,7 @@ func failureOf(err error) *failure {
 //
 // A pod that has no attachment here, although the object says so, ended with a DEL or while no daemon ran: its
 // addresses may be another's.
-func (o *observed) state(m member) *v1alpha1.EgressClientNode {
+func (o *observed) state(m egressClient) *v1alpha1.EgressClientNode {
 	var want v1alpha1.EgressClientNode
 	node := m.node
 	h, ok := o.pods.latest(m)
@@ -112,7 +112,7 @@ func (o *observed) state(m member) *v1alpha1.EgressClientNode {
 	return &want
 }
 
-// sameNode compares; an empty list and none are the same.
+// sameNode compares states; an empty list equals nil.
 func sameNode(a, b v1alpha1.EgressClientNode) bool {
 	for _, n := range []*v1alpha1.EgressClientNode{&a, &b} {
 		if len(n.Addresses) == 0 {

@@ -10,44 +10,50 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// A gateway's token writes nothing, so its node tells of it that its connections have no room.
+// A gateway has no permission to write Events, so its node reports that its connection table is full.
 
-// trackingInterval is how often gateways of the node are looked at.
+// trackingInterval is between two looks at the node's gateways.
 const trackingInterval = 10 * time.Second
 
-// Full hears that new connections found no room in the table of a gateway on this node: what it says
-// is for a person, and is said again as long as that goes on.
+// Full is called with a message for people while the connection table of a gateway on this node rejects new
+// connections.
 type Full func(rec attachment.Record, message string)
 
-// track looks at the node's gateways until ctx ends.
-func (c *Clients) track(ctx context.Context) {
-	before := map[attachment.Key]egressgateway.Tracked{}
+// tracker compares the connection counts of the node's gateways with those of before.
+type tracker struct {
+	clients *Clients
+	before  map[attachment.Key]egressgateway.Tracked
+}
+
+// run looks at the gateways until ctx ends.
+func (t tracker) run(ctx context.Context) {
+	c := t.clients
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-c.clock.After(retry.Jitter(trackingInterval)):
 		}
-		now := map[attachment.Key]egressgateway.Tracked{}
 		c.mu.Lock()
 		gateways := c.observed.pods.gateways()
 		c.mu.Unlock()
+		now := map[attachment.Key]egressgateway.Tracked{}
 		for _, rec := range gateways {
-			t, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
+			tracked, err := c.cfg.Kernel.Tracked(rec.Netns.Path)
 			if err != nil {
-				c.log.Debug("looking how many connections a gateway has", "pod", nameOf(rec.Pod).String(), "err", err)
+				c.log.Debug("connections of a gateway not counted", "pod", nameOf(rec.Pod).String(), "err", err)
 				continue
 			}
-			now[rec.Key] = t
-			if was, known := before[rec.Key]; known && t.Refused > was.Refused {
-				c.cfg.Full(rec, fullMessage(was, t))
+			now[rec.Key] = tracked
+			if was, known := t.before[rec.Key]; known && tracked.Refused > was.Refused {
+				c.cfg.Full(rec, fullMessage(was, tracked))
 			}
 		}
-		before = now
+		t.before = now
 	}
 }
 
 func fullMessage(was, now egressgateway.Tracked) string {
-	return fmt.Sprintf("new connections find no room in this gateway: it tracks %d of %d connections, and dropped %d packets that began others since it was looked at before, about %s ago",
+	return fmt.Sprintf("the connection table of this gateway is full: it tracks %d of %d connections, and dropped %d packets of new connections in the last %s or so",
 		now.Count, now.Limit, now.Refused-was.Refused, trackingInterval)
 }

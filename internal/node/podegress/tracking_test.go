@@ -33,7 +33,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 			c.SetUp(rec)
 			k.Track(rec.Netns.Path, egressgateway.Tracked{Count: 5, Limit: 5000, Refused: 7}) // of before
 		}
-		go c.track(t.Context())
+		go tracker{clients: c}.run(t.Context())
 		look := func(want ...string) {
 			t.Helper()
 			mu.Lock()
@@ -52,8 +52,8 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		for i := range 3 {
 			k.Track(record(i).Netns.Path, egressgateway.Tracked{Count: 5000, Limit: 5000, Refused: 9 + uint64(i)})
 		}
-		look(record(0).Pod.Name+": new connections find no room in this gateway: it tracks 5000 of 5000 connections, and dropped 2 packets",
-			record(1).Pod.Name+": new connections find no room in this gateway: it tracks 5000 of 5000 connections, and dropped 3 packets")
+		look(record(0).Pod.Name+": the connection table of this gateway is full: it tracks 5000 of 5000 connections, and dropped 2 packets",
+			record(1).Pod.Name+": the connection table of this gateway is full: it tracks 5000 of 5000 connections, and dropped 3 packets")
 		look()
 		k.Fail(errors.New("no such namespace"))
 		look()

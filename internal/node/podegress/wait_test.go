@@ -59,9 +59,9 @@ func TestWaitEndsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := clients(t, known(selecting("a")), func(*Config) {})
 		for after, do := range map[time.Duration]func(b *observed){
-			time.Second:     func(b *observed) { b.putMember(memberOf(2, useNamed("nat"))) }, // another pod
-			2 * time.Second: func(b *observed) { b.putMember(memberOf(1, useNamed("nat"))) },
-			3 * time.Second: func(b *observed) { b.dropTarget(useNamed("nat").name, "") },
+			time.Second:     func(b *observed) { b.putClient(clientOf(2, useNamed("nat"))) }, // another pod
+			2 * time.Second: func(b *observed) { b.putClient(clientOf(1, useNamed("nat"))) },
+			3 * time.Second: func(b *observed) { b.dropEgress(useNamed("nat").name, "") },
 		} {
 			time.AfterFunc(after, func() { c.change(do) })
 		}
@@ -87,7 +87,7 @@ func TestKernel(t *testing.T) {
 	both.addrs = addrs("10.9.0.9", "fd00::9")
 	self := gatewayNumber(2)
 	self.addrs = rec.OwnAddrs()
-	to := targetWith("nat", both, self)
+	to := egressWith("nat", both, self)
 	to.destinations = prefixes("203.0.113.0/24", "2001:db8::/32")
 	e := planned("uid-1", nil, nil, to)
 	rec.Egress = &e

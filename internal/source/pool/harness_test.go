@@ -276,20 +276,20 @@ func (m *machine) until(what string, ok func() bool) {
 }
 
 // sees waits until the daemon knows something.
-func (m *machine) sees(what string, ok func(l *ledger) bool) {
+func (m *machine) sees(what string, ok func(l *holdings) bool) {
 	m.T.Helper()
 	m.until("the daemon sees "+what, func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return ok(m.ledger)
+		m.state.mu.Lock()
+		defer m.state.mu.Unlock()
+		return ok(m.state.holdings)
 	})
 }
 
 // known waits until the daemon has seen a namespace with this annotation.
 func (m *machine) known(namespace, pool string) {
 	m.T.Helper()
-	m.sees("namespace "+namespace, func(l *ledger) bool {
-		have, ok := l.namespaces[namespace]
+	m.sees("namespace "+namespace, func(l *holdings) bool {
+		have, ok := l.pools.namespaces[namespace]
 		return ok && have == pool
 	})
 }

@@ -19,16 +19,14 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Source hands out the addresses it was given, longest free first, and
-// cools released ones by its clock.
+// Source hands out the addresses that it was given, longest free first, and cools released ones.
 type Source struct {
-	// Wants are the annotations that it looks at, and Refuses what it says of a wish;
-	// none and nothing unless set before it is used.
+	// Wants is the result of Annotations, and Refuses that of CheckWish. Both are to be set before the source is used.
 	Wants   []string
 	Refuses func(source.Wish) error
-	// OfNode are the addresses of the Node object.
+	// OfNode is the result of NodeAddresses.
 	OfNode []netip.Addr
-	// Nothing: it leases none, as where all interfaces of pods are NICs.
+	// Nothing: leases have no address.
 	Nothing bool
 
 	clock  clock.Clock

@@ -99,8 +99,8 @@ func AddAll(t testing.TB, s source.Source, from, to int, within time.Duration) m
 	return leases
 }
 
-// Run runs a source until stop is called, or the test ends, and waits for its end.
-func Run(t testing.TB, s source.Source) (stop func()) {
+// Run runs a source, or another part of a daemon, until stop is called or the test ends, and waits for its end.
+func Run(t testing.TB, s interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -83,8 +83,8 @@ func TestPoolChoice(t *testing.T) {
 	expect(namespace, wishFor(""), "default", "")
 	expect(namespace, wishFor("inner"), "inner", "")
 	expect(namespace, wishFor("global"), "", "does not list namespace ns")
-	expect(namespace, wishFor("globe"), "", "there is no AddressPool globe")
-	expect(namespace, source.Wish{}, "", "the container runtime does not tell")
+	expect(namespace, wishFor("globe"), "", "AddressPool globe, which the pod's annotation berth.dev/pool names, does not exist")
+	expect(namespace, source.Wish{}, "", "the container runtime does not pass")
 	m.namespace("rich", "global")
 	m.known("rich", "global")
 	m.podNamed("rich", "p", "")
@@ -92,7 +92,7 @@ func TestPoolChoice(t *testing.T) {
 	expect("rich", source.Wish{}, "global", "") // its pods have no choice
 	m.namespace("mistaken", "globe")
 	m.known("mistaken", "globe")
-	expect("mistaken", wishFor(""), "", "there is no AddressPool globe, which the namespace's annotation")
+	expect("mistaken", wishFor(""), "", "AddressPool globe, which the namespace's annotation")
 
 	// What is chosen is so for pods that start.
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")
@@ -107,9 +107,9 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	m.startOperator()
 	m.start()
 	m.until("a warm block", func() bool { return m.Ready() == nil })
-	m.mu.Lock()
-	delete(m.ledger.namespaces, namespace)
-	m.mu.Unlock()
+	m.state.mu.Lock()
+	delete(m.state.holdings.pools.namespaces, namespace)
+	m.state.mu.Unlock()
 	got := make(chan error, 1)
 	go func() {
 		_, err := m.try(0, longest)
@@ -128,9 +128,9 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	w := world{
+	w := pools{
 		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
-		pools: map[string]*poolState{
+		byName: map[string]*poolState{
 			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
 			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
 		},
@@ -173,7 +173,7 @@ func TestChoose(t *testing.T) {
 		if tc.namespace == "" {
 			pod.Name = ""
 		}
-		got, final, why := choose(w, pod, tc.wish)
+		got, final, why := w.choose(pod, tc.wish)
 		reason := ""
 		if why != nil {
 			reason = why.Reason
@@ -182,8 +182,8 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.wish, got, final, reason, tc.want, tc.final, tc.reason)
 		}
 	}
-	w.pools = nil
-	if _, final, why := choose(w, attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
+	w.byName = nil
+	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
 		t.Errorf("before the pools are known: final %v, %v", final, why)
 	}
 }

@@ -20,41 +20,43 @@ const (
 	delay = 5 * time.Minute
 )
 
-// ledgerNode is a ledger with a clock, and a world in which everything succeeds when
-// it is told to.
-type ledgerNode struct {
+// allResources is everything that is watched.
+var allResources = []string{blocksResource, requestsResource, poolsResource, namespacesResource, nodesResource}
+
+// testNode is holdings with a clock, for which everything succeeds when a test says so.
+type testNode struct {
 	t   *testing.T
 	now time.Time
-	*ledger
+	*holdings
 }
 
-func newLedgerNode(t *testing.T, pools ...poolFacts) *ledgerNode {
-	b := &ledgerNode{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
-	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
-	b.node = nodeState{listed: true, uid: "n"}
+func newTestNode(t *testing.T, pools ...poolFacts) *testNode {
+	b := &testNode{t: t, now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
+	b.sync.SetListed(true, allResources...)
+	b.node = "n"
 	for _, p := range pools {
-		b.setPool(p)
+		b.pools.set(p)
 	}
-	b.namespaces["ns"] = ""
+	b.pools.namespaces["ns"] = ""
 	return b
 }
 
 // give puts a block in place.
-func (b *ledgerNode) give(f blockFacts) {
+func (b *testNode) give(f blockFacts) {
 	b.setBlock(f, true, b.now)
 	b.commit()
 }
 
 // commit is the file and the data path.
-func (b *ledgerNode) commit() {
-	want, gone := b.wanted(), b.withdrawnNow()
+func (b *testNode) commit() {
+	want, gone := b.blocks.desired(), b.blocks.withdrawn()
 	b.each(want, func(h *heldBlock) { h.programmed = true })
 	b.each(gone, func(h *heldBlock) { h.release = cleared })
 	b.serveAll(b.now)
 }
 
 // pass is what the loop does; it lists what is asked for.
-func (b *ledgerNode) pass() (todo []string, next time.Duration) {
+func (b *testNode) pass() (todo []string, next time.Duration) {
 	b.expire(b.now)
 	b.review(b.now)
 	actions, at := b.plan(nodeID, b.now)
@@ -70,20 +72,20 @@ func (b *ledgerNode) pass() (todo []string, next time.Duration) {
 	return todo, next
 }
 
-func (b *ledgerNode) expect(what string, want ...string) {
+func (b *testNode) expect(what string, want ...string) {
 	b.t.Helper()
 	if got, _ := b.pass(); !slices.Equal(got, want) {
 		b.t.Errorf("%s: asked for %q, want %q", what, got, want)
 	}
 }
 
-func (b *ledgerNode) add(i int) (*waiting.Waiter, string) {
+func (b *testNode) add(i int) (*waiting.Waiter, string) {
 	b.t.Helper()
 	w := b.admit(podRequest(i), b.now)
 	return w, b.answer(w)
 }
 
-func (b *ledgerNode) answer(w *waiting.Waiter) string {
+func (b *testNode) answer(w *waiting.Waiter) string {
 	select {
 	case a := <-w.Answered():
 		if a.Err != nil {
@@ -100,7 +102,7 @@ func (b *ledgerNode) answer(w *waiting.Waiter) string {
 	}
 }
 
-func (b *ledgerNode) adds(i int, want string) {
+func (b *testNode) adds(i int, want string) {
 	b.t.Helper()
 	if _, got := b.add(i); got != want {
 		b.t.Errorf("pod %d: %s, want %s", i, got, want)
@@ -108,15 +110,15 @@ func (b *ledgerNode) adds(i int, want string) {
 }
 
 // made takes that requests were made, as the watch shows.
-func (b *ledgerNode) made(pool string, slots ...int) {
+func (b *testNode) made(pool string, slots ...int) {
 	for _, slot := range slots {
 		name := requestName(pool, nodeID, slot)
-		b.setRequest(&request{name: name, pool: pool, uid: uidOf(name), created: b.now})
+		b.requests.set(&request{name: name, pool: pool, uid: uidOf(name), created: b.now})
 	}
 }
 
 func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 3})
+	b := newTestNode(t, poolFacts{name: "default", bits: 3})
 	b.expect("the default pool is kept warm", "create-request default-0")
 	b.made("default", 0)
 	b.expect("none twice")
@@ -124,9 +126,9 @@ func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
 	blk.request = uidOf(requestName("default", nodeID, 0))
 	b.give(blk)
 	b.expect("its request is not complete yet")
-	b.requests[requestName("default", nodeID, 0)].block = "default-0"
+	b.requests.byName[requestName("default", nodeID, 0)].block = "default-0"
 	b.expect("its request is done", "delete-request default-0")
-	clear(b.requests)
+	clear(b.requests.byName)
 	for i := range 6 {
 		b.adds(i, fmt.Sprint("10.0.0.", i))
 		b.expect("two are free")
@@ -142,8 +144,8 @@ func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
 }
 
 func TestWaitingPodsAskAtOnce(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "public", bits: 0})
-	b.namespaces["ns"] = "public"
+	b := newTestNode(t, poolFacts{name: "public", bits: 0})
+	b.pools.namespaces["ns"] = "public"
 	b.expect("nobody uses the pool")
 	var ws []*waiting.Waiter
 	for i := range 10 {
@@ -167,7 +169,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 		if got := b.answer(ws[i]); got != fmt.Sprint("10.0.0.", i) {
 			t.Errorf("pod %d: %s", i, got)
 		}
-		delete(b.requests, requestName("public", nodeID, i))
+		delete(b.requests.byName, requestName("public", nodeID, i))
 	}
 	b.expect("seven wait, five are asked for", "create-request public-0", "create-request public-1")
 	for _, w := range ws[3:] {
@@ -181,8 +183,8 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 // A request that the watch does not show yet is not made in another slot, one
 // that became free meanwhile.
 func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "public", bits: 0})
-	b.namespaces["ns"] = "public"
+	b := newTestNode(t, poolFacts{name: "public", bits: 0})
+	b.pools.namespaces["ns"] = "public"
 	b.add(0)
 	b.expect("the first", "create-request public-0")
 	b.made("public", 0)
@@ -191,18 +193,18 @@ func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
 	f := blockOf("public-0", "10.0.0.0/32", "")
 	f.request = uidOf(requestName("public", nodeID, 0))
 	b.give(f)
-	delete(b.requests, requestName("public", nodeID, 0))
+	delete(b.requests.byName, requestName("public", nodeID, 0))
 	b.expect("the second has not been seen", "create-request public-1")
 	b.add(2)
 	b.expect("the third", "create-request public-0", "create-request public-1")
 	b.made("public", 0, 1)
-	b.requests[requestName("public", nodeID, 0)].uid = "another"
+	b.requests.byName[requestName("public", nodeID, 0)].uid = "another"
 	b.expect("both are seen")
 }
 
 func TestLifeOfABlock(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "public", bits: 1})
-	b.namespaces["ns"] = "public"
+	b := newTestNode(t, poolFacts{name: "public", bits: 1})
+	b.pools.namespaces["ns"] = "public"
 	w, _ := b.add(0)
 	b.setBlock(blockOf("public-0", "10.0.0.0/31", "fd00::/127"), true, b.now)
 	b.serveAll(b.now)
@@ -233,11 +235,11 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("it goes back", "return-block public-0")
 	b.adds(3, "waits")
 	b.expect("it is needed after all")
-	if h := b.leases[key(3)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
+	if h := b.leases.byKey[key(3)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
 		t.Errorf("pod 3: %v", h)
 	}
 
-	f := b.blocks["public-0"].blockFacts
+	f := b.blocks.byName["public-0"].blockFacts
 	f.draining, f.finalizers, f.version = true, []string{v1alpha1.FinalizerBlock}, "7"
 	b.setBlock(f, true, b.now)
 	b.adds(4, "waits")
@@ -246,7 +248,7 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("its last address cools", "create-request public-0")
 	b.now = b.now.Add(cools)
 	b.expect("withdrawn in memory", "create-request public-0")
-	if got := b.wanted(); len(got) != 0 {
+	if got := b.blocks.desired(); len(got) != 0 {
 		t.Errorf("the file keeps %v", got)
 	}
 	b.commit()
@@ -259,44 +261,44 @@ func TestLifeOfABlock(t *testing.T) {
 }
 
 func TestDeletedPoolGivesNothing(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 3, deleting: true})
+	b := newTestNode(t, poolFacts{name: "default", bits: 3, deleting: true})
 	w, got := b.add(0)
-	if why := b.whyWaits(w, b.now); got != "waits" || why.Reason != "pool-deleted" {
+	if why := b.at(b.now).waits(w); got != "waits" || why.Reason != "pool-deleted" {
 		t.Errorf("%s: %v", got, why)
 	}
 	b.expect("nothing is asked for")
-	b.dropPool("default")
-	if why := b.whyWaits(w, b.now); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "no AddressPool default") {
+	b.pools.drop("default")
+	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "AddressPool default does not exist") {
 		t.Errorf("%v", why)
 	}
-	b.setPool(poolFacts{name: "default", bits: 0})
+	b.pools.set(poolFacts{name: "default", bits: 0})
 	b.expect("there is one again", "create-request default-0")
 }
 
 func TestFailedRequestSaysWhy(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 0})
+	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	w, _ := b.add(0)
-	if why := b.whyWaits(w, b.now); why.Reason != "growing" {
+	if why := b.at(b.now).waits(w); why.Reason != "growing" {
 		t.Errorf("%v", why)
 	}
 	b.made("default", 0)
 	b.now = b.now.Add(3 * time.Second)
-	if why := b.whyWaits(w, b.now); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
+	if why := b.at(b.now).waits(w); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
 		t.Errorf("%v", why)
 	}
-	r := b.requests[requestName("default", nodeID, 0)]
+	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks of pool default are given; append a subnet, or wait until a node returns one"
 	b.expect("it stands: the operator tries again by itself")
-	if why := b.whyWaits(w, b.now); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
+	if why := b.at(b.now).waits(w); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
 		t.Errorf("%v", why)
 	}
 }
 
 func TestLookForTheBlockOfACompleteRequest(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 0})
+	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	b.add(0)
 	b.made("default", 0)
-	r := b.requests[requestName("default", nodeID, 0)]
+	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.block, r.completed = "default-5", b.now
 	b.expect("the watch will show it")
 	b.now = b.now.Add(lookAfter)
@@ -309,7 +311,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 	for _, cooling := range []string{"10.0.0.0", "fd00::"} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(cooling, " known ", known), func(t *testing.T) {
-				b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
+				b := newTestNode(t, poolFacts{name: "default", bits: 1})
 				f := blockOf("default-0", "10.0.0.0/31", "fd00::/127")
 				if known {
 					b.give(f)
@@ -320,12 +322,12 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 				b.adds(2, "waits")
 				b.now = b.now.Add(20*time.Second - 1)
 				b.pass()
-				if _, ok := b.leases[key(2)]; ok {
+				if _, ok := b.leases.byKey[key(2)]; ok {
 					t.Error("handed out while it cools")
 				}
 				b.now = b.now.Add(1)
 				b.pass()
-				if h := b.leases[key(2)]; h.IPv6 != netip.MustParseAddr("fd00::") {
+				if h := b.leases.byKey[key(2)]; h.IPv6 != netip.MustParseAddr("fd00::") {
 					t.Errorf("pod 2: %v", h)
 				}
 			})
@@ -335,14 +337,14 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 
 // A pair that had cooled before the daemon started goes behind those never used.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	b.give(blockOf("default-0", "10.0.0.0/30", "fd00::/126"))
 	for _, a := range []string{"10.0.0.2", "fd00::2", "fd00::", "10.0.0.0"} {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
 	}
 	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
-	if len(b.unlisted) != 0 {
-		t.Errorf("cooling %v", b.unlisted)
+	if len(b.leases.cooling) != 0 {
+		t.Errorf("cooling %v", b.leases.cooling)
 	}
 	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
 		b.adds(i, want)
@@ -356,7 +358,7 @@ func TestRestore(t *testing.T) {
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, " known ", known), func(t *testing.T) {
-				b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
+				b := newTestNode(t, poolFacts{name: "default", bits: 1})
 				f := blockOf("default-0", "10.0.0.0/31", "fd00::/127")
 				if known {
 					b.give(f)
@@ -373,7 +375,7 @@ func TestRestore(t *testing.T) {
 				b.release(key(0), b.now)
 				b.now = b.now.Add(cools)
 				b.pass()
-				if h := b.leases[key(3)]; h.IPv4 != v4 || h.IPv6 != v6 {
+				if h := b.leases.byKey[key(3)]; h.IPv4 != v4 || h.IPv6 != v6 {
 					t.Errorf("pod 3: %v", h)
 				}
 			})
@@ -384,43 +386,43 @@ func TestRestore(t *testing.T) {
 // A block that somebody took from the node under its pods: they keep their
 // addresses and routes, and nobody else gets one, from no other block either.
 func TestBlockLostUnderPods(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
+	b := newTestNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.adds(0, "10.0.0.0")
 	if pods := b.loseBlock("default-0", b.now); pods != 1 {
 		t.Errorf("%d pods", pods)
 	}
 	b.adds(1, "waits")
-	if got := b.wanted(); len(got) != 1 {
+	if got := b.blocks.desired(); len(got) != 1 {
 		t.Errorf("routes %v", got)
 	}
 	b.give(blockOf("other-0", "10.0.0.0/31", ""))
-	b.namespaces["ns"] = "other"
+	b.pools.namespaces["ns"] = "other"
 	b.adds(2, "waits")
-	if got := b.wanted(); len(got) != 1 || got[0].name != "default-0" {
+	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "default-0" {
 		t.Errorf("routes %v", got)
 	}
 	b.release(key(0), b.now)
 	b.now = b.now.Add(cools - 1)
 	b.pass()
 	b.commit()
-	if _, ok := b.leases[key(2)]; ok {
+	if _, ok := b.leases.byKey[key(2)]; ok {
 		t.Error("handed out while it cools")
 	}
 	b.now = b.now.Add(1)
 	b.pass()
 	b.commit()
-	if h := b.leases[key(2)]; h.Block != "other-0" {
+	if h := b.leases.byKey[key(2)]; h.Block != "other-0" {
 		t.Errorf("pod 2: %v", h)
 	}
-	if got := b.wanted(); len(got) != 1 || got[0].name != "other-0" {
+	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "other-0" {
 		t.Errorf("routes %v", got)
 	}
 }
 
 // A block that is gone and comes back remembers who has what.
 func TestBlockComesBackAsAnother(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	f := blockOf("default-0", "10.0.0.0/30", "")
 	b.give(f)
 	b.adds(0, "10.0.0.0")
@@ -433,28 +435,28 @@ func TestBlockComesBackAsAnother(t *testing.T) {
 	b.adds(4, "waits")
 	b.now = b.now.Add(cools)
 	b.pass()
-	if h := b.leases[key(4)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
+	if h := b.leases.byKey[key(4)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
 		t.Errorf("pod 4: %v", h)
 	}
 }
 
 func TestReady(t *testing.T) {
-	b := newLedgerNode(t)
+	b := newTestNode(t)
 	expect := func(want string) {
 		t.Helper()
-		err := b.ready(b.now)
+		err := b.at(b.now).ready()
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("ready: %v, want %q", err, want)
 		}
 	}
-	b.synced.pools = false
-	expect("has not told yet")
-	b.synced.pools = true
-	expect("there is no AddressPool")
-	b.setPool(poolFacts{name: "public", bits: 0})
+	b.sync.SetListed(false, poolsResource)
+	expect("has not listed")
+	b.sync.SetListed(true, poolsResource)
+	expect("no AddressPool exists")
+	b.pools.set(poolFacts{name: "public", bits: 0})
 	expect("") // its first block comes with its first pod
-	b.setPool(poolFacts{name: "default", bits: 5})
-	expect("about to be asked for")
+	b.pools.set(poolFacts{name: "default", bits: 5})
+	expect("about to be requested")
 	b.give(blockOf("default-0", "10.0.0.0/27", ""))
 	expect("")
 	b.loseBlock("default-0", b.now)

@@ -28,3 +28,11 @@ func TestStateOfAnAddress(t *testing.T) {
 		}
 	}
 }
+
+func TestReasonOf(t *testing.T) {
+	for in, want := range map[string]string{"SubnetFull": "subnet-full", "ENILimit": "eni-limit", "AtCapacity": "at-capacity", "Throttled": "throttled", "": "degraded"} {
+		if got := source.ReasonOf(in); got != want {
+			t.Errorf("ReasonOf(%q) = %q, want %q", in, got, want)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package waiters
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+func request(pod string) source.Request {
+	return source.Request{Key: attachment.Key{ContainerID: pod}, Pod: attachment.Pod{Name: pod}}
+}
+
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		s, missing, looks := New(&mu), true, 0
+		why := func() *source.Exhausted {
+			if looks++; missing {
+				return &source.Exhausted{Reason: "growing", Message: "nothing yet"}
+			}
+			return nil
+		}
+		wake := func(pod string) {
+			mu.Lock()
+			defer mu.Unlock()
+			s.Wake(func(p attachment.Pod) bool { return p.Name == pod })
+		}
+		time.AfterFunc(time.Second, func() { wake("another") })
+		time.AfterFunc(2*time.Second, func() { wake("a") }) // in vain
+		time.AfterFunc(3*time.Second, func() {
+			if why := s.Why(request("a").Key); why == nil || why.Reason != "growing" {
+				t.Errorf("it waits for %v", why)
+			}
+			mu.Lock()
+			missing = false
+			s.Wake(nil)
+			mu.Unlock()
+		})
+		begun := time.Now()
+		if err := s.Until(t.Context(), request("a"), why); err != nil || time.Since(begun) != 3*time.Second || looks != 5 {
+			t.Errorf("%v after %v and %d looks", err, time.Since(begun), looks)
+		}
+		missing = true
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := s.Until(ctx, request("a"), why)
+		if missing, ok := errors.AsType[*source.Exhausted](err); !ok || missing.Reason != "growing" || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("in the end: %v", err)
+		}
+		done := s.Note(request("b"), why)
+		if s.Len() != 1 || s.Why(request("b").Key) == nil {
+			t.Error("who waits for something else is not among them")
+		}
+		if done(); s.Len() != 0 || s.Why(request("b").Key) != nil {
+			t.Error("nobody waits any more")
+		}
+	})
+}
+
+func TestUnreachable(t *testing.T) {
+	why := &source.Exhausted{Reason: "growing", Message: "nothing yet"}
+	if Unreachable(nil, why) != why {
+		t.Error("the API server can be reached")
+	}
+	away := errors.New("connection refused")
+	if got := Unreachable(away, why); got.Reason != "unreachable" || !errors.Is(got, away) || !strings.Contains(got.Message, "connection refused; nothing yet") {
+		t.Errorf("%+v", got)
+	}
+}
