@@ -36,6 +36,26 @@ const (
 	EgressChanging EgressState = "changing"
 )
 
+// Settled returns what a record has once e is set up: nil where e is nothing.
+func (e *Egress) Settled() *Egress {
+	if e == nil || len(e.Egresses) == 0 && !e.Forward {
+		return nil
+	}
+	settled := *e
+	settled.State = EgressSetUp
+	return &settled
+}
+
+// Changing returns what a record has while e, which may be nil, is set up in place of something else.
+func (e *Egress) Changing() *Egress {
+	changing := Egress{}
+	if e != nil {
+		changing = *e
+	}
+	changing.State = EgressChanging
+	return &changing
+}
+
 // UsedEgress is an Egress as a client needs to know it.
 type UsedEgress struct {
 	Namespace    string         `json:"namespace"`

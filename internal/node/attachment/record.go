@@ -73,6 +73,37 @@ type Cooling struct {
 	InstanceID   string        `json:"instanceID"`
 }
 
+// ForLog returns the attachment as attributes of a log line, followed by more.
+func (r Record) ForLog(more ...any) []any {
+	args := append([]any{"attachment", r.Key.String(), "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "addresses", r.Lease.Addrs()}, more...)
+	if len(r.NICs) > 0 {
+		args = append(args, "nics", r.NICNames())
+	}
+	if names := r.EgressNames(); len(names) > 0 {
+		args = append(args, "egress", names)
+	}
+	return args
+}
+
+// NICNames are the interfaces and ports of the NICs, for people.
+func (r Record) NICNames() (names []string) {
+	for _, n := range r.NICs {
+		names = append(names, n.IfName+"="+n.Port)
+	}
+	return names
+}
+
+// EgressNames are the Egresses that the pod is a client of, for people.
+func (r Record) EgressNames() (names []string) {
+	if r.Egress == nil {
+		return nil
+	}
+	for _, e := range r.Egress.Egresses {
+		names = append(names, e.Namespace+"/"+e.Name)
+	}
+	return names
+}
+
 // Encode returns the record as it stands on disk.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = Version

@@ -113,6 +113,17 @@ func (s *Store) ByPort(port string) (Record, bool) {
 	return r, ok
 }
 
+// Has reports whether the attachment with a host link has a record, and, if port is not empty, has that port.
+func (s *Store) Has(hostLink, port string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byLink[hostLink]
+	if !ok || port == "" {
+		return ok
+	}
+	return slices.ContainsFunc(s.records[key].NICs, func(n NIC) bool { return n.Port == port })
+}
+
 // Records returns all attachments, in no order.
 func (s *Store) Records() []Record {
 	s.mu.RLock()

@@ -32,8 +32,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
-	"github.com/berthnet/berth/internal/node/nics"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/version"
@@ -223,24 +225,13 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		return unlessEnded(ctx, err)
 	}
 	o := daemon.Options{
-		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,
-		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
-		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
-		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
-		InspectNetns: n.deps.InspectNetns,
-		Tell:         n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove,
+		Source: src, Kernel: net, Parts: n.parts(store), Store: store, Quarantined: bad, InspectNetns: n.deps.InspectNetns,
+		Node:    daemon.Node{NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM, Chained: n.cfg.IPAM == config.IPAMNone},
+		Times:   daemon.Times{WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval},
+		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
+		Metrics: n.metrics, Clock: n.clock, Log: n.log,
 	}
-	o.Upkeep, _ = net.(daemon.Upkeep)
-	if n.ports != nil {
-		o.NICs, o.NICWait = n.ports.nics, n.cfg.PortWait
-		if n.cfg.VPCPorts && n.cfg.IPAM != config.IPAMPort {
-			o.Source = nics.NewBeside(src, n.ports.nics)
-		}
-	}
-	if n.egress != nil {
-		o.Egress, o.EgressWait, o.GatewayWait = n.egress, n.cfg.EgressWait, n.cfg.EgressGatewayWait
-		o.Source = podegress.NewBeside(o.Source, n.egress)
-	}
+	o.Repair.Upkeep, _ = net.(daemon.Upkeep)
 	if n.cfg.CRISocket != "" {
 		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
 		if err != nil {
@@ -256,4 +247,20 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	}
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
+}
+
+// parts are those of the daemon, in the order in which they are set up: packets of egress leave by NICs. One that
+// is not configured still refuses attachments that have it from before.
+func (n *node) parts(store *attachment.Store) []part.Part {
+	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured()}
+	if n.ports != nil {
+		parts[0] = nicpart.New(nicpart.Options{NICs: n.ports.nics, Store: store, Wait: n.cfg.PortWait, Count: n.metrics.CountNICs, Log: n.log})
+	}
+	if n.egress != nil {
+		parts[1] = egresspart.New(egresspart.Options{
+			Egress: n.egress, Store: store, Wait: n.cfg.EgressWait, GatewayWait: n.cfg.EgressGatewayWait,
+			Count: n.metrics.CountEgress, Clients: daemon.EgressClients, InspectNetns: n.deps.InspectNetns, Log: n.log,
+		})
+	}
+	return parts
 }

@@ -6,22 +6,24 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/install"
 )
 
 // pluginMargin is what the plugin's calls may take beyond the wait for an address.
 const pluginMargin = 15 * time.Second
 
-// tells are the capabilities by which the runtime tells what a daemon looks at of pods.
+// tells are the capabilities that have the runtime pass on what a daemon reads of pods.
 func tells(o daemon.Options) []string {
-	looks := len(o.Source.Annotations()) > 0 || o.NICs != nil && len(o.NICs.Annotations()) > 0 || o.Egress != nil && len(o.Egress.Annotations()) > 0
-	if !looks {
+	reads := func(p part.Part) bool { return len(p.About().Annotations) > 0 }
+	if len(o.Source.Annotations()) == 0 && !slices.ContainsFunc(o.Parts, reads) {
 		return nil
 	}
 	return []string{cni.PodAnnotations}

@@ -18,7 +18,6 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
-	"github.com/berthnet/berth/internal/node/nics"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
@@ -86,7 +85,7 @@ func TestInstallationWithPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.ports.close()
-	if got := tells(daemon.Options{Source: src, NICs: n.ports.nics}); !slices.Equal(got, []string{cni.PodAnnotations}) {
+	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
@@ -114,7 +113,8 @@ func TestInstallationWithPorts(t *testing.T) {
 	if only.Ready() == nil {
 		t.Error("it is ready before the API server and Open vSwitch have answered")
 	}
-	beside := nics.NewBeside(src, n.ports.nics).Snapshot()
+	beside := src.Snapshot()
+	n.parts(store)[0].Describe(&beside)
 	if beside.Detail == nil || len(beside.Detail.Metrics()) == 0 || len(beside.Conditions) == 0 {
 		t.Errorf("beside another source it tells %+v", beside)
 	}

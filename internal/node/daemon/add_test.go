@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -122,7 +123,7 @@ func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := d.attach(ctx, "a", n.newNetns("a"))
-		if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
+		if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
 			t.Errorf("err = %v", err)
 		}
 		if ctx.Err() != nil {
@@ -165,7 +166,7 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 				unlock := func() {}
 				if c.queued {
 					var err error
-					if unlock, err = d.locks.lock(ctx, "a"); err != nil {
+					if unlock, err = d.attachments.locks.lock(ctx, "a"); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -175,18 +176,18 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 					added <- err
 				}()
 				synctest.Wait() // the ADD waits, for the address or as the first for the lock
-				go func() { deleted <- d.del(ctx, keyFor("a")) }()
+				go func() { deleted <- d.attachments.del(ctx, keyFor("a")) }()
 				synctest.Wait()
 				unlock()
 				if err := <-deleted; err != nil {
 					t.Errorf("DEL: %v", err)
 				}
 				err := <-added
-				if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
+				if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
 					t.Errorf("ADD: %v", err)
 				}
-				if d.source.Waiting() != 0 || len(d.waits.adds)+len(d.waits.dels) != 0 {
-					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.waits)
+				if d.source.Waiting() != 0 || len(d.attachments.acquirer.waits.adds)+len(d.attachments.acquirer.waits.dels) != 0 {
+					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.attachments.acquirer.waits)
 				}
 			})
 		})
@@ -198,7 +199,7 @@ func TestFailedAddIsUndoneAndAddressNotCooled(t *testing.T) {
 	r := n.restart(nil)
 	defer n.tick()()
 	n.kernel.set("AddPod", errors.New("no buffer space"))
-	r.refused(t, addOf("a", n.newNetns("a")), CodeKernel)
+	r.refused(t, addOf("a", n.newNetns("a")), cnierror.CodeKernel)
 	n.kernel.set("AddPod", nil)
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -48,7 +49,7 @@ func TestChainedPod(t *testing.T) {
 	must(t, err)
 	check.Addresses = []string{"10.4.0.8/24"}
 	_, err = r.client.Check(within(t), check)
-	wantFailure(t, err, CodeMismatch)
+	wantFailure(t, err, cnierror.CodeMismatch)
 
 	// Another daemon takes it up, the same ADD again sets up what somebody removed, and one
 	// with other addresses follows them.
@@ -62,7 +63,7 @@ func TestChainedPod(t *testing.T) {
 	if told := n.tunnels.told[keyFor("a")]; len(told.addrs) != 1 || told.addrs[0].String() != "10.4.0.9" {
 		t.Errorf("the operator heard %+v", told)
 	}
-	if view := r.podView(within(t), "default", "pod-a").Attachments; len(view) != 1 || view[0].Address.String() != "10.4.0.9" || view[0].Fault != "" || !view[0].Checked {
+	if view := r.inspector.podView(within(t), "default", "pod-a").Attachments; len(view) != 1 || view[0].Address.String() != "10.4.0.9" || view[0].Fault != "" || !view[0].Checked {
 		t.Errorf("/ip-manager/pod has %+v", view)
 	}
 	// It becomes a client, and stops being one, while it runs.

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
 // Two container IDs whose links have one name: the name has 60 bits of a hash, and
@@ -31,8 +33,8 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	for range 2 {
 		other := addOf(second, b)
 		other.Attachment.Network, other.Attachment.IfName = "net", "eth0"
-		r.refused(t, other, CodeRecord)
-		if err := r.del(within(t), late); err != nil {
+		r.refused(t, other, cnierror.CodeRecord)
+		if err := r.attachments.del(within(t), late); err != nil {
 			t.Errorf("DEL of the late one: %v", err)
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
@@ -40,7 +42,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 			t.Fatalf("the first one has links %v and routes %v, had %v and %v", l, ro, links, routes)
 		}
 	}
-	if err := r.check(within(t), key, a, nil); err != nil {
+	if err := r.attachments.check(within(t), key, a, nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,7 +21,6 @@ const (
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
 	ConditionChain      = "ChainComplete"
-	ConditionEgress     = "EgressReady"
 )
 
 // conditionDocs says when each is healthy.
@@ -35,7 +34,7 @@ var conditionDocs = [][2]string{
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
 	{ConditionChain, "the plugins that are to be chained after berth work, those that the node has; with --ipam=none, that berth is after another network's"},
-	{ConditionEgress, "the node's kernel can set up the tunnels of Egresses' clients, when berthd is to"},
+	{"EgressReady", "the node's kernel can set up the tunnels of Egresses' clients, when berthd is to"},
 }
 
 // Condition is one thing that a person may need to act on.

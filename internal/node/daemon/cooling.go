@@ -32,6 +32,10 @@ type coolingRecords struct {
 	queue []cooled   // by released
 }
 
+func newCoolingRecords(o Options) *coolingRecords {
+	return &coolingRecords{store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log, locks: newKeyLocks(), wake: retry.NewSignal()}
+}
+
 type cooled struct {
 	addr     netip.Addr
 	released time.Duration // boot clock

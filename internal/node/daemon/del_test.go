@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -64,8 +65,8 @@ func TestCheck(t *testing.T) {
 	if err := check(ns, "10.0.0.5/32"); err != nil {
 		t.Error(err)
 	}
-	wantFailure(t, check(ns, "10.0.0.9/32"), CodeMismatch)
-	wantFailure(t, check(n.newNetns("b")), CodeMismatch)
+	wantFailure(t, check(ns, "10.0.0.9/32"), cnierror.CodeMismatch)
+	wantFailure(t, check(n.newNetns("b")), cnierror.CodeMismatch)
 	n.kernel.dropRoutes()
-	wantFailure(t, check(ns), CodeMismatch)
+	wantFailure(t, check(ns), cnierror.CodeMismatch)
 }

@@ -11,10 +11,13 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
@@ -53,12 +56,12 @@ func TestPodWithEgress(t *testing.T) {
 	must(t, err)
 	n.tunnels.lose()
 	_, err = r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, CodeMismatch); !strings.Contains(f.GetDetails(), "egress: the namespace has") {
+	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "egress: the namespace has") {
 		t.Errorf("CHECK says %v", f)
 	}
 	mustAdd(t, r, "a", "/run/netns/a")
 	n.tunnels.want(t, "internet/nat", "internet/partner")
-	view := r.podView(within(t), "default", "pod-a")
+	view := r.inspector.podView(within(t), "default", "pod-a")
 	if got := view.Attachments[0].Egress; got == nil || len(got.Egresses) != 2 || got.Egresses[1].Name != "partner" || len(got.Egresses[1].Gateways) != 2 {
 		t.Errorf("/ip-manager/pod has %+v", got)
 	}
@@ -92,7 +95,7 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	added := make(chan error, 1)
 	go func() { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); added <- err }()
 	waitFor(t, func() bool { return r.egress.Why(keyFor("a")) != nil })
-	if w := r.podView(within(t), "default", "pod-a").Waiting; len(w) != 1 || w[0].Reason != "egress-unknown" {
+	if w := r.inspector.podView(within(t), "default", "pod-a").Waiting; len(w) != 1 || w[0].Reason != "egress-unknown" {
 		t.Errorf("waiting are %+v", w)
 	}
 	kind, cause, _ := r.front.whyWaits(keyFor("a"))
@@ -185,11 +188,11 @@ func TestKernelWithoutFoU(t *testing.T) {
 	n.tunnels.set("Supported", no)
 	n.tunnels.set("Apply", no)
 	r := n.restart(nil)
-	waitFor(t, func() bool { _, ok := r.conditions.get(ConditionEgress); return ok })
-	r.conditions.want(t, ConditionEgress, false, "NoFoU: "+tunnel.ErrNoFoU.Error())
+	waitFor(t, func() bool { _, ok := r.conditions.get(egresspart.ConditionEgress); return ok })
+	r.conditions.want(t, egresspart.ConditionEgress, false, "NoFoU: "+tunnel.ErrNoFoU.Error())
 	r.egress.says("pod-a", testEgress("nat"))
 	_, err := r.attachPod(t, "a", n.newNetns("a"))
-	if f := failureOf(err); f.Reason != "no-fou" || f.Code != types.ErrTryAgainLater || !strings.Contains(f.Error(), "internet/nat") || !strings.Contains(f.Error(), "module fou") {
+	if f := cnierror.Of(err); f.Reason != "no-fou" || f.Code != types.ErrTryAgainLater || !strings.Contains(f.Error(), "internet/nat") || !strings.Contains(f.Error(), "module fou") {
 		t.Errorf("the ADD says %d %s %v", f.Code, f.Reason, f)
 	}
 	if len(r.Store.Records()) != 0 {
@@ -213,7 +216,7 @@ func TestKernelWithoutFoU(t *testing.T) {
 	waitFor(t, func() bool { n.clock.Advance(time.Minute); return n.tunnels.agree("internet/nat") == nil })
 	waitFor(t, func() bool {
 		n.clock.Advance(time.Minute)
-		c, _ := r.conditions.get(ConditionEgress)
+		c, _ := r.conditions.get(egresspart.ConditionEgress)
 		return c.Healthy
 	})
 }
@@ -223,7 +226,7 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
 	must(t, err)
-	return r.add(within(t), want, source.Wish{})
+	return r.attachments.add(within(t), want, source.Wish{})
 }
 
 // What somebody removes in a pod's namespace is back at the next interval, and after a start.
@@ -353,8 +356,15 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	if rec, _ := r.Store.Get(keyFor("a")); rec.Egress == nil || rec.Egress.State != attachment.EgressChanging {
 		t.Errorf("recorded is %+v", rec.Egress)
 	}
-	if got := r.egressClients(); got["changing"] != 1 || got["set-up"] != 0 {
-		t.Errorf("counted %v", got)
+	for _, m := range r.Source.Snapshot().Detail.Metrics() {
+		if !strings.Contains(m.Desc().String(), `"berth_egress_clients"`) {
+			continue
+		}
+		var got dto.Metric
+		must(t, m.Write(&got))
+		if state := got.GetLabel()[0].GetValue(); (got.GetGauge().GetValue() == 1) != (state == "changing") {
+			t.Errorf("counted %v clients that are %s", got.GetGauge().GetValue(), state)
+		}
 	}
 	n.tunnels.set("Apply", nil)
 	r.egress.says("pod-a", testEgress("partner"))
@@ -398,10 +408,10 @@ func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	n.tunnels, r = nil, nil
 	r = n.restart(nil)
 	_, err := r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, CodeMismatch); !strings.Contains(f.GetDetails(), errNoEgress.Error()) {
+	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "not configured to set that up") {
 		t.Errorf("CHECK says %v", f)
 	}
-	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), CodeKernel)
+	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), cnierror.CodeKernel)
 	mustDel(t, r, "a")
 }
 
@@ -422,14 +432,16 @@ func TestCrashesWithEgress(t *testing.T) {
 		{[]string{"daemon.add.ready"}, nil, was, func(r *running, rec attachment.Record, _ string) error { return r.addTo(rec) }, mine},
 		{[]string{"daemon.egress.cleared", "daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded"}, nil, was, (*running).undone, nil},
 		{[]string{"daemon.del.marked", "daemon.del.cooling", "daemon.egress.cleared", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"}, was, was,
-			func(r *running, rec attachment.Record, _ string) error { return r.del(context.Background(), rec.Key) }, nil},
+			func(r *running, rec attachment.Record, _ string) error {
+				return r.attachments.del(context.Background(), rec.Key)
+			}, nil},
 		{[]string{"daemon.egress.recorded", "daemon.egress.applied", "daemon.egress.changed"}, was, other,
 			func(r *running, rec attachment.Record, _ string) error {
-				return r.Daemon.egress.change(context.Background(), rec.Key)
+				return r.changeEgress(context.Background(), rec.Key)
 			}, []string{"internet/partner"}},
 		{[]string{"daemon.egress.recorded", "daemon.egress.changed"}, was, nil,
 			func(r *running, rec attachment.Record, _ string) error {
-				return r.Daemon.egress.change(context.Background(), rec.Key)
+				return r.changeEgress(context.Background(), rec.Key)
 			}, []string{}},
 	} {
 		for _, point := range c.points {
@@ -478,10 +490,10 @@ func (r *running) undone(rec attachment.Record, point string) error {
 		return err
 	}
 	defer broken()
-	if rec, err = r.trySetUp(context.Background(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
+	if rec, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
 		return errors.New("the ADD did not fail as it should")
 	}
-	return r.undo(context.Background(), rec)
+	return r.attachments.undo(context.Background(), rec)
 }
 
 // Changes go on beside the runtime's calls about the same container, and restarts: at the
@@ -507,7 +519,7 @@ func TestEgressChangesBesideCalls(t *testing.T) {
 		for _, call := range []func() error{
 			func() error { _, err := r.client.Check(within(t), checkOf("a")); return err },
 			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
-			func() error { r.Daemon.egress.look(ctx); return nil },
+			func() error { r.egressKeeper().check(ctx, r.Store.Records()); return nil },
 		} {
 			wg.Go(func() {
 				for ctx.Err() == nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -53,7 +54,7 @@ type fakeEgress struct {
 	open      bool                          // nothing is said of a pod: it has nothing, and need not wait
 }
 
-var _ Egress = (*fakeEgress)(nil)
+var _ egresspart.Egress = (*fakeEgress)(nil)
 
 func newFakeEgress(t *tunnels) *fakeEgress {
 	return &fakeEgress{tunnels: t, news: retry.NewSignal(), fakeWaits: newFakeWaits("egress-unknown"), wants: map[string]*attachment.Egress{}, open: true}
@@ -100,10 +101,10 @@ func (f *fakeEgress) Apply(ctx context.Context, rec attachment.Record) error {
 	if err != nil {
 		return err
 	}
-	if stored, ok := f.records().Get(rec.Key); !ok || !reflect.DeepEqual(settledEgress(stored.Egress), settledEgress(rec.Egress)) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is given %v, which its record does not say", rec.Key, egressNames(rec)))
+	if stored, ok := f.records().Get(rec.Key); !ok || !reflect.DeepEqual(stored.Egress.Settled(), rec.Egress.Settled()) {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is given %v, which its record does not say", rec.Key, rec.EgressNames()))
 	}
-	if settledEgress(rec.Egress) == nil {
+	if rec.Egress.Settled() == nil {
 		delete(f.has, nsOf(rec))
 		return nil
 	}
@@ -144,7 +145,7 @@ func (f *fakeEgress) Wanted(rec attachment.Record) (*attachment.Egress, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	wanted, known := f.wants[rec.Pod.Name]
-	return wanted, known && !reflect.DeepEqual(settledEgress(wanted), settledEgress(rec.Egress))
+	return wanted, known && !reflect.DeepEqual(wanted.Settled(), rec.Egress.Settled())
 }
 
 func (f *fakeEgress) TakeUp(ready []attachment.Record) {
@@ -165,7 +166,7 @@ func (f *fakeEgress) TakeUp(ready []attachment.Record) {
 // hear has the operator hear of an attachment. The tunnels' mu is held.
 func (f *fakeEgress) hear(rec attachment.Record, state string) {
 	delete(f.told, rec.Key)
-	if names := egressNames(rec); len(names) > 0 {
+	if names := rec.EgressNames(); len(names) > 0 {
 		f.told[rec.Key] = heard{state, names, rec.OwnAddrs()}
 	}
 }
@@ -250,7 +251,7 @@ func (t *tunnels) agree(names ...string) error {
 	}
 	count := 0
 	for _, rec := range t.records().Records() {
-		got := egressNames(rec)
+		got := rec.EgressNames()
 		have, ok := t.has[nsOf(rec)]
 		switch {
 		case rec.State != attachment.Ready || !slices.Equal(got, names) || rec.Egress != nil && rec.Egress.State != attachment.EgressSetUp:
@@ -305,3 +306,5 @@ func testEgress(names ...string) *attachment.Egress {
 	}
 	return e
 }
+
+func (f *fakeEgress) Describe(*source.Snapshot) {}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -45,7 +46,7 @@ type fakeNICs struct {
 	late      bool                        // nobody has brought the links yet
 }
 
-var _ NICs = (*fakeNICs)(nil)
+var _ nicpart.NICs = (*fakeNICs)(nil)
 
 func newFakeNICs(board *switchboard) *fakeNICs {
 	return &fakeNICs{
@@ -279,17 +280,6 @@ func (f *fakeNICs) Plugs(ctx context.Context) (links []string, err error) {
 	return links, err
 }
 
-func (f *fakeNICs) Clear(ctx context.Context, hostLink string) error {
-	err := f.enter(ctx, "Clear")
-	defer f.switchboard.mu.Unlock()
-	for p := range f.plugs {
-		if p.hostLink == hostLink && err == nil {
-			delete(f.plugs, p)
-		}
-	}
-	return err
-}
-
 func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
 	err := f.enter(ctx, "Sweep")
 	defer f.switchboard.mu.Unlock()
@@ -311,3 +301,5 @@ func (f *fakeNICs) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
+
+func (f *fakeNICs) Describe(*source.Snapshot) {}

@@ -15,7 +15,7 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 			n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 			r := n.restart(nil)
 			first := mustAdd(t, r, "a", n.newNetns("a"))
-			must(t, r.del(within(t), keyFor("a")))
+			must(t, r.attachments.del(within(t), keyFor("a")))
 			if between.ended {
 				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
 					n.clock.Advance(10 * time.Second)

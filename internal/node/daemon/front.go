@@ -18,6 +18,8 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/listener"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/heartbeat"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/node/podevents"
@@ -169,7 +171,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	reply, err := f.serve(ctx, verb, req, handle)
 	told.end(reply, err)
 	if err != nil {
-		return nil, failureOf(err).GRPCStatus().Err()
+		return nil, cnierror.Of(err).GRPCStatus().Err()
 	}
 	return reply, nil
 }
@@ -207,7 +209,7 @@ func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.Una
 
 // starting refuses a call that waited for the daemon for so long.
 func (f *Front) starting(verb string, waited time.Duration) error {
-	e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
+	e := cnierror.New(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
 	f.Metrics.observeCall(verb, "failure", e.Reason, waited)
 	return e
 }
@@ -218,7 +220,7 @@ func (f *Front) statusWhileStarting() (any, error) {
 	if heartbeat.Recent(f.Socket, f.Clock.Boot()) {
 		return &rpc.StatusReply{}, nil
 	}
-	return nil, failf(types.ErrPluginNotAvailable, "starting", "berthd is starting: %s", f.waitingFor())
+	return nil, cnierror.New(types.ErrPluginNotAvailable, "starting", "berthd is starting: %s", f.waitingFor())
 }
 
 // drain stops accepting calls and lets those at work end, for so long.
@@ -244,7 +246,7 @@ func (f *Front) readiness() error {
 	case d == nil:
 		return errors.New("starting: " + f.waitingFor())
 	case d.draining.Err() != nil:
-		return errDraining
+		return part.ErrDraining
 	}
 	return errors.Join(d.status(), d.writable.err())
 }
@@ -254,7 +256,7 @@ func (f *Front) introspectionHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, r *http.Request) {
 		if d := f.admitted(); d != nil {
-			d.serveDocument(w, r)
+			d.inspector.serveDocument(w, r)
 			return
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
@@ -262,7 +264,7 @@ func (f *Front) introspectionHandler() http.Handler {
 	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
 	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
 		if d := f.admitted(); d != nil {
-			d.servePod(w, r)
+			d.inspector.servePod(w, r)
 			return
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)

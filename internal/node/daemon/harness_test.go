@@ -17,6 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/nodelocal"
@@ -40,6 +43,7 @@ type node struct {
 	chained     bool          // pods' interfaces are another network's
 	warmWait    time.Duration // real time, as contexts have it
 	gatewayWait time.Duration
+	nicWait     time.Duration
 
 	mu     sync.Mutex                  // guards netns
 	netns  map[string]datapath.NetnsID // by path
@@ -110,8 +114,8 @@ func (n *node) assemble() *running {
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
-		StateDir: n.dir, WarmWait: n.warmWait, GatewayWait: n.gatewayWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
-		InspectNetns: n.inspect,
+		Node: Node{StateDir: n.dir, Chained: n.chained}, Times: Times{WarmWait: n.warmWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute},
+		InspectNetns: n.inspect, Parts: []part.Part{nicpart.Unconfigured(log), egresspart.Unconfigured()},
 	}
 	if n.nodeLocal {
 		o.Source = nodelocal.New(src, true, true, n.clock)
@@ -124,15 +128,19 @@ func (n *node) assemble() *running {
 		n.board.records = func() *attachment.Store { return store }
 		n.board.mu.Unlock()
 		r.nics = newFakeNICs(n.board)
-		o.NICs, o.RepairInterval = r.nics, time.Hour
+		o.Parts[0] = nicpart.New(nicpart.Options{NICs: r.nics, Store: store, Wait: n.nicWait, Count: o.Metrics.CountNICs, Log: log})
+		o.RepairInterval = time.Hour
 	}
-	o.Chained, src.Nothing = n.chained, n.chained
+	src.Nothing = n.chained
 	if n.tunnels != nil {
 		n.tunnels.mu.Lock()
 		n.tunnels.records = func() *attachment.Store { return store }
 		n.tunnels.mu.Unlock()
 		r.egress = newFakeEgress(n.tunnels)
-		o.Egress, o.RepairInterval = r.egress, time.Hour
+		o.Parts[1] = egresspart.New(egresspart.Options{
+			Egress: r.egress, Store: store, GatewayWait: n.gatewayWait, Count: o.Metrics.CountEgress, Clients: EgressClients, InspectNetns: n.inspect, Log: log,
+		})
+		o.RepairInterval = time.Hour
 	}
 	r.Daemon, r.source = New(o), src
 	return r
@@ -198,7 +206,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 
 // attach is an ADD past the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
-	return d.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
+	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
 }
 
 // attached is an attach that works.
@@ -341,4 +349,16 @@ func recordOf(container string, lease attachment.Lease) attachment.Record {
 		Key: keyFor(container), Lease: lease, HostLink: hostLinkName(keyFor(container)), State: attachment.Pending,
 		Since: time.Unix(1700000000, 0).UTC(),
 	}
+}
+
+// changeNICs is one change of an attachment's NICs.
+func (r *running) changeNICs(ctx context.Context, key attachment.Key) error {
+	return r.keepers[0].changes.change(ctx, key)
+}
+
+func (r *running) egressKeeper() *keeper { return r.keepers[len(r.keepers)-1] }
+
+// changeEgress is one change of an attachment's egress.
+func (r *running) changeEgress(ctx context.Context, key attachment.Key) error {
+	return r.egressKeeper().changes.change(ctx, key)
 }

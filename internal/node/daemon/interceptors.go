@@ -9,11 +9,12 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
 // callLimit bounds a call of which the caller set no bound, or a later one.
-// An ADD may wait for an address and for NICs besides.
+// An ADD may also wait for an address and for parts.
 const callLimit = 60 * time.Second
 
 // observe is around every call of the plugin: it enforces a deadline, turns a
@@ -21,7 +22,7 @@ const callLimit = 60 * time.Second
 func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (reply any, err error) {
 	limit := callLimit
 	if verb == "Add" {
-		limit += max(d.WarmWait, d.NICWait)
+		limit += d.attachments.acquirer.longestWait()
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -32,8 +33,8 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 		d.Metrics.observeCall(verb, "success", "", took)
 		return reply, nil
 	}
-	f := failureOf(err)
-	if f.Code == CodeRecord {
+	f := cnierror.Of(err)
+	if f.Code == cnierror.CodeRecord {
 		d.writable.failed.Set()
 	}
 	d.Metrics.observeCall(verb, "failure", f.Reason, took)
@@ -60,7 +61,7 @@ func recovered(ctx context.Context, d *Daemon, verb string, req any, handle grpc
 	defer func() {
 		if p := recover(); p != nil {
 			d.Log.Error("panic in a call", "verb", verb, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			f := failureOf(fmt.Errorf("panic: %v", p))
+			f := cnierror.Of(fmt.Errorf("panic: %v", p))
 			f.Reason = "panic"
 			reply, err = nil, f
 		}

@@ -42,7 +42,8 @@ func TestSourceDescribesItself(t *testing.T) {
 	}
 	web, def := introspect.Origin{Pool: "web", Block: "web-0"}, introspect.Origin{Pool: "default", Block: "default-7"}
 	block := introspect.Block{Name: "web-0", Pool: "web", Capacity: 4096, Used: 1, Free: 4095}
-	d.IPAM, d.Source = "pool", told{d.Source, source.Snapshot{
+	d.inspector.node.IPAM, d.IPAM = "pool", "pool"
+	d.Source = told{d.Source, source.Snapshot{
 		Groups: []source.Group{{Name: "web-0", Capacity: 4096}, {Name: "default-7", Capacity: 4}},
 		Addresses: []source.AddressInfo{
 			at("10.2.0.0", source.Used, def), at("10.2.0.1", source.Cooling, def), at("10.2.0.2", source.Withdrawn, def),
@@ -53,9 +54,9 @@ func TestSourceDescribesItself(t *testing.T) {
 		Conditions: []source.Condition{{Type: "BlocksRouted", Reason: "NotRouted", Message: "block web-0: file exists"}},
 		Detail:     only{block},
 	}}
-	d.supply.source = d.Source
+	d.supply.source, d.attachments.source = d.Source, d.Source
 	d.supply.look(false)
-	doc := d.document()
+	doc := d.inspector.document()
 	same := func(what string, got, want any) {
 		t.Helper()
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {

@@ -24,7 +24,8 @@ var (
 
 	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Pods with ports of a VPC whose NICs were found not to be as they should, by what was done (again: plugged again; changed: NICs of a running pod added, taken away, replaced or given other addresses) and result: success or error.", "done", "result")
 
-	famEgressClients = metric.New("berth_egress_clients", "gauge", "Pods of this node that reach networks outside by an Egress, by state: set-up, or changing (being set up as they are to be by now, or waiting to be tried again). None without egress.", "state")
+	// EgressClients is the gauge of the egress part.
+	EgressClients    = metric.New("berth_egress_clients", "gauge", "Pods of this node that reach networks outside by an Egress, by state: set-up, or changing (being set up as they are to be by now, or waiting to be tried again). None without egress.", "state")
 	famEgressChanges = metric.New("berth_egress_changes_total", "counter", "Times that the egress of a running pod was set up to be as it should by now, or again after somebody changed it, by result: success or error.", "result")
 
 	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events of Pods, and counting them up, by result: written, refused (by the API server) or dropped (too many at once, or the API server away for minutes).", "result")
@@ -33,7 +34,7 @@ var (
 	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
 	families = []metric.Family{
-		famRequests, famAdd, famDel, famAddresses, famOnNode, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, famEgressClients, famEgressChanges, famPodEvents,
+		famRequests, famAdd, famDel, famAddresses, famOnNode, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, EgressClients, famEgressChanges, famPodEvents,
 		famIPAM, famBuild,
 	}
 )

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -40,8 +41,8 @@ func NewMetrics() *Metrics {
 	}
 	m.repairs.WithLabelValues()
 	for _, result := range []string{"success", "error"} { // so that the first can be seen to be one more
-		m.nics.WithLabelValues(nicAgain, result)
-		m.nics.WithLabelValues(nicChanged, result)
+		m.nics.WithLabelValues(part.Again, result)
+		m.nics.WithLabelValues(part.Changed, result)
 		m.egress.WithLabelValues(result)
 	}
 	return m
@@ -52,19 +53,16 @@ func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 	m.events.WithLabelValues(string(r)).Add(float64(n))
 }
 
-// What was done about NICs that were not as they should be.
-const (
-	nicAgain   = "again"
-	nicChanged = "changed"
-)
-
-// countNICRepair counts a pod whose NICs were not as they should be.
-func (m *Metrics) countNICRepair(done string, err error) {
+// CountNICs counts a pod whose NICs were not as they should be.
+func (m *Metrics) CountNICs(done string, err error) {
 	m.nics.WithLabelValues(done, resultOf(err)).Inc()
+	if done == part.Again && err == nil {
+		m.repairs.WithLabelValues().Inc()
+	}
 }
 
-// countEgressChange counts a running pod whose egress was not as it should be.
-func (m *Metrics) countEgressChange(err error) { m.egress.WithLabelValues(resultOf(err)).Inc() }
+// CountEgress counts a running pod whose egress was not as it should be.
+func (m *Metrics) CountEgress(_ string, err error) { m.egress.WithLabelValues(resultOf(err)).Inc() }
 
 func resultOf(err error) string {
 	if err != nil {
@@ -112,9 +110,6 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(famWaiting, float64(snap.Waiting))
 	gauge(famReap, float64(c.daemon.reaper.count()))
-	for state, n := range c.daemon.egressClients() {
-		gauge(famEgressClients, float64(n), state)
-	}
 	for _, cond := range c.daemon.conditions.all() {
 		v := 0.0
 		if cond.Healthy {

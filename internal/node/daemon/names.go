@@ -9,6 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/utils"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
 // The longest names, in bytes. Names are kept in records and shown to people,
@@ -89,5 +90,5 @@ func printable(s string) bool {
 }
 
 func badRequest(format string, args ...any) error {
-	return failf(types.ErrInvalidEnvironmentVariables, "bad-request", "%s", fmt.Sprintf(format, args...))
+	return cnierror.New(types.ErrInvalidEnvironmentVariables, "bad-request", "%s", fmt.Sprintf(format, args...))
 }

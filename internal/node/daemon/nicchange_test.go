@@ -312,7 +312,7 @@ func TestChangesBesideCalls(t *testing.T) {
 			func() error { return r.checks(t) },
 			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
 			func() error {
-				_, err := r.gc(t.Context(), "berth", []attachment.Key{keyFor("a")})
+				_, err := r.attachments.gc(t.Context(), "berth", []attachment.Key{keyFor("a")})
 				return err
 			},
 		} {

@@ -86,10 +86,10 @@ func TestCrashesWithNICs(t *testing.T) {
 						broken, err := failpoint.Set("daemon.nics.active=error@1," + point + "=error@1")
 						must(t, err)
 						defer broken()
-						if rec, err = r.trySetUp(t.Context(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
+						if rec, err = r.attachments.trySetUp(t.Context(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
 							t.Fatalf("err = %v", err)
 						}
-						return r.undo(t.Context(), rec)
+						return r.attachments.undo(t.Context(), rec)
 					})
 					r := n.startPorts(pod.nics)
 					n.wantAllPlugged(t, r)
@@ -102,7 +102,7 @@ func TestCrashesWithNICs(t *testing.T) {
 					r := n.startPorts(pod.nics)
 					mustAdd(t, r, "a", n.newNetns("a"))
 					r.stop()
-					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error { return r.del(t.Context(), rec.Key) })
+					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error { return r.attachments.del(t.Context(), rec.Key) })
 					r = n.startPorts(pod.nics)
 					n.wantAllPlugged(t, r)
 					mustDel(t, r, "a") // as the runtime, which heard nothing, does
@@ -116,9 +116,9 @@ func TestCrashesWithNICs(t *testing.T) {
 
 // addTo takes a begun attachment to its end.
 func (r *running) addTo(rec attachment.Record) error {
-	err := r.begin(rec)
+	err := r.attachments.begin(rec)
 	if err == nil {
-		_, err = r.trySetUp(context.Background(), rec, time.Now().Add(time.Minute))
+		_, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute))
 	}
 	return err
 }
@@ -140,9 +140,9 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 			must(t, r.Source.Restore(source.Request{Key: rec.Key}, rec.Lease))
 		}
 	} else {
-		ns, err := r.netnsOf(n.newNetns("a"))
+		ns, err := r.attachments.netnsOf(n.newNetns("a"))
 		must(t, err)
-		rec, _, err = r.acquire(t.Context(), rec, source.Wish{})
+		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.Wish{})
 		must(t, err)
 		rec.Netns = ns
 		must(t, r.Store.Put(rec))

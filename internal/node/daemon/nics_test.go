@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
@@ -79,12 +80,12 @@ func TestPodOfABranch(t *testing.T) {
 		return err
 	}
 	must(t, check("192.168.0.12/32"))
-	wantFailure(t, check("10.0.0.5/32"), CodeMismatch)
+	wantFailure(t, check("10.0.0.5/32"), cnierror.CodeMismatch)
 	a := askPod(t, frontOf(r), "namespace=default&name=pod-a").Attachments[0]
 	if a.Address.String() != "192.168.0.12" || a.HostLink != link || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.NICs) != 2 {
 		t.Errorf("%+v", a)
 	}
-	if doc := r.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
+	if doc := r.inspector.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
 		t.Errorf("the document has %+v and %+v", doc.Allocated, doc.NICs)
 	}
 
@@ -188,12 +189,12 @@ func TestCheckWithNICs(t *testing.T) {
 	}
 	must(t, check("eth1", "192.168.0.12/24"))
 	must(t, check("net1", "192.168.0.13/24")) // another plugin's
-	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
+	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), cnierror.CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
 		t.Errorf("message %q", f.GetMessage())
 	}
 	wantFailure(t, check("eth1", "x"), types.ErrInvalidNetworkConfig)
 	n.board.lose()
-	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
+	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
 		t.Errorf("details %q", f.GetDetails())
 	}
 	// The same ADD puts it back.
@@ -211,9 +212,9 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	six.Addresses = append(six.Addresses, attachment.NICAddress{CIDR: netip.MustParsePrefix("2001:db8::5/64")})
 	r.nics.bind("web-0", testNIC("eth1", "p-1"), six)
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-	_, err := r.add(within(t), want, source.Wish{})
+	_, err := r.attachments.add(within(t), want, source.Wish{})
 	must(t, err)
-	doc := r.document()
+	doc := r.inspector.document()
 	nic := func(ifName, port string, addrs ...string) introspect.NIC {
 		n := introspect.NIC{
 			Namespace: "shop", Pod: "web-0", ContainerID: "a", Network: "berth", Interface: ifName, PodNIC: "nic-" + port, Port: port,
@@ -269,7 +270,7 @@ func TestNICsAreKept(t *testing.T) {
 	n.board.want(t, "p-1")
 
 	// A call about the container is at work: soon after it.
-	unlock, err := r.locks.lock(t.Context(), "a")
+	unlock, err := r.attachments.locks.lock(t.Context(), "a")
 	must(t, err)
 	n.board.lose()
 	r.nics.changed.Set()
@@ -441,13 +442,12 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			mustAdd(t, r, c, n.newNetns(c))
 		}
 		r.stop()
-		k := newNICKeeper(r.Daemon)
-		k.swept, k.began = true, true
+		k := r.keepers[0]
 		look := func(ctx context.Context, name string, wantChecks, wantPlugs int) {
 			t.Helper()
 			n.board.lose()
 			checks, plugs := n.board.count("Check"), n.board.count("Plug")
-			k.look(ctx)
+			k.check(ctx, r.Store.Records())
 			if checks, plugs = n.board.count("Check")-checks, n.board.count("Plug")-plugs; checks != wantChecks || plugs != wantPlugs {
 				t.Errorf("%s, %s: %d NICs looked at and %d plugged, want %d and %d", kind, name, checks, plugs, wantChecks, wantPlugs)
 			}
@@ -472,7 +472,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 			r.stop()
 			n.damage("a", 30)
 			r = n.startPorts(nil)
-			r.sweep(within(t))
+			r.sweeper.sweep(within(t))
 			n.board.mu.Lock()
 			left := len(n.board.plugs)
 			n.board.mu.Unlock()
@@ -529,7 +529,7 @@ func TestNICsThatNobodyPlugs(t *testing.T) {
 	n.board = nil
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 1)
-	if f := r.refused(t, addOf("a", "/run/netns/a"), CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
+	if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
 		t.Errorf("%v", f)
 	}
 	mustDel(t, r, "a")
@@ -553,7 +553,7 @@ func TestFailuresOfNICs(t *testing.T) {
 		plug.ErrNotReady:        {types.ErrTryAgainLater, "nic-not-ready"},
 		plug.ErrPortInUse:       {types.ErrTryAgainLater, "port-in-use"},
 		datapath.ErrNoNetns:     {types.ErrInvalidNetNS, "netns-missing"},
-		plug.ErrInterfaceExists: {CodeKernel, "nic"},
+		plug.ErrInterfaceExists: {cnierror.CodeKernel, "nic"},
 		error(&source.Exhausted{Reason: "agent-away", Message: "m"}): {types.ErrTryAgainLater, "agent-away"},
 	} {
 		n := newPortNode(t, "10.0.0.5")
@@ -565,8 +565,8 @@ func TestFailuresOfNICs(t *testing.T) {
 		if f.GetMessage() != "plugging NIC eth1, port p-1" || f.GetDetails() != "plugging: "+err.Error() {
 			t.Errorf("%v: %v", err, f)
 		}
-		if got := failureOf(nicFailure("x", err)).Reason; got != want.reason {
-			t.Errorf("%v: reason %s, want %s", err, got, want.reason)
+		if _, err := r.keepers[0].part.SetUp(t.Context(), attachment.Record{NICs: []attachment.NIC{testNIC("eth1", "p-1")}}); cnierror.Of(err).Reason != want.reason {
+			t.Errorf("%v, want reason %s", err, want.reason)
 		}
 		stop()
 		n.board.want(t)
@@ -613,9 +613,9 @@ func TestVanishedSandboxOfNICsAlone(t *testing.T) {
 		ns := n.newNetns("a")
 		r.attached(t, "a", ns)
 		n.removeNetns(ns)
-		r.sweep(within(t))
+		r.sweeper.sweep(within(t))
 		n.clock.Advance(time.Minute)
-		r.sweep(within(t))
+		r.sweeper.sweep(within(t))
 		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
 			t.Errorf("the runtime lists %v: released %v", listed, gone)
 		}

@@ -159,12 +159,12 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 			continue
 		}
 		if err := r.upkeep.RemoveNodeAddress(ctx, c.Addr); err != nil {
-			r.log.Warn("removing a pod's address from the node, will try again", forLog(c.pod, "address", c.String(), "err", err)...)
+			r.log.Warn("removing a pod's address from the node, will try again", c.pod.ForLog("address", c.String(), "err", err)...)
 			left = append(left, c)
 			continue
 		}
 		r.repairs.WithLabelValues().Inc()
-		r.log.Warn("removed a pod's address from the node", forLog(c.pod, "address", c.String())...)
+		r.log.Warn("removed a pod's address from the node", c.pod.ForLog("address", c.String())...)
 		have = slices.DeleteFunc(have, func(a datapath.NodeAddress) bool { return a == c.NodeAddress })
 	}
 	return have, left, nil

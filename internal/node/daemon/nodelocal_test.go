@@ -47,7 +47,7 @@ func TestNodeLocalAddress(t *testing.T) {
 	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").Attachment, Netns: ns, Addresses: reply.GetAddresses()}, grpc.WaitForReady(true)); err != nil {
 		t.Error(err)
 	}
-	if got := r.document().Allocated[0]; got.Address != n.addrs[0] || got.NodeLocal != local {
+	if got := r.inspector.document().Allocated[0]; got.Address != n.addrs[0] || got.NodeLocal != local {
 		t.Errorf("introspection tells %+v", got)
 	}
 	n.wantKernel(t, 1, 2)
@@ -87,7 +87,7 @@ func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 				rec, _ := d.Store.Get(keyFor("a"))
 				local = rec.Lease.NodeLocal
 				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, rec.Lease))
-				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
+				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})
@@ -138,15 +138,15 @@ func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	r := n.restart(nil)
 	rec := r.attached(t, "a", n.newNetns("a"))
 	n.kernel.dropRoute(rec.Lease.NodeLocal)
-	rp := &repairer{store: r.Store, kernel: n.kernel, again: r.addAgainLater}
+	rp := &repairer{store: r.Store, kernel: n.kernel, again: r.attachments.addAgainLater}
 	if did, err := rp.repairPods(within(t)); err != nil || len(did) != 1 {
 		t.Errorf("repaired %v, %v", did, err)
 	}
 	n.wantKernel(t, 1, 2)
-	must(t, r.unwire(within(t), rec)) // the link stays until it is reaped, without a route
+	must(t, r.attachments.wiring.unwire(within(t), rec)) // the link stays until it is reaped, without a route
 	n.wantKernel(t, 1, 0)
 	defer n.tick()()
-	must(t, r.undo(within(t), rec))
+	must(t, r.attachments.undo(within(t), rec))
 	n.wantKernel(t, 0, 0)
 	if again := r.attached(t, "b", n.newNetns("b")); again.Lease.NodeLocal != rec.Lease.NodeLocal {
 		t.Errorf("an address that no pod had is not handed out again, but %s", again.Lease.NodeLocal)

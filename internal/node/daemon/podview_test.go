@@ -100,19 +100,19 @@ func TestPodViewIsBounded(t *testing.T) {
 		t.Errorf("asked in another host's name: %d", code)
 	}
 	for range podViews {
-		d.views <- struct{}{}
+		d.inspector.views <- struct{}{}
 	}
 	if code, body := get(f.introspectionHandler(), "localhost", introspect.PodPath+"?name=web-0&namespace=shop"); code != http.StatusServiceUnavailable {
 		t.Errorf("one question too many: %d %s", code, body)
 	}
 	for range podViews {
-		<-d.views
+		<-d.inspector.views
 	}
 	synctest.Test(t, func(t *testing.T) { // a call that holds the container's lock does not hold up the answer
 		n := newNode(t, "10.0.0.5")
 		d := n.assemble()
 		d.record(t, "a", n)
-		unlock, err := d.locks.lock(t.Context(), "a")
+		unlock, err := d.attachments.locks.lock(t.Context(), "a")
 		must(t, err)
 		defer unlock()
 		began := time.Now()
@@ -129,8 +129,8 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		d := n.assemble()
 		since := d.Clock.Now().UTC()
 		req := source.Request{Key: keyFor("a"), Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-		_, end := d.waits.add(t.Context(), req)
-		_, endOther := d.waits.add(t.Context(), source.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
+		_, end := d.attachments.acquirer.waits.add(t.Context(), req)
+		_, endOther := d.attachments.acquirer.waits.add(t.Context(), source.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
@@ -151,7 +151,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		go func() {
 			defer close(ended)
 			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-			_, _ = d.add(ctx, rec, source.Wish{})
+			_, _ = d.attachments.add(ctx, rec, source.Wish{})
 		}()
 		synctest.Wait()
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")

@@ -10,6 +10,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
 // The container of berthd sees namespaces that are made after it started only
@@ -36,7 +38,7 @@ func TestNamespacesReachADaemonInAContainer(t *testing.T) {
 				}
 				return
 			}
-			if f := failureOf(err); err == nil || f.Code != types.ErrInvalidNetNS || !strings.Contains(f.Message, "HostToContainer") {
+			if f := cnierror.Of(err); err == nil || f.Code != types.ErrInvalidNetNS || !strings.Contains(f.Message, "HostToContainer") {
 				t.Errorf("%v does not name the cause", err)
 			}
 		})

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
@@ -19,8 +18,8 @@ type recovery struct {
 	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
 	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
 	owned  map[string]bool         // links that a record or a damaged record stands for
-	plugs  []string                // host links of attachments with NICs plugged, where records are damaged
-	later  bool                    // a NIC could not be unplugged: others wait for the sweep, not each for itself
+	parts  []string                // host links of attachments of which parts have anything, where records are damaged
+	later  bool                    // a part could not be removed: others wait for the sweep, not each for itself
 }
 
 // recoverState finishes or undoes what an earlier daemon left half done, tells
@@ -32,7 +31,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing the kernel's pod links: %w", err)
 	}
-	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
+	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.sweeper.runtimeLists(ctx)}
 	for _, l := range inv.Links {
 		r.links[l.Name] = nil
 	}
@@ -49,7 +48,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	}
 	damaged := d.quarantine.all()
 	if len(damaged) > 0 {
-		r.plugs = d.plugsOfDamaged(ctx)
+		r.parts = d.quarantine.partLinks(ctx)
 	}
 	for _, q := range damaged {
 		if err := r.quarantined(ctx, q); err != nil {
@@ -58,37 +57,16 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	}
 	d.quarantine.report()
 	r.leftovers(ctx)
-	if d.nics != nil {
-		d.nics.takeUp(ctx)
-	}
-	if d.egress != nil {
-		d.egress.takeUp()
-	}
+	d.keepers.takeUp(ctx)
 	r.awaitReaper(ctx)
 	return nil
-}
-
-// runtimeLists asks the container runtime which sandboxes it knows. Nil when
-// none is configured or it does not answer: then nothing is concluded from it.
-func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
-	if d.Sandboxes == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	list, err := d.Sandboxes.Sandboxes(ctx)
-	if err != nil {
-		d.Log.Warn("asking the container runtime for its sandboxes", "err", err)
-		return nil
-	}
-	return list
 }
 
 // attachment takes one record up, finishes or undoes it.
 func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
 	_, inKernel := r.links[rec.HostLink]
-	rebooted := rec.BootID != r.d.Store.Node().BootID && !inKernel
-	if rebooted && len(rec.NICs) == 0 {
+	rebooted, parts := rec.BootID != r.d.Store.Node().BootID && !inKernel, r.d.attachments.parts.have(rec)
+	if rebooted && !parts {
 		return r.forget(rec)
 	}
 	r.owned[rec.HostLink] = true
@@ -101,11 +79,11 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	if rec.State == attachment.Ready && !rebooted {
 		return r.ready(ctx, rec)
 	}
-	if len(rec.NICs) > 0 && r.later {
+	if parts && r.later {
 		return errors.New("its NICs are left to the sweep, as those of another could not be unplugged")
 	}
 	err := r.finish(ctx, rec, rebooted)
-	r.later = r.later || err != nil && len(rec.NICs) > 0
+	r.later = r.later || err != nil && parts
 	return err
 }
 
@@ -116,10 +94,9 @@ func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted b
 	case rebooted:
 		kctx, cancel := kernelContext(ctx)
 		defer cancel()
-		if err := r.d.unplug(kctx, rec); err != nil {
+		if err := r.d.attachments.parts.remove(kctx, rec); err != nil {
 			return err
 		}
-		r.d.tellUnplugged(rec)
 		if err := r.forget(rec); err != nil {
 			return err
 		}
@@ -127,9 +104,9 @@ func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted b
 		return nil
 	case rec.State == attachment.Pending:
 		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
-		return r.d.undo(ctx, rec)
+		return r.d.attachments.undo(ctx, rec)
 	default:
-		return r.d.release(ctx, rec, "removal that was half done")
+		return r.d.attachments.release(ctx, rec, "removal that was half done")
 	}
 }
 
@@ -143,7 +120,7 @@ func (r *recovery) forget(rec attachment.Record) error {
 // start. When its sandbox is gone it is released now only if the runtime says so too,
 // else by the sweep in time.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
-	alive, err := r.d.netnsAlive(rec.Netns)
+	alive, err := r.d.attachments.netnsAlive(rec.Netns)
 	if err != nil {
 		return fmt.Errorf("looking at its network namespace: %w", err)
 	}
@@ -151,9 +128,9 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 		if r.listed == nil || r.listed[rec.Key.ContainerID] {
 			return nil
 		}
-		return r.d.release(ctx, rec, "sandbox gone")
+		return r.d.attachments.release(ctx, rec, "sandbox gone")
 	}
-	_, err = r.d.again(ctx, rec, r.d.wireLease)
+	_, err = r.d.attachments.again(ctx, rec, r.d.attachments.wiring.wireLease)
 	return err
 }
 
@@ -161,7 +138,7 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 // lets those of the others cool.
 func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
 	if ofNoLink(q) {
-		return r.d.releaseNameless(ctx, q)
+		return r.d.quarantine.releaseNameless(ctx, q)
 	}
 	routed, inKernel := r.links[q.HostLink]
 	for _, a := range routed { // a part of the file may be lost
@@ -174,7 +151,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	if len(q.Addresses) > 0 && !slices.ContainsFunc(q.Addresses, free) {
 		return r.d.Store.Discard(q) // intact records speak for all of them
 	}
-	lives := inKernel || slices.Contains(r.plugs, q.HostLink)
+	lives := inKernel || slices.Contains(r.parts, q.HostLink)
 	if lives {
 		r.owned[q.HostLink] = true
 	}
@@ -186,7 +163,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	if lives {
 		return nil
 	}
-	return r.d.releaseQuarantined(ctx, q)
+	return r.d.quarantine.release(ctx, q)
 }
 
 // leaseOf is the first address of each family.
@@ -267,7 +244,7 @@ func (r *recovery) awaitReaper(ctx context.Context) {
 }
 
 func (r *recovery) leftover(ctx context.Context, link string, addrs []netip.Addr) error {
-	if err := r.d.coolUnheld(ctx, link, addrs); err != nil {
+	if err := r.d.quarantine.coolUnheld(ctx, link, addrs); err != nil {
 		return err
 	}
 	if err := r.d.Kernel.DetachPod(ctx, link, addrs); err != nil {

@@ -72,7 +72,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
 				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}))
-				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
+				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})
@@ -81,15 +81,15 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			if recs := r.Store.Records(); len(recs) != 0 {
 				t.Errorf("records %v", recs)
 			}
-			if doc := r.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
+			if doc := r.inspector.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
 				t.Errorf("totals %+v, want the address cooling", doc.Totals)
 			}
 			n.clock.Advance(max(0, 29*time.Second-n.clock.Now().Sub(released)))
-			if doc := r.document(); doc.Totals.Cooling != 1 {
+			if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
 				t.Error("the address cooled too short")
 			}
 			n.clock.Advance(31 * time.Second)
-			if doc := r.document(); doc.Totals.Available != 1 {
+			if doc := r.inspector.document(); doc.Totals.Available != 1 {
 				t.Error("the address never cooled")
 			}
 			waitFor(t, func() bool { // who removes the record may not have begun to wait yet
@@ -106,15 +106,15 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
 			ns := n.newNetns("a")
 			halted(t, n, point, func(d *running) {
-				rec, until, err := d.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
+				rec, until, err := d.attachments.acquirer.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if rec.Netns, err = d.netnsOf(ns); err == nil {
-					err = d.begin(rec)
+				if rec.Netns, err = d.attachments.netnsOf(ns); err == nil {
+					err = d.attachments.begin(rec)
 				}
 				if err == nil {
-					_, err = d.trySetUp(within(t), rec, until)
+					_, err = d.attachments.trySetUp(within(t), rec, until)
 				}
 				if !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
@@ -167,7 +167,7 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
 		t.Errorf("records %v, cooling %v", recs, cools)
 	}
-	if doc := r.document(); doc.Totals.Available != 2 {
+	if doc := r.inspector.document(); doc.Totals.Available != 2 {
 		t.Errorf("totals %+v, want both addresses available", doc.Totals)
 	}
 }
@@ -258,7 +258,7 @@ func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
 	r := n.restart(nil)
-	if doc := r.document(); doc.Totals.Cooling != 1 {
+	if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
 		t.Errorf("totals %+v, want its address cooling", doc.Totals)
 	}
 	left, err := filepath.Glob(filepath.Join(n.dir, "attachments", "*.bad"))
@@ -291,12 +291,12 @@ func TestVanishedSandbox(t *testing.T) {
 			if tt.linkGone {
 				must(t, n.kernel.ReapLinks(t.Context(), []string{hostLinkName(keyFor("a"))}))
 			}
-			d.sweep(within(t))
+			d.sweeper.sweep(within(t))
 			if len(d.Store.Records()) != 1 {
 				t.Fatal("released without grace")
 			}
 			n.clock.Advance(time.Minute)
-			d.sweep(within(t))
+			d.sweeper.sweep(within(t))
 			if released := len(d.Store.Records()) == 0; released != tt.released {
 				t.Errorf("released: %v, want %v", released, tt.released)
 			}
@@ -311,12 +311,12 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	d.attached(t, "a", ns)
 	saved := n.netns[ns]
 	n.removeNetns(ns)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	n.netns[ns] = saved
 	n.clock.Advance(time.Minute)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	n.removeNetns(ns)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	if len(d.Store.Records()) != 1 {
 		t.Error("the grace period did not begin anew")
 	}
@@ -384,9 +384,9 @@ func TestEveryFailpointIsHit(t *testing.T) {
 				r.nics.bind("", testNIC("eth1", "p-1"))
 				addErr = errors.Join(addErr, r.changeNICs(within(t), rec.Key))
 				r.egress.change(func() { r.egress.wants[""] = testEgress("partner") })
-				addErr = errors.Join(addErr, r.Daemon.egress.change(within(t), rec.Key))
+				addErr = errors.Join(addErr, r.changeEgress(within(t), rec.Key))
 			}
-			delErr := r.del(within(t), keyFor(name))
+			delErr := r.attachments.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {
 					t.Errorf("ADD: %v", addErr)
@@ -394,7 +394,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			} else if !errors.Is(errors.Join(addErr, delErr), failpoint.ErrHit) {
 				t.Errorf("not hit: ADD %v, DEL %v", addErr, delErr)
 			}
-			if err := r.del(within(t), keyFor(name)); err != nil {
+			if err := r.attachments.del(within(t), keyFor(name)); err != nil {
 				t.Errorf("second DEL: %v", err)
 			}
 			if left := r.Store.Records(); len(left) != 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -55,12 +54,20 @@ type repairer struct {
 	repairs    *prometheus.CounterVec
 	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
-	again func(ctx context.Context, seen attachment.Record) error
-	// linkChanged is NICs.LinkChanged, or nil without NICs.
-	linkChanged func(name string, address net.HardwareAddr)
-	addresses   nodeAddresses
-	clock       clock.Clock
-	log         *slog.Logger
+	again     func(ctx context.Context, seen attachment.Record) error
+	parts     parts // hear of links that changed
+	addresses nodeAddresses
+	clock     clock.Clock
+	log       *slog.Logger
+}
+
+func newRepairer(o Options, d *Daemon) *repairer {
+	return &repairer{
+		upkeep: o.Repair.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
+		repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.attachments.addAgainLater, parts: o.Parts,
+		addresses: nodeAddresses{remove: o.Repair.RemoveForeignAddresses, tell: o.Repair.Tell},
+		clock:     o.Clock, log: o.Log,
+	}
 }
 
 // run repairs what others change, at once when it is seen and at an
@@ -136,8 +143,10 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
 		r.source.Kick()
 	}
-	if r.linkChanged != nil && (e.Kind != datapath.StateLost || e.Link != "") {
-		r.linkChanged(e.Link, e.MAC)
+	if e.Kind != datapath.StateLost || e.Link != "" {
+		for _, p := range r.parts {
+			p.LinkChanged(e.Link, e.MAC)
+		}
 	}
 	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false

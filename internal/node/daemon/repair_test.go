@@ -13,12 +13,22 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/node/attachment"
-
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
+
+// hearing is a part that hears of links.
+type hearing struct {
+	part.Part
+	changed *string
+}
+
+func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
+	*h.changed = strings.TrimSpace(name + " " + address.String())
+}
 
 // The source hears of every link that came or went, which may be that of an ENI.
 func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
@@ -39,9 +49,7 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		"a branch's rule went":      {datapath.Event{Kind: datapath.PortStateLost}, 0, false, ""},
 	} {
 		src, changed := sourcefake.New(clock.Real{}, 0), "nothing"
-		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkChanged: func(name string, address net.HardwareAddr) {
-			changed = strings.TrimSpace(name + " " + address.String())
-		}}
+		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), parts: parts{hearing{changed: &changed}}}
 		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || changed != tc.changed {
 			t.Errorf("%s: %d kicks, repair %v and %s changed, want %d, %v and %s", name, src.Kicks(), repair, changed, tc.kicked, tc.repair, tc.changed)
 		}

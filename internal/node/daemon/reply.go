@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
@@ -126,3 +127,6 @@ func defaultRoutes(nic attachment.NIC, nowhere netip.Addr) []*rpc.Route {
 	}
 	return nil
 }
+
+// isRouted reports whether the node routes to a NIC, as it does to the address of a lease.
+func isRouted(nic attachment.NIC) bool { return plug.Kind(nic.Plug.Type) == plug.RoutedVLAN }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/heartbeat"
 )
 
@@ -31,26 +32,20 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
-			cancel(fmt.Errorf("the address source ended: %w", err))
+			cancel(fmt.Errorf("the address source stopped: %w", err))
 		}
 	})
-	if d.nics != nil {
+	for _, p := range d.Parts {
 		wg.Go(func() {
-			if err := d.NICs.Run(loops); err != nil && loops.Err() == nil {
-				cancel(fmt.Errorf("what brings NICs ended: %w", err))
+			if err := p.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("the controller of pods' %s stopped: %w", p.About().Name, err))
 			}
 		})
-		wg.Go(func() { d.nics.run(loops) })
 	}
-	if d.egress != nil {
-		wg.Go(func() {
-			if err := d.Egress.Run(loops); err != nil && loops.Err() == nil {
-				cancel(fmt.Errorf("what brings egress ended: %w", err))
-			}
-		})
-		wg.Go(func() { d.egress.run(loops) })
+	for _, k := range d.keepers {
+		wg.Go(func() { k.run(loops) })
 	}
-	wg.Go(func() { d.sweepLoop(loops) })
+	wg.Go(func() { d.sweeper.run(loops) })
 	wg.Go(func() { d.writable.run(loops) })
 	wg.Go(func() { d.supply.run(loops) })
 	if d.repairer != nil {
@@ -70,7 +65,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return err
 	case <-ctx.Done():
 	}
-	d.drain(errDraining) // ADDs that wait for an address fail now
+	d.drain(part.ErrDraining) // ADDs that wait for an address fail now
 	front.drain(d.DrainTimeout)
 	d.Log.Info("stopped serving")
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {

@@ -2,12 +2,13 @@ package daemon
 
 import (
 	"context"
-	"slices"
+	"net/netip"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -29,11 +30,12 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if want.Chained, err = d.chainedBy(req); err != nil {
 		return nil, err
 	}
-	wish := wishOf(req, d.annotations())
-	if err := d.checkWish(want, wish); err != nil {
-		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
+	a := d.attachments.acquirer
+	wish := wishOf(req, a.annotations())
+	if err := a.checkWish(source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}); err != nil {
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
 	}
-	rec, err := d.add(ctx, want, wish)
+	rec, err := d.attachments.add(ctx, want, wish)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +48,7 @@ func (s *service) Del(ctx context.Context, req *rpc.DelRequest) (*rpc.DelReply, 
 	if err != nil {
 		return nil, err
 	}
-	return &rpc.DelReply{}, s.front.daemon.del(ctx, key)
+	return &rpc.DelReply{}, s.front.daemon.attachments.del(ctx, key)
 }
 
 // Check implements rpc.NodeServer.
@@ -59,7 +61,7 @@ func (s *service) Check(ctx context.Context, req *rpc.CheckRequest) (*rpc.CheckR
 	if err != nil {
 		return nil, err
 	}
-	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), prev)
+	return &rpc.CheckReply{}, s.front.daemon.attachments.check(ctx, key, req.GetNetns(), prev)
 }
 
 // GC implements rpc.NodeServer.
@@ -68,7 +70,7 @@ func (s *service) GC(ctx context.Context, req *rpc.GCRequest) (*rpc.GCReply, err
 	for _, a := range req.GetValid() {
 		valid = append(valid, attachment.Key{Network: req.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()})
 	}
-	released, err := s.front.daemon.gc(ctx, req.GetNetwork(), valid)
+	released, err := s.front.daemon.attachments.gc(ctx, req.GetNetwork(), valid)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +98,7 @@ func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
 	}
 	want.MTU = int(req.GetMtu())
 	if want.MTU != 0 && (want.MTU < 576 || want.MTU > 65535) {
-		return want, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", want.MTU)
+		return want, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", want.MTU)
 	}
 	want.Pod = attachment.Pod{Namespace: req.GetPod().GetNamespace(), Name: req.GetPod().GetName(), UID: req.GetPod().GetUid()}
 	return want, checkPod(want.Pod)
@@ -106,35 +108,6 @@ func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
 func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
 	return key, checkKey(key)
-}
-
-// annotations are the keys of those that this daemon looks at.
-func (d *Daemon) annotations() []string {
-	keys := slices.Clone(d.Source.Annotations())
-	if d.NICs != nil {
-		keys = append(keys, d.NICs.Annotations()...)
-	}
-	if d.Egress != nil {
-		keys = append(keys, d.Egress.Annotations()...)
-	}
-	return keys
-}
-
-// checkWish refuses what no pod can have.
-func (d *Daemon) checkWish(want attachment.Record, wish source.Wish) error {
-	if err := d.Source.CheckWish(wish); err != nil {
-		return err
-	}
-	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
-	if d.NICs != nil {
-		if err := d.NICs.CheckWish(req); err != nil {
-			return err
-		}
-	}
-	if d.Egress != nil {
-		return d.Egress.CheckWish(req)
-	}
-	return nil
 }
 
 // wishOf is what a user wrote into the pod's annotations, of those with some keys (one that
@@ -161,4 +134,33 @@ func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 		}
 	}
 	return wish
+}
+
+// chainedBy is what plugins before this one made of the pod's interface, by an ADD's request,
+// and nil where this one makes it. A request of the other kind is refused: it is of a network
+// that another daemon was to serve.
+func (d *Daemon) chainedBy(req *rpc.AddRequest) (*attachment.Chained, error) {
+	previous := req.GetPrevious()
+	switch {
+	case previous == nil && !d.Chained:
+		return nil, nil
+	case previous == nil:
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "not-chained", "berthd has no addresses of its own (--ipam=none), and no plugin before berth made the pod's interface: "+
+			"put berth at the end of another network's list of plugins")
+	case !d.Chained:
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "chained", "a plugin before berth made the pod's interface already, and berthd has addresses of its own (it runs with --ipam=%s): "+
+			"put berth first in its network's list of plugins, or run berthd with --ipam=none", d.IPAM)
+	}
+	chained := &attachment.Chained{}
+	for _, cidr := range previous.GetAddresses() {
+		p, err := netip.ParsePrefix(cidr)
+		if err != nil || p.Addr().Zone() != "" || p.Addr().Is4In6() {
+			return nil, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "prevResult: address %q is not a CIDR", cidr)
+		}
+		chained.Addresses = append(chained.Addresses, p.Addr())
+	}
+	if len(chained.Addresses) == 0 {
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "prevResult has no address of interface %s", req.GetAttachment().GetIfName())
+	}
+	return chained, nil
 }

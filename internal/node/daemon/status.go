@@ -6,6 +6,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/statefile"
 )
 
@@ -14,13 +15,13 @@ import (
 // it fail, because a failing STATUS gets the node's pods evicted.
 func (d *Daemon) status() error {
 	if c, ok := d.conditions.get(ConditionDataPath); !ok || !c.Healthy {
-		return failf(types.ErrPluginNotAvailable, "datapath", "the node's data path is not ready: %s", c.Message)
+		return cnierror.New(types.ErrPluginNotAvailable, "datapath", "the node's data path is not ready: %s", c.Message)
 	}
 	if d.usable.isSet() {
 		return nil
 	}
 	if err := d.Source.Ready(); err != nil {
-		return failf(types.ErrPluginNotAvailable, "no-address-yet", "no address was usable on this node yet: %s", err)
+		return cnierror.New(types.ErrPluginNotAvailable, "no-address-yet", "no address was usable on this node yet: %s", err)
 	}
 	d.usable.set()
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
@@ -54,7 +55,7 @@ func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, messag
 	if d == nil {
 		return podevents.WaitsForNetwork, "starting", "berthd is starting: " + f.waitingFor()
 	}
-	switch ex, address := d.why(key); {
+	switch ex, address := d.attachments.acquirer.why(key); {
 	case ex != nil && !address:
 		return podevents.WaitsForNetwork, ex.Reason, ex.Message
 	case ex != nil:
@@ -86,7 +87,7 @@ func (t *telling) end(reply any, err error) {
 		t.front.Tell(podevents.News{Pod: t.pod, IfName: t.key.IfName, Kind: podevents.Attached, Addresses: addressesOf(reply)})
 		return
 	}
-	f := failureOf(err)
+	f := cnierror.Of(err)
 	if silentEnds[f.Reason] {
 		return
 	}

@@ -114,7 +114,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 		"another call about the container": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5"))
-				unlock, _ := t.daemon.locks.lock(context.Background(), "a")
+				unlock, _ := t.daemon.attachments.locks.lock(context.Background(), "a")
 				time.AfterFunc(5*time.Second, unlock)
 			},
 			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, takes long", "5s attached default/pod-a : 10.0.0.5/32"},
@@ -135,7 +135,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 					time.AfterFunc(c.leaves, cancel)
 				}
 				if c.deleted > 0 {
-					time.AfterFunc(c.deleted, func() { told.daemon.waits.del(keyFor("a")) })
+					time.AfterFunc(c.deleted, func() { told.daemon.attachments.acquirer.waits.del(keyFor("a")) })
 				}
 				_ = told.add(ctx, req)
 				time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time: nothing comes after the end

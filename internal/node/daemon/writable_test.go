@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -41,7 +42,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	} {
 		waitFor(t, recovered)
 		must(t, tt.begin())
-		r.refused(t, addOf("a", ns), CodeRecord)
+		r.refused(t, addOf("a", ns), cnierror.CodeRecord)
 		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
@@ -126,13 +127,13 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
 		n.wantKernel(t, 0, 0)
-		if doc := r.document(); doc.Totals.Available != 0 {
+		if doc := r.inspector.document(); doc.Totals.Available != 0 {
 			t.Errorf("totals %+v: an address of a removed pod is free", doc.Totals)
 		}
 	}
 	removed()
 	removed() // again is no error
-	r.refused(t, addOf("a", n.newNetns("new")), CodeRecord)
+	r.refused(t, addOf("a", n.newNetns("new")), cnierror.CodeRecord)
 	stop()
 	r.stop()
 	r = n.restart(nil)
@@ -146,6 +147,6 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	})
 	waitFor(t, func() bool {
 		n.clock.Advance(30 * time.Second)
-		return r.document().Totals.Available == 3
+		return r.inspector.document().Totals.Available == 3
 	})
 }

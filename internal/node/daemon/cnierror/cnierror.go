@@ -1,4 +1,6 @@
-package daemon
+// Package cnierror is errors as a container runtime gets to see them: with a code of the CNI specification or
+// of Berth's own, and a reason for metrics.
+package cnierror
 
 import (
 	"context"
@@ -17,7 +19,7 @@ import (
 const (
 	// CodeMismatch: CHECK found that kernel or record differ from the result.
 	CodeMismatch uint = 100
-	// CodeKernel: the kernel refused a step of ADD or DEL.
+	// CodeKernel: the kernel rejected a step of ADD or DEL.
 	CodeKernel uint = 101
 	// CodeRecord: the attachment's record could not be written.
 	CodeRecord uint = 102
@@ -29,12 +31,36 @@ type Failure struct {
 	Reason  string // a short word for metrics, such as subnet-full
 	Message string // what happened and what to do
 	Details string // what else helps, may be empty
-	Err     error  // what is behind it, may be nil
-	// Ending: this daemon ends, nothing was done, and the next one is to be asked.
+	Err     error  // the underlying error, may be nil
+	// Ending: this daemon is shutting down and did nothing; the next one can serve the call.
 	Ending bool
 }
 
-// Error is the message with the details.
+// New returns a Failure without details.
+func New(code uint, reason, format string, args ...any) *Failure {
+	return &Failure{Code: code, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// Because returns a Failure of which err is the cause and the details.
+func Because(err error, code uint, reason, message string) *Failure {
+	return &Failure{Code: code, Reason: reason, Message: message, Details: err.Error(), Err: err}
+}
+
+// Of returns the Failure in an error's chain, or makes one: an error that carries none is internal.
+func Of(err error) *Failure {
+	if f, ok := errors.AsType[*Failure](err); ok {
+		return f
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return &Failure{Code: types.ErrTryAgainLater, Reason: "cancelled", Message: "the caller went away"}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &Failure{Code: types.ErrTryAgainLater, Reason: "deadline", Message: "not done in time; try again"}
+	}
+	return &Failure{Code: types.ErrInternal, Reason: "internal", Message: "internal error of berthd", Details: err.Error(), Err: err}
+}
+
+// Error returns the message with the details.
 func (f *Failure) Error() string {
 	if f.Details == "" {
 		return f.Message
@@ -42,13 +68,13 @@ func (f *Failure) Error() string {
 	return f.Message + ": " + f.Details
 }
 
-// Unwrap gives the error behind it.
+// Unwrap returns the underlying error.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// GRPCStatus carries the failure to the plugin as a status detail. The plugin makes
-// some calls again that were Unavailable.
+// GRPCStatus carries the failure to the plugin as a status detail. The plugin repeats
+// some calls that were Unavailable.
 func (f *Failure) GRPCStatus() *status.Status {
-	code := grpcCode(f.Code)
+	code := f.grpcCode()
 	if f.Ending {
 		code = codes.Unavailable
 	}
@@ -60,9 +86,9 @@ func (f *Failure) GRPCStatus() *status.Status {
 	return with
 }
 
-// grpcCode is never Unavailable, which means that there is no daemon any more.
-func grpcCode(cni uint) codes.Code {
-	switch cni {
+// grpcCode is never Unavailable, which means that no daemon is there.
+func (f *Failure) grpcCode() codes.Code {
+	switch f.Code {
 	case types.ErrTryAgainLater:
 		return codes.ResourceExhausted
 	case types.ErrUnknownContainer:
@@ -74,22 +100,4 @@ func grpcCode(cni uint) codes.Code {
 	default:
 		return codes.Internal
 	}
-}
-
-func failf(code uint, reason, format string, args ...any) *Failure {
-	return &Failure{Code: code, Reason: reason, Message: fmt.Sprintf(format, args...)}
-}
-
-// failureOf makes any error a Failure. What is none yet is internal.
-func failureOf(err error) *Failure {
-	if f, ok := errors.AsType[*Failure](err); ok {
-		return f
-	}
-	switch {
-	case errors.Is(err, context.Canceled):
-		return failf(types.ErrTryAgainLater, "cancelled", "the caller went away")
-	case errors.Is(err, context.DeadlineExceeded):
-		return failf(types.ErrTryAgainLater, "deadline", "not done in time; try again")
-	}
-	return &Failure{Code: types.ErrInternal, Reason: "internal", Message: "internal error of berthd", Details: err.Error(), Err: err}
 }

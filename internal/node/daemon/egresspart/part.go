@@ -1,228 +1,350 @@
-package daemon
+// Package egresspart makes egress a part of the daemon: pods that reach networks outside as clients of
+// Egresses, and gateways of these, which forward. Package podegress programs a pod's namespace, and speaks to the operator.
+package egresspart
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 
-var _ = failpoint.Register("daemon.egress.acquired", "daemon.egress.applied", "daemon.egress.cleared")
+var _ = failpoint.Register(
+	"daemon.egress.acquired", "daemon.egress.applied", "daemon.egress.cleared", "daemon.egress.recorded", "daemon.egress.changed",
+)
 
-// Egress is how pods reach networks outside besides their own interface: as clients of
-// Egresses or, of their gateways, as those who forward. All methods may be called
-// concurrently; Apply, Check and Clear of one record never are, but only while the lock of
-// its container is held. Records that are given are not to be changed, nor what is returned
-// later on.
+// ConditionEgress is the type of the condition that Inspect returns.
+const ConditionEgress = "EgressReady"
+
+// Egress is the egress of the node's pods. *podegress.Clients implements it. What is not
+// documented here is as in part.Part.
 type Egress interface {
-	// Annotations are the keys of pods' annotations that are looked at, as
-	// source.Source.Annotations. One that ends in "/" stands for all that begin with it.
 	Annotations() []string
-	// CheckWish refuses, before anything is done about an ADD, what no pod can have. The
-	// error names the annotation and what was expected.
 	CheckWish(req source.Request) error
 	// Acquire returns what the pod is to have, once the operator said so: nil for one that
-	// is to have nothing, at once where that is known on the node. When ctx ends first, or
-	// where the pod's annotation names an Egress that it may not use, the error is an
-	// *source.Exhausted that names the Egress and says why. It takes nothing: there is
-	// nothing to give back after it. The state of what it returns is attachment.EgressSetUp.
+	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
+	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
+	// The state of what it returns is attachment.EgressSetUp.
 	Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error)
-	// Why tells what the Acquire of key waits for; nil when none waits.
 	Why(key attachment.Key) *source.Exhausted
 	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
 	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
 	// rec.OtherAddrs(), the interface is Key.IfName with its own MTU. It is idempotent and
-	// finishes what is half done. Of errors egress.ErrNoFoU and those of datapath about the
-	// namespace are told apart; so of Check, Clear and Supported.
+	// finishes what is half done. Errors of Apply, Check, Clear and Supported are tunnel.ErrNoFoU, those of datapath
+	// about the namespace, or others.
 	Apply(ctx context.Context, rec attachment.Record) error
-	// Check tells how the kernel differs from rec.Egress, and changes nothing.
+	// Check returns how the kernel differs from rec.Egress, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record) error
-	// Clear takes away all that Apply made. It is idempotent, and no error in a namespace
-	// that is gone.
+	// Clear removes all that Apply made. It is idempotent.
 	Clear(ctx context.Context, rec attachment.Record) error
-	// Supported tells whether the node's kernel can set up clients at all. Asked at start and
-	// at the interval of repairs.
+	// Supported returns why the node's kernel cannot set up clients, or nil.
 	Supported(ctx context.Context) error
-	// News fires when a ready attachment may have to have another egress than before; nil:
-	// never. It holds one token at most, so that all that is new is looked at after it.
 	News() <-chan struct{}
-	// Wanted returns what a ready attachment is to have by now, and whether that differs
+	// Wanted returns what a ready attachment should have, and whether that differs
 	// from rec.Egress in anything but the state; false while it is not known, as before the
-	// API server answered. Gateways that rec.Egress has keep their IDs. It is asked for every
-	// record whenever News fires: it answers from memory.
+	// API server answered. Gateways that rec.Egress has keep their IDs.
 	Wanted(rec attachment.Record) (egress *attachment.Egress, differ bool)
-	// TakeUp says, before Run and once, which attachments are ready at a start. Those whose
-	// egress is settled are set up as recorded. Of a pod of this node whose EgressClient
-	// names another sandbox than theirs, that sandbox is gone.
+	// TakeUp reports the ready attachments at start. Those whose egress is settled are set up as recorded.
+	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
 	TakeUp(ready []attachment.Record)
-	// Coming says that an attachment that is not ready yet is being set up as rec.Egress says, with
-	// the addresses that it has by now: so that gateways may be told of it meanwhile. SetUp
+	// Coming reports that an attachment that is not ready yet is being set up as rec.Egress says, with
+	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
 	// follows, or Gone.
 	Coming(rec attachment.Record)
 	// Await returns once every gateway that new connections of the attachment may take serves it.
-	// The error says which do not, when ctx ends or it is no use to wait for these. The attachment is
-	// set up and its operator was told of it.
+	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
+	// set up and the operator was told of it.
 	Await(ctx context.Context, rec attachment.Record) error
-	// SetUp says that a ready attachment is set up as rec.Egress says, nil included: at its
-	// ADD, after each change and after each repair. The operator is told later, and only of
-	// what is new to it: this does not wait for it. So of Failed and Gone.
+	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Gone do
+	// not wait for the operator, who hears only what is new.
 	SetUp(rec attachment.Record)
-	// Failed says that rec.Egress could not be set up, at an ADD, of which nothing stays then,
-	// or for a pod that runs, and what it had before may be there still, in part. It is told
-	// at each attempt. A person is to hear of a pod that runs: by the EgressClient's condition
-	// and an Event of the Pod; of an ADD the daemon tells.
+	// Failed reports each attempt to set up rec.Egress that failed, at an ADD, of which nothing stays then,
+	// or for a pod that runs, and that may still have what it had before, in part. The EgressClient's condition
+	// and an Event of the Pod say so of a pod that runs; the daemon does of an ADD.
 	Failed(rec attachment.Record, err error)
-	// Gone says that the attachment is no more, after its record went: its addresses may soon
-	// be another's. Told also of one that has no egress or never was ready, and before TakeUp.
 	Gone(rec attachment.Record)
-	// Run follows what the operator says, and tells it what there is to tell, until ctx
-	// ends, and returns only then.
+	Describe(snap *source.Snapshot)
 	Run(ctx context.Context) error
 }
 
-// errNoEgress is of a record with egress on a daemon that was started without it.
-var errNoEgress = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
+// Options are what a Part is made of.
+type Options struct {
+	Egress      Egress
+	Store       *attachment.Store
+	Wait        time.Duration // part.About.Wait
+	GatewayWait time.Duration // how long an ADD waits for gateways to serve the pod, until it goes on without; 0: not at all
+	Count       func(done string, err error)
+	Clients     metric.Family // gauge of ready clients, by state
+	// InspectNetns is datapath.InspectNetns, or a test's.
+	InspectNetns func(path string) (datapath.NetnsID, error)
+	Log          *slog.Logger
+}
 
-// applyEgress sets up what a record says of egress, and returns it with that settled. The
-// error is a Failure.
-func (d *Daemon) applyEgress(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+// Part is the egress of attachments, attachment.Record.Egress. It has no state of its own.
+type Part struct {
+	part.None
+	Options
+}
+
+var _ part.Part = Part{}
+
+// New returns it.
+func New(o Options) Part { return Part{Options: o} }
+
+// unconfigured is the part of a daemon that was started without egress. It refuses records that
+// have some.
+type unconfigured struct{ part.None }
+
+// Unconfigured returns the part of a daemon that is not configured for egress.
+func Unconfigured() part.Part { return unconfigured{} }
+
+var errUnconfigured = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
+
+// About implements part.Part.
+func (unconfigured) About() part.About { return part.About{Name: "egress", ChecksAtOnce: 1} }
+
+// SetUp implements part.Part.
+func (unconfigured) SetUp(_ context.Context, rec attachment.Record) (attachment.Record, error) {
+	if rec.Egress != nil {
+		return rec, failure(rec, errUnconfigured)
+	}
+	return rec, nil
+}
+
+// Check implements part.Part.
+func (unconfigured) Check(_ context.Context, rec attachment.Record) error {
+	if isSettled(rec) {
+		return errUnconfigured
+	}
+	return nil
+}
+
+// About implements part.Part.
+func (p Part) About() part.About {
+	return part.About{
+		Name: "egress", Annotations: p.Egress.Annotations(), Wait: p.Wait, AwaitLimit: p.GatewayWait,
+		NotAcquired: "no egress for the pod: ", NotPrepared: "no egress for the pod: ",
+		NotServed:         "the pod's gateways do not serve it yet: ", // of an ADD that nobody needs any more
+		FollowsInterfaces: true, ChecksAtOnce: 4, Count: p.Count,
+	}
+}
+
+// CheckWish implements part.Part.
+func (p Part) CheckWish(req source.Request) error { return p.Egress.CheckWish(req) }
+
+// Acquire implements part.Part.
+func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
+	if rec.Egress, err = p.Egress.Acquire(ctx, req); err != nil || rec.Egress == nil {
+		return false, err
+	}
+	return true, failpoint.Hit("daemon.egress.acquired")
+}
+
+// Why implements part.Part.
+func (p Part) Why(key attachment.Key) *source.Exhausted { return p.Egress.Why(key) }
+
+// Prepare implements part.Part. It has gateways hear of the pod.
+func (p Part) Prepare(_ context.Context, rec attachment.Record) error {
+	if rec.Egress != nil {
+		p.Egress.Coming(rec)
+	}
+	return nil
+}
+
+// SetUp implements part.Part.
+func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if rec.Egress == nil {
 		return rec, nil
 	}
-	if d.Egress == nil {
-		return rec, egressFailure(rec, errNoEgress)
+	return p.apply(ctx, rec)
+}
+
+// apply sets up what a record says, and returns the record with that settled.
+func (p Part) apply(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if err := p.Egress.Apply(ctx, rec); err != nil {
+		p.Egress.Failed(rec, err)
+		return rec, failure(rec, err)
 	}
-	if err := d.Egress.Apply(ctx, rec); err != nil {
-		d.Egress.Failed(rec, err)
-		return rec, egressFailure(rec, err)
-	}
-	rec.Egress = settledEgress(rec.Egress)
+	rec.Egress = rec.Egress.Settled()
 	return rec, failpoint.Hit("daemon.egress.applied")
 }
 
-// settledEgress is what a record says of egress once it is set up: nothing where there is
-// nothing.
-func settledEgress(e *attachment.Egress) *attachment.Egress {
-	if e == nil || len(e.Egresses) == 0 && !e.Forward {
+// Await implements part.Part, so that a pod's first packets get through. The pod starts anyway when gateways
+// take longer: what it sends again then finds its way.
+func (p Part) Await(ctx context.Context, rec attachment.Record) error {
+	if p.GatewayWait <= 0 || rec.Egress == nil || len(rec.Egress.Egresses) == 0 {
 		return nil
 	}
-	settled := *e
-	settled.State = attachment.EgressSetUp
-	return &settled
+	err := p.Egress.Await(ctx, rec)
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, part.ErrDraining) {
+		return cause
+	}
+	p.Log.Info("a pod starts before all gateways serve it", rec.ForLog("egresses", rec.EgressNames(), "err", err)...)
+	return nil
 }
 
-// changingEgress is what a record says of egress while that is being set up in the place of
-// something else.
-func changingEgress(e *attachment.Egress) *attachment.Egress {
-	changing := attachment.Egress{}
-	if e != nil {
-		changing = *e
-	}
-	changing.State = attachment.EgressChanging
-	return &changing
-}
-
-// clearEgress takes away what an attachment that ends has of egress. It holds up no pod
-// that goes: all of it ends with the pod's namespace at the latest, and nothing of it is the
-// node's.
-func (d *Daemon) clearEgress(ctx context.Context, rec attachment.Record) error {
-	if rec.Egress == nil || d.Egress == nil {
+// Check implements part.Part. What is set up in place of something else is not compared.
+func (p Part) Check(ctx context.Context, rec attachment.Record) error {
+	if !isSettled(rec) {
 		return nil
 	}
-	if alive, err := d.netnsAlive(rec.Netns); !alive {
-		if err != nil {
-			d.Log.Warn("looking for the namespace of an egress that goes", "attachment", rec.Key.String(), "err", err)
-		}
-		return nil
-	}
-	if err := d.Egress.Clear(ctx, rec); err != nil {
-		d.Log.Warn("what a pod had of egress stays in its namespace", "attachment", rec.Key.String(), "err", err)
-		return nil
-	}
-	return failpoint.Hit("daemon.egress.cleared")
-}
-
-// egressDiffers tells how the kernel differs from what a record says of egress. Of one that is
-// changing that is not known.
-func (d *Daemon) egressDiffers(ctx context.Context, rec attachment.Record) error {
-	switch {
-	case rec.Egress == nil || rec.Egress.State != attachment.EgressSetUp:
-		return nil
-	case d.Egress == nil:
-		return errNoEgress
-	}
-	if err := d.Egress.Check(ctx, rec); err != nil {
+	if err := p.Egress.Check(ctx, rec); err != nil {
 		return fmt.Errorf("egress: %w", err)
 	}
 	return nil
 }
 
-// tellSetUp says that an attachment is ready with its egress.
-func (d *Daemon) tellSetUp(rec attachment.Record) {
-	if d.Egress != nil {
-		d.Egress.SetUp(rec)
-	}
+func isSettled(rec attachment.Record) bool {
+	return rec.Egress != nil && rec.Egress.State == attachment.EgressSetUp
 }
 
-// tellGone says that an attachment is no more.
-func (d *Daemon) tellGone(rec attachment.Record) {
-	if d.Egress != nil {
-		d.Egress.Gone(rec)
-	}
-}
-
-// tellComing says that an attachment is being set up with egress.
-func (d *Daemon) tellComing(rec attachment.Record) {
-	if d.Egress != nil && rec.Egress != nil {
-		d.Egress.Coming(rec)
-	}
-}
-
-// awaitGateways returns once gateways serve a pod that is set up, so that its first packets get
-// through. The pod starts all the same when they take longer than GatewayWait: what it sends again
-// then finds its way. The error is a Failure, of one that need not start any more.
-func (d *Daemon) awaitGateways(ctx context.Context, rec attachment.Record) error {
-	if d.Egress == nil || rec.Egress == nil || len(rec.Egress.Egresses) == 0 || d.GatewayWait <= 0 {
-		return nil
-	}
-	req := source.Request{Key: rec.Key, Pod: rec.Pod}
-	return d.wait(ctx, req, time.Now().Add(d.GatewayWait), noGateways, func(ctx context.Context) error {
-		err := d.Egress.Await(ctx, rec)
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) && d.draining.Err() == nil {
-			return context.Cause(ctx)
-		}
-		d.Log.Info("a pod starts before all gateways serve it", forLog(rec, "egresses", egressNames(rec), "err", err)...)
-		return nil
-	})
-}
-
-// egressNames are the Egresses of a record, for people.
-func egressNames(rec attachment.Record) (names []string) {
+// Remove implements part.Part. It keeps no pod from being removed: all of it ends with the pod's namespace at the
+// latest, and nothing of it is the node's.
+func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
 	if rec.Egress == nil {
 		return nil
 	}
-	for _, e := range rec.Egress.Egresses {
-		names = append(names, e.Namespace+"/"+e.Name)
+	switch alive, err := part.Alive(p.InspectNetns, rec.Netns); {
+	case err != nil:
+		p.Log.Warn("looking for the namespace of an egress that is to be removed", "attachment", rec.Key.String(), "err", err)
+		return nil
+	case !alive:
+		return nil
 	}
-	return names
+	if err := p.Egress.Clear(ctx, rec); err != nil {
+		p.Log.Warn("a pod's egress stays in its namespace", "attachment", rec.Key.String(), "err", err)
+		return nil
+	}
+	return failpoint.Hit("daemon.egress.cleared")
 }
 
-// egressFailure says what came of something that was to be set up of egress.
-func egressFailure(rec attachment.Record, err error) error {
-	what := fmt.Sprintf("setting up the pod's egress by %v", egressNames(rec))
+// Checks implements part.Part.
+func (p Part) Checks(rec attachment.Record) (checks bool, service string) { return isSettled(rec), "" }
+
+// Inspect implements part.Part.
+func (p Part) Inspect(ctx context.Context) []source.Condition {
+	c := source.Condition{Type: ConditionEgress, Healthy: true, Reason: "Supported"}
+	switch err := p.Egress.Supported(ctx); {
+	case err == nil:
+	case errors.Is(err, tunnel.ErrNoFoU):
+		c = source.Condition{Type: ConditionEgress, Reason: "NoFoU", Message: err.Error() + ": pods that are to reach networks by an Egress cannot run on this node; others are not affected"}
+	default:
+		c = source.Condition{Type: ConditionEgress, Reason: "Unknown", Message: err.Error()}
+	}
+	return []source.Condition{c}
+}
+
+// News implements part.Part.
+func (p Part) News() <-chan struct{} { return p.Egress.News() }
+
+// Desired implements part.Part.
+func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
+	desired, differs := p.Egress.Wanted(rec)
+	if !differs {
+		desired = rec.Egress
+	}
+	return desired.Settled(), differs || rec.Egress != nil && !isSettled(rec)
+}
+
+// Change implements part.Part: the pod is the client of other Egresses, or these are others.
+func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) error {
+	rec, release, err := host.Hold(ctx, key)
+	if release == nil {
+		return err
+	}
+	defer release()
+	ctx, cancel := host.Setting(ctx)
+	defer cancel()
+	if desired, differs := p.Egress.Wanted(rec); differs {
+		before := rec.EgressNames()
+		rec.Egress = desired.Changing()
+		if err := host.Put(rec); err != nil {
+			return err
+		}
+		if err := failpoint.Hit("daemon.egress.recorded"); err != nil {
+			return err
+		}
+		p.Log.Info("the egress of a running pod changes", rec.ForLog("before", before)...)
+	}
+	now, err := p.SetUp(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if rec.Egress != nil && !isSettled(rec) {
+		if err := host.Put(now); err != nil {
+			return err
+		}
+	}
+	p.Egress.SetUp(now)
+	return failpoint.Hit("daemon.egress.changed")
+}
+
+// Ready implements part.Part.
+func (p Part) Ready(rec attachment.Record) { p.Egress.SetUp(rec) }
+
+// Gone implements part.Part.
+func (p Part) Gone(rec attachment.Record) { p.Egress.Gone(rec) }
+
+// TakeUp implements part.Part.
+func (p Part) TakeUp(ready []attachment.Record) { p.Egress.TakeUp(ready) }
+
+// Describe implements part.Part.
+func (p Part) Describe(snap *source.Snapshot) {
+	p.Egress.Describe(snap)
+	snap.Detail = source.Details{snap.Detail, clients{p.Store, p.Clients}}
+}
+
+// clients are the ready attachments that are clients of Egresses.
+type clients struct {
+	store *attachment.Store
+	gauge metric.Family
+}
+
+// Describe implements source.Detail.
+func (clients) Describe(*introspect.Document) {}
+
+// Metrics implements source.Detail: clients by state.
+func (c clients) Metrics() (out []prometheus.Metric) {
+	count := map[string]int{"set-up": 0, "changing": 0}
+	for _, rec := range c.store.Records() {
+		switch {
+		case rec.State != attachment.Ready || rec.Egress == nil || len(rec.Egress.Egresses) == 0:
+		case isSettled(rec):
+			count["set-up"]++
+		default:
+			count["changing"]++
+		}
+	}
+	for state, n := range count {
+		out = append(out, c.gauge.Value(float64(n), state))
+	}
+	return out
+}
+
+// Run implements part.Part.
+func (p Part) Run(ctx context.Context) error { return p.Egress.Run(ctx) }
+
+// failure is the error of something that was to be set up of egress.
+func failure(rec attachment.Record, err error) error {
 	say := func(code uint, reason string) error {
-		return &Failure{Code: code, Reason: reason, Message: what, Details: err.Error(), Err: err}
+		return cnierror.Because(err, code, reason, fmt.Sprintf("setting up the pod's egress by %v", rec.EgressNames()))
 	}
 	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
 		return say(types.ErrTryAgainLater, ex.Reason)
@@ -230,10 +352,10 @@ func egressFailure(rec attachment.Record, err error) error {
 	switch {
 	case errors.Is(err, tunnel.ErrNoFoU):
 		return say(types.ErrTryAgainLater, "no-fou")
-	case errors.Is(err, errNoEgress):
-		return say(CodeKernel, "no-egress")
+	case errors.Is(err, errUnconfigured):
+		return say(cnierror.CodeKernel, "no-egress")
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
 		return say(types.ErrInvalidNetNS, "netns-missing")
 	}
-	return say(CodeKernel, "egress")
+	return say(cnierror.CodeKernel, "egress")
 }
