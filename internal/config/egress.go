@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // defaultClusterNetworks are those for private use (RFC 1918, RFC 4193), where clusters have
 // their pods and nodes.
@@ -9,7 +12,17 @@ const defaultClusterNetworks = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7
 // longestProbeInterval is above the time after which Kubernetes itself has noticed.
 const longestProbeInterval = 10 * time.Minute
 
-func egressSettings(c *Config) []Setting {
+// EgressSettings are those of egress.
+type EgressSettings struct {
+	Egress                bool
+	EgressPort            int // UDP
+	EgressClusterNetworks []netip.Prefix
+	EgressWait            time.Duration
+	EgressGatewayWait     time.Duration
+	EgressProbeInterval   time.Duration // 0: gateways are not asked
+}
+
+func (c *EgressSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "egress", Default: "false", bare: true, parse: boolean(&c.Egress),
 			Doc: "Have pods reach networks outside by the gateways of Egresses, as their annotation egress.berth.dev/NAMESPACE or the Egresses themselves ask for. Needs the Kubernetes API and a kernel with Foo over UDP."},

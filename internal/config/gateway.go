@@ -3,13 +3,10 @@ package config
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 // Gateway is every setting of berth-egress, parsed and checked.
@@ -29,17 +26,9 @@ type Gateway struct {
 
 	// Watching
 	MetricsAddr string
-	LogLevel    string
-	LogFormat   string
-
-	// Unknown are environment variables that begin with BERTH_ and mean nothing.
-	Unknown []string
-	// Effective is every setting as it was given, or its default, for people.
-	Effective []introspect.Setting
+	LogSettings
+	Given
 }
-
-// Logger logs as the settings ask for.
-func (g Gateway) Logger(w io.Writer) *slog.Logger { return newLogger(w, g.LogLevel, g.LogFormat) }
 
 // NewGatewayLoader registers a flag for every setting of berth-egress.
 func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
@@ -51,8 +40,8 @@ func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
 func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (g *Gateway) finish(unknown []string, effective []introspect.Setting) []error {
-	g.Unknown, g.Effective = unknown, effective
+func (g *Gateway) finish(given Given) []error {
+	g.Given = given
 	if g.Namespace == "" {
 		g.Namespace = ownNamespace()
 	}
@@ -91,7 +80,7 @@ func gatewayTable(g *Gateway) []Setting {
 		{"Watching", append([]Setting{
 			{Flag: "metrics-address", Default: ":61690", parse: checked(&g.MetricsAddr, hostPort),
 				Doc: "Where /metrics, /livez and /readyz are served. Nodes of clients connect there too, to notice a gateway that is gone."},
-		}, logSettings(&g.LogLevel, &g.LogFormat)...)},
+		}, g.LogSettings.rows()...)},
 	})
 }
 

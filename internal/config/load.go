@@ -18,7 +18,7 @@ type Loader[C any] struct {
 	config   *C // the table's rows write to it
 	settings []Setting
 	raw      map[string]*rawValue // by flag
-	finish   func(unknown []string, effective []introspect.Setting) []error
+	finish   func(Given) []error
 }
 
 // rawValue keeps a flag's text for Load, so that all mistakes are found, not the first.
@@ -52,9 +52,8 @@ func NewLoader(flags *pflag.FlagSet) *Loader[Config] {
 }
 
 // newLoader registers a flag for every setting of a table that writes to c.
-// Finish is called when all are parsed, with the variables that mean nothing and
-// with what every setting is, and returns what is wrong with them together.
-func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(unknown []string, effective []introspect.Setting) []error) *Loader[C] {
+// Finish is called when all are parsed, and returns what is wrong with them together.
+func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(Given) []error) *Loader[C] {
 	l := &Loader[C]{config: c, settings: settings, raw: map[string]*rawValue{}, finish: finish}
 	for _, s := range l.settings {
 		r := &rawValue{text: s.Default, bare: s.bare}
@@ -87,7 +86,7 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 		}
 		effective = append(effective, introspect.Setting{Name: s.Flag, Value: redact.Text(value), From: name})
 	}
-	problems = append(problems, l.finish(unknown(l.settings, env), effective)...)
+	problems = append(problems, l.finish(Given{unknown(l.settings, env), effective})...)
 	if err := errors.Join(problems...); err != nil {
 		var none C
 		return none, fmt.Errorf("invalid settings:\n%w", err)

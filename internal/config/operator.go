@@ -3,8 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,76 +13,79 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
-	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// Operator is every setting of berth-operator, parsed and checked.
+// Operator is every setting of berth-operator, parsed and checked, by feature.
 type Operator struct {
-	// Cluster
+	OperatorCluster
+	LeaderSettings
+	CloudSettings
+	OperatorNodes
+	OperatorPools
+	OperatorPorts
+	OperatorEgress
+	OperatorWatching
+	LogSettings
+	Given
+	EC2Limits map[string]pace.Limit // by action
+}
+
+// OperatorCluster is what the operator works for.
+type OperatorCluster struct {
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
 	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; none where Egress is all
+}
 
-	// Leader election
+// LeaderSettings are those of leader election.
+type LeaderSettings struct {
 	LeaderElect    bool
 	LeaseNamespace string
 	LeaseDuration  time.Duration
 	RenewDeadline  time.Duration
 	RetryPeriod    time.Duration
 	PodName        string
+}
 
-	// Cloud
-	Region       string
-	EC2Endpoint  string
-	IMDSEndpoint string
-	IMDSMode     string                // taken into IMDSEndpoint
-	EC2Limits    map[string]pace.Limit // by action
-
-	// Nodes
+// OperatorNodes are how nodes and their ENIs are managed.
+type OperatorNodes struct {
 	InstanceNodeTag    string // key of an EC2 tag; empty: none
 	InstanceClusterTag Tag    // zero: none
+	NodeGoneGrace      time.Duration
+	ENITimes
+}
 
-	NodeGoneGrace   time.Duration
-	ShrinkDelay     time.Duration
-	ListingInterval time.Duration
-	SettleTime      time.Duration
-	OrphanAge       time.Duration
-	OrphanInterval  time.Duration
-
-	// Address pools
+// OperatorPools are the operator's settings of address pools.
+type OperatorPools struct {
 	BlockClaimGrace time.Duration
 	DownNodeRelease time.Duration // 0: never
 	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
+}
 
-	// VPC ports
-	VPCCalls      int // under way at once, to one endpoint
+// OperatorPorts are the operator's settings of VPC ports.
+type OperatorPorts struct {
+	VPCCalls      int // in flight at once, to one endpoint
 	UnplugGrace   time.Duration
 	BranchCooling time.Duration
 	WebhookAddr   string
 	WebhookFrom   []netip.Prefix // clients beside the API server and nodes
 	FirstIsPort   bool           // the first interface of pods with NICs is one of them
+}
 
-	// Egress
+// OperatorEgress are the operator's settings of egress.
+type OperatorEgress struct {
 	Egress      bool
 	EgressImage string
 	EgressPort  int // UDP
+}
 
-	// Watching
+// OperatorWatching are what the operator shows.
+type OperatorWatching struct {
 	MetricsAddr string
 	HealthAddr  string
 	PprofAddr   string
-	LogLevel    string
-	LogFormat   string
-
-	// Unknown are environment variables that begin with BERTH_ and mean nothing.
-	Unknown []string
-	// Effective is every setting as it was given, or its default, for people.
-	Effective []introspect.Setting
 }
-
-// Logger logs as the settings ask for.
-func (o Operator) Logger(w io.Writer) *slog.Logger { return newLogger(w, o.LogLevel, o.LogFormat) }
 
 // NewOperatorLoader registers a flag for every setting of berth-operator.
 func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
@@ -99,9 +100,9 @@ func ownNamespace() string {
 }
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (o *Operator) finish(unknown []string, effective []introspect.Setting) []error {
-	o.Unknown, o.Effective = unknown, effective
-	o.IMDSEndpoint = imdsURL(o.IMDSEndpoint, o.IMDSMode)
+func (o *Operator) finish(given Given) []error {
+	o.Given = given
+	o.CloudSettings.finish()
 	if o.PodName == "" {
 		o.PodName, _ = os.Hostname()
 	}
@@ -147,20 +148,20 @@ func (o *Operator) contradictions() []error {
 // operatorTable lists every setting of berth-operator; parsing writes to o.
 func operatorTable(o *Operator) []Setting {
 	return rows([]group{
-		{"Cluster", operatorClusterSettings(o)},
-		{"Leader election", leaderSettings(o)},
-		{"Cloud", append(cloudSettings(&o.Region, &o.EC2Endpoint, &o.IMDSEndpoint, &o.IMDSMode), Setting{
+		{"Cluster", o.OperatorCluster.rows()},
+		{"Leader election", o.LeaderSettings.rows()},
+		{"Cloud", append(o.CloudSettings.rows(), Setting{
 			Flag: "ec2-limits", Unit: "Action=calls per second/burst", parse: ec2Limits(&o.EC2Limits),
 			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
-		{"Nodes", operatorNodeSettings(o)},
-		{"Address pools", operatorPoolSettings(o)},
-		{"VPC ports", operatorPortSettings(o)},
-		{"Egress", operatorEgressSettings(o)},
-		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
+		{"Nodes", o.OperatorNodes.rows()},
+		{"Address pools", o.OperatorPools.rows()},
+		{"VPC ports", o.OperatorPorts.rows()},
+		{"Egress", o.OperatorEgress.rows()},
+		{"Watching", append(o.OperatorWatching.rows(), o.LogSettings.rows()...)},
 	})
 }
 
-func operatorClusterSettings(o *Operator) []Setting {
+func (o *OperatorCluster) rows() []Setting {
 	return []Setting{
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
@@ -171,7 +172,7 @@ func operatorClusterSettings(o *Operator) []Setting {
 	}
 }
 
-func leaderSettings(o *Operator) []Setting {
+func (o *LeaderSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "leader-elect", Default: "true", bare: true, parse: boolean(&o.LeaderElect),
 			Doc: "Work only while holding the Lease berth-operator, so that of several operators one works and the others stand by."},
@@ -188,7 +189,7 @@ func leaderSettings(o *Operator) []Setting {
 	}
 }
 
-func operatorNodeSettings(o *Operator) []Setting {
+func (o *OperatorNodes) rows() []Setting {
 	return []Setting{
 		{Flag: "instance-node-tag", Unit: "key", parse: checked(&o.InstanceNodeTag, tagKey),
 			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It proves that an instance is a Node's where Nodes have no spec.providerID and another name than the instance's private DNS name. Not set: no such tag."},
@@ -209,7 +210,7 @@ func operatorNodeSettings(o *Operator) []Setting {
 	}
 }
 
-func operatorPoolSettings(o *Operator) []Setting {
+func (o *OperatorPools) rows() []Setting {
 	return []Setting{
 		{Flag: "block-claim-grace", Default: "2m", parse: duration(&o.BlockClaimGrace, time.Second, 30*day),
 			Doc: "How long a node's Node object must be gone, and its daemon not have claimed its blocks, before they are released. A daemon claims every 20 s."},
@@ -223,7 +224,7 @@ func operatorPoolSettings(o *Operator) []Setting {
 // DefaultOperatorMetrics is where an operator serves metrics unless it is told.
 const DefaultOperatorMetrics = "127.0.0.1:61680"
 
-func operatorPortSettings(o *Operator) []Setting {
+func (o *OperatorPorts) rows() []Setting {
 	return []Setting{
 		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultMost), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultMost),
 			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many. EC2's go by --ec2-limits instead."},
@@ -240,7 +241,7 @@ func operatorPortSettings(o *Operator) []Setting {
 	}
 }
 
-func operatorEgressSettings(o *Operator) []Setting {
+func (o *OperatorEgress) rows() []Setting {
 	return []Setting{
 		{Flag: "egress", Default: "false", bare: true, parse: boolean(&o.Egress),
 			Doc: "Make gateways for Egresses, and tell them and nodes which pods are their clients, beside what --ipam says, or alone with an empty --ipam."},
@@ -251,7 +252,7 @@ func operatorEgressSettings(o *Operator) []Setting {
 	}
 }
 
-func operatorWatchingSettings(o *Operator) []Setting {
+func (o *OperatorWatching) rows() []Setting {
 	return []Setting{
 		{Flag: "metrics-address", Default: DefaultOperatorMetrics, parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
 			Doc: "Where /metrics, /livez, /readyz and /startupz are served; at a loopback address /settings too. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},

@@ -13,7 +13,17 @@ import (
 // defaultExportTable is the table that the routing daemons of Coil's design read.
 const defaultExportTable = 119
 
-func poolSettings(c *Config) []Setting {
+// PoolSettings are those of address pools.
+type PoolSettings struct {
+	BlockWatermark          int // percent of a block
+	BlockReleaseDelay       time.Duration
+	BlockClaimInterval      time.Duration
+	ExportTable             int
+	WithdrawOnExit          bool
+	IgnoreUntoldAnnotations bool
+}
+
+func (c *PoolSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "block-watermark", Default: "25", Unit: "percent", parse: integer(&c.BlockWatermark, 100, 0),
 			Doc: "With ipam=pool, how many addresses of a block, rounded down, are to be free in each pool that the node uses, and in the pool called default: when there are fewer, another block is asked for. 0 asks when a pod waits."},

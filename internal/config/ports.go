@@ -9,7 +9,18 @@ import (
 // defaultOVSDB is where the Open vSwitch of distributions listens (ovsdb-server(1)).
 const defaultOVSDB = "unix:/run/openvswitch/db.sock"
 
-func portSettings(c *Config) []Setting {
+// PortSettings are those of VPC ports.
+type PortSettings struct {
+	VPCPorts        bool     // also beside another source of addresses; see Config.HasPorts
+	OVSDB           string   // empty: there is no Open vSwitch
+	OVSBridges      []string // that ports may be plugged into
+	PortWait        time.Duration
+	AgentNamespaces []string // what names of VPCs' network namespaces begin with
+	AgentWait       time.Duration
+	GroupEnforcing  string // strict or standard
+}
+
+func (c *PortSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "vpc-ports", Default: "false", bare: true, parse: boolean(&c.VPCPorts),
 			Doc: "Give pods the NICs that their annotation berth.dev/nics asks for, beside the interface with the address of ipam. They are ports of a VPC, which the operator has made and bound to this node. Always so with ipam=port, where the first interface is such a NIC too."},

@@ -42,7 +42,7 @@ func TestSettingsOfATemplate(t *testing.T) {
 // Without a way to the Kubernetes API berthd does not start.
 func TestTemplatesNeedTheKubernetesAPI(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	m := &nodeMode{vpc: vpc{node: &node{cfg: config.Config{NodeNetworkTemplates: true}}}}
+	m := &nodeMode{vpc: vpc{node: &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeNetworkTemplates: true}}}}}
 	if err := m.check(); err == nil || !strings.Contains(err.Error(), "--node-network-templates: find the Kubernetes API server") || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Errorf("without a service account: %v", err)
 	}

@@ -36,7 +36,7 @@ func kubeconfig(t *testing.T) string {
 // Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
 func TestPortsWithoutASwitch(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
-	n := &node{cfg: config.Config{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,9 @@ func TestPortsWithoutASwitch(t *testing.T) {
 func TestInstallationWithPorts(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
-	n := &node{cfg: config.Config{NodeName: "n", WarmWait: 45 * time.Second, PortWait: time.Minute}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{
+		NodeSettings: config.NodeSettings{NodeName: "n"}, ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute},
+	}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
