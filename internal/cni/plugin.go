@@ -8,11 +8,17 @@
 package cni
 
 import (
+	"context"
+	"path/filepath"
+	"strings"
+
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
@@ -143,4 +149,62 @@ func status(args *skel.CmdArgs) error {
 
 func attachmentOf(conf network, args *skel.CmdArgs) wire.Attachment {
 	return wire.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
+}
+
+// callStatus is nil when the node takes pods, or took them less than a minute
+// ago and its daemon does not answer: a STATUS that failed while berthd is
+// restarted would get the node's pods evicted.
+func (n network) callStatus() error {
+	within := min(statusTimeout, n.timeout())
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	conn, err := n.dial(ctx)
+	if err != nil {
+		if n.restarting() {
+			return nil
+		}
+		return n.notAvailable(n.unreachable(err))
+	}
+	_, err = unary.Call(ctx, conn, service+"Status", wire.StatusRequest{Network: n.Name}.Encode())
+	switch unary.CodeOf(err) {
+	case unary.OK:
+		return nil
+	case unary.Unavailable, unary.DeadlineExceeded:
+		if n.restarting() {
+			return nil
+		}
+		return n.notAvailable(n.failed(err, within))
+	}
+	return n.failed(err, within)
+}
+
+// checkNetns refuses what the daemon could not tell: a path that means
+// something else there, and the namespace that the plugin itself runs in,
+// which is the host's.
+func checkNetns(args *skel.CmdArgs) error {
+	if !filepath.IsAbs(args.Netns) {
+		return failf(types.ErrInvalidEnvironmentVariables, "CNI_NETNS is %q, expected an absolute path", args.Netns)
+	}
+	return checkNotOwn(args)
+}
+
+// checkNotOwn refuses the namespace that the plugin itself runs in. It opens
+// nothing: who opens a FIFO waits for its other end. Nor does skel, which would
+// compare once more.
+func checkNotOwn(args *skel.CmdArgs) error {
+	if o := args.NetnsOverride; o == "1" || strings.EqualFold(o, "true") {
+		return nil
+	}
+	args.NetnsOverride = "1"
+	var given, own unix.Stat_t
+	if err := unix.Stat(args.Netns, &given); err != nil {
+		return nil //nolint:nilerr // for the daemon to say
+	}
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return types.NewError(types.ErrInvalidNetNS, "looking at the plugin's own network namespace", err.Error())
+	}
+	if given.Dev == own.Dev && given.Ino == own.Ino {
+		return failf(types.ErrInvalidNetNS, "CNI_NETNS %s is the namespace that the plugin runs in, expected the pod's own", args.Netns)
+	}
+	return nil
 }

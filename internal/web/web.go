@@ -4,6 +4,7 @@ package web
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -135,4 +136,97 @@ func HandleProfiles(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+}
+
+// OnLoopback tells whether a listener is at a loopback address, where Serve answers
+// this machine's programs only. A nil listener is not.
+func OnLoopback(l net.Listener) bool {
+	if l == nil {
+		return false
+	}
+	tcp, ok := l.Addr().(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// LocalOnly refuses requests for another host's name: a web page that a person on this
+// machine looks at must not read what is for this machine through a name that its
+// owner resolves to 127.0.0.1.
+func LocalOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLocalHost(r.Host) {
+			http.Error(w, fmt.Sprintf("host %q is not this machine's loopback address", r.Host), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func isLocalHost(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	} else if len(host) > 2 && host[0] == '[' && host[len(host)-1] == ']' {
+		host = host[1 : len(host)-1]
+	}
+	if host == "localhost" || host == "localhost." {
+		return true
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsLoopback()
+}
+
+// WriteJSON answers with a value, for programs and for people.
+func WriteJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the reader went away
+}
+
+// StartupPatience is how long a start-up probe waits: time for an ENI to be
+// attached. With a last check of 5 s it is no longer than the probes of the chart
+// wait, 20 s, and than writeTimeout.
+const StartupPatience = 14 * time.Second
+
+const (
+	startupEvery = 100 * time.Millisecond // check is asked so often
+	// startupWaiting is how many requests wait at a time: one has a kubelet, and where
+	// others reach the address too, theirs must not take the listener's connections.
+	startupWaiting = 4
+)
+
+// HandleStartup answers a start-up probe with 200: as soon as check returns nil,
+// and otherwise after StartupPatience, since a program that waits for what is
+// outside it has started. Where startupWaiting others wait already, it answers so at once.
+// The kubelet makes an event of each probe that fails; one that waits spares it
+// those of a start that is as it should be, and tells it at once when the program is ready.
+func HandleStartup(mux *http.ServeMux, path string, check func() error) {
+	waiting := make(chan struct{}, startupWaiting)
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		patience, cancel := context.WithTimeout(r.Context(), StartupPatience)
+		defer cancel()
+		select {
+		case waiting <- struct{}{}:
+			defer func() { <-waiting }()
+		default:
+			cancel()
+		}
+		again := time.NewTicker(startupEvery)
+		defer again.Stop()
+		for {
+			err := check()
+			if err == nil {
+				fmt.Fprintln(w, "ok")
+				return
+			}
+			select {
+			case <-again.C:
+			case <-patience.Done():
+			}
+			if patience.Err() != nil {
+				fmt.Fprintln(w, "started, and not ready yet:", err)
+				return
+			}
+		}
+	})
 }

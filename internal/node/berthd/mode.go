@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/nodenetworksupplier"
+	"github.com/berthnet/berth/internal/source/none"
 	"github.com/berthnet/berth/internal/source/pool"
 )
 
@@ -69,3 +70,30 @@ func (n *node) check() error                   { return nil }
 func (n *node) follow(context.Context)         {}
 func (n *node) needIPv6(context.Context) error { return nil }
 func (n *node) end() error                     { return nil }
+
+// noneMode is the mode of a node whose pods' interfaces are another network's, after whose
+// plugins berth is called, for egress: nothing of the node itself is touched.
+type noneMode struct{ *node }
+
+func (m *noneMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
+
+func (m *noneMode) setUp(context.Context, uplinks.Node) (daemon.Kernel, error) {
+	return uplinks.None{}, nil
+}
+
+func (m *noneMode) newSource(context.Context) (source.Source, error) { return none.Source{}, nil }
+
+// portMode is the mode of a node whose pods have ports of VPCs and no other interface:
+// it knows no cloud, and is the node of its name.
+type portMode struct{ *node }
+
+func (m *portMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
+
+func (m *portMode) setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, error) {
+	data := uplinks.NewPorts(kernel)
+	return data, data.Setup(ctx, m.datapathConfig())
+}
+
+func (m *portMode) newSource(context.Context) (source.Source, error) {
+	return nics.NewNone(m.ports.nics), nil
+}

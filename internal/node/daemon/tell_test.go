@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -157,4 +158,15 @@ func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 			"2.5s waits for network default/pod-a starting: berthd is starting: the instance metadata service",
 			"10s failed default/pod-a starting: berthd is starting: the instance metadata service")
 	})
+}
+
+// What a warm ADD pays for that its pod may be told of it.
+func BenchmarkFollowedADD(b *testing.B) {
+	teller := podevents.New(podevents.Options{Node: "n", Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler), Counted: func(podevents.Result, int) {}})
+	f := &Front{FrontOptions: FrontOptions{Tell: teller.Tell}}
+	req := addOf("a", "/run/netns/a")
+	b.ReportAllocs()
+	for b.Loop() {
+		f.follow(req).end(nil, nil)
+	}
 }

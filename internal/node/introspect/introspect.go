@@ -170,3 +170,123 @@ type Condition struct {
 	Message string    `json:"message"`
 	Since   time.Time `json:"since"` // of the last change of Status
 }
+
+// PodPath answers about one pod of the node, given by its namespace and name as
+// the query's "namespace" and "name". To ask changes nothing.
+const PodPath = Path + "/pod"
+
+// Pod is what a node knows of one of its pods. Lists are never null; both are
+// empty for a pod that the runtime has not asked an address for, or not here.
+type Pod struct {
+	Namespace   string       `json:"namespace"`
+	Name        string       `json:"name"`
+	Node        string       `json:"node"`        // in Kubernetes
+	Time        time.Time    `json:"time"`        // of the answer
+	Attachments []Attachment `json:"attachments"` // oldest first; one a sandbox and interface
+	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address, NICs or egress, oldest first
+}
+
+// Attachment is an address of a pod with the path to it, which was compared with
+// the kernel as CHECK does. Where the pod's own interface is a NIC, the address is that
+// NIC's.
+type Attachment struct {
+	Allocated
+	NICs     []NIC   `json:"nics"`             // all that are ports of a VPC
+	Egress   *Egress `json:"egress,omitempty"` // none for a pod that has nothing of it
+	State    string  `json:"state"`            // pending (half made), ready, releasing (half removed)
+	HostLink string  `json:"hostLink"`         // on the node; empty where the pod's own interface is a NIC without one
+	MTU      int     `json:"mtu"`              // bytes
+	Checked  bool    `json:"checked"`          // the kernel was looked at
+	Fault    string  `json:"fault,omitempty"`
+	// Rules are the node's policy rules that the pod's packets meet, by priority,
+	// as the kernel has them.
+	Rules []string `json:"rules"`
+}
+
+// Waiting is an ADD that waits for an address, NICs or egress.
+type Waiting struct {
+	ContainerID string    `json:"containerID"`
+	Interface   string    `json:"interface"`
+	Since       time.Time `json:"since"`
+	// Reason is a short word for why, of those that Events of Pods have in brackets, and
+	// Message says it to a person. Both are empty where it has them by now.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+}
+
+// NIC is an interface of a pod that is a port of a VPC. Addresses of two NICs may be the
+// same: they are of the port's network.
+type NIC struct {
+	Namespace    string         `json:"namespace"`
+	Pod          string         `json:"pod"`
+	ContainerID  string         `json:"containerID"`
+	Network      string         `json:"network"`   // of the runtime's configuration
+	Interface    string         `json:"interface"` // in the sandbox
+	PodNIC       string         `json:"podNIC"`    // the object's name, in the pod's namespace
+	Port         string         `json:"port"`      // its ID at the provider
+	MAC          string         `json:"mac"`
+	Addresses    []netip.Prefix `json:"addresses"`
+	MTU          int            `json:"mtu"` // bytes
+	DefaultRoute bool           `json:"defaultRoute,omitempty"`
+	Plug         string         `json:"plug"`               // how it is connected: OVS, OVSHybrid, Netns or VLAN
+	HostLink     string         `json:"hostLink,omitempty"` // on the node, where there is one
+	State        string         `json:"state,omitempty"`    // plugging or changing, while a running pod gets it or its addresses change
+	Binding      string         `json:"binding,omitempty"`  // of a virtual machine's: bridge or tap
+}
+
+// Egress is how a pod reaches networks outside besides its own interface, as recorded on
+// its node.
+type Egress struct {
+	Egresses []UsedEgress `json:"egresses"`          // that the pod is a client of; never null
+	Forward  bool         `json:"forward,omitempty"` // the pod is a gateway, whose own namespace forwards packets
+	State    string       `json:"state,omitempty"`   // changing, while it is being set up anew
+}
+
+// UsedEgress is an Egress as a client's node has it.
+type UsedEgress struct {
+	Namespace       string          `json:"namespace"`
+	Name            string          `json:"name"`
+	Destinations    []netip.Prefix  `json:"destinations"`
+	Gateways        []EgressGateway `json:"gateways"`          // never null
+	Service         []netip.Addr    `json:"service,omitempty"` // where tunnels lead there and not to gateways
+	SourcePortAuto  bool            `json:"sourcePortAuto,omitempty"`
+	OriginatingOnly bool            `json:"originatingOnly,omitempty"`
+}
+
+// EgressGateway is a gateway of an Egress, as a client's node has it.
+type EgressGateway struct {
+	ID        int          `json:"id,omitempty"` // in the pod's kernel: its part of the mark, and its table
+	UID       string       `json:"uid"`          // of the gateway's pod
+	Addresses []netip.Addr `json:"addresses"`
+	Ending    bool         `json:"ending,omitempty"` // it serves the connections that it has
+	Chosen    bool         `json:"chosen,omitempty"` // new connections may take it
+}
+
+// SettingsPath is where programs serve their settings from their first moment: berthd
+// on its introspection address, berth-operator where it listens at a loopback address.
+const SettingsPath = "/settings"
+
+// Settings are those that a program runs with.
+type Settings struct {
+	Version  string    `json:"version"`
+	Settings []Setting `json:"settings"` // all there are, in the order of the reference
+	// Unknown are environment variables that begin with BERTH_ and mean nothing.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Setting is one, as it was given. Passwords in it are taken out.
+type Setting struct {
+	Name  string `json:"name"`  // of its flag, without dashes
+	Value string `json:"value"` // empty: not set
+	From  string `json:"from"`  // the flag or variable, or that it is the default
+}
+
+// Get returns a setting's value.
+func (s Settings) Get(name string) (string, bool) {
+	for _, one := range s.Settings {
+		if one.Name == name {
+			return one.Value, true
+		}
+	}
+	return "", false
+}

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"context"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -9,7 +11,10 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
@@ -97,4 +102,47 @@ func mountNetns(t *testing.T, path string) string {
 	must(t, unix.Mount(from, path, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 	return path
+}
+
+// runtimeService is a container runtime that has some sandboxes.
+type runtimeService struct {
+	cri.UnimplementedRuntimeServiceServer
+	ids []string
+}
+
+func (s *runtimeService) ListPodSandbox(context.Context, *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
+	reply := &cri.ListPodSandboxResponse{}
+	for _, id := range s.ids {
+		reply.Items = append(reply.Items, &cri.PodSandbox{Id: id, State: cri.PodSandboxState_SANDBOX_NOTREADY})
+	}
+	return reply, nil
+}
+
+func TestRuntimeListsItsSandboxes(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "cri.sock")
+	r, err := NewRuntime(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := r.Sandboxes(within(t)); err == nil {
+		t.Error("a runtime that is down listed sandboxes")
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	cri.RegisterRuntimeServiceServer(server, &runtimeService{ids: []string{"a", "b"}})
+	go func() { _ = server.Serve(l) }()
+	defer server.Stop()
+	second, err := NewRuntime(socket) // without the first one's pause before it dials again
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	got, err := second.Sandboxes(within(t))
+	if diff := cmp.Diff(map[string]bool{"a": true, "b": true}, got); err != nil || diff != "" {
+		t.Errorf("%v %s", err, diff)
+	}
 }

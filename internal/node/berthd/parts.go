@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/kernel/plug"
@@ -14,8 +16,11 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/routedvlan"
 	"github.com/berthnet/berth/internal/kernel/plug/tap"
 	"github.com/berthnet/berth/internal/kernel/plug/vlan"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/nics"
+	"github.com/berthnet/berth/internal/node/podegress"
+	"github.com/berthnet/berth/internal/node/podevents"
 )
 
 // ports are what plugs NICs that are ports of VPCs into pods.
@@ -108,4 +113,60 @@ func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error)
 	}
 	out.Plugger, err = tap.New(pluggers, cfg.SysctlDir)
 	return out, err
+}
+
+// openEgress makes what has pods reach the outside by gateways. Nothing is asked of the kernel
+// or the API server yet.
+func (n *node) openEgress() (*podegress.Clients, error) {
+	var full podegress.Full
+	if n.tell != nil {
+		full = func(rec attachment.Record, message string) {
+			n.tell(podevents.News{Pod: rec.Pod, IfName: rec.Key.IfName, Kind: podevents.GatewayFull, Cause: podevents.ConnectionsFull, Message: message})
+		}
+	}
+	return podegress.New(podegress.Config{
+		NodeName: n.cfg.NodeName, Namespace: n.cfg.Namespace, Kubeconfig: n.cfg.Kubeconfig, Kernel: n.deps.Egress(n.cfg.SysctlDir), Ask: n.deps.AskGateway,
+		Port: uint16(n.cfg.EgressPort), ClusterNetworks: n.clusterNetworks(), ProbeInterval: n.cfg.EgressProbeInterval, Full: full,
+		Clock: n.clock, Logger: n.log, Observer: podegress.NewMetrics(n.metrics.Registry),
+	})
+}
+
+// setVPC notes the CIDRs of the VPC that the node is in. Packets to these keep their way, too.
+func (n *node) setVPC(cidrs []netip.Prefix) {
+	n.vpcCIDRs = cidrs
+	if n.egress != nil {
+		n.egress.SetClusterNetworks(n.clusterNetworks())
+	}
+}
+
+// clusterNetworks are those whose packets keep their way although an Egress has a default route.
+func (n *node) clusterNetworks() []netip.Prefix {
+	networks := slices.Clone(n.cfg.EgressClusterNetworks)
+	for _, p := range n.vpcCIDRs {
+		if !slices.Contains(networks, p) {
+			networks = append(networks, p)
+		}
+	}
+	return networks
+}
+
+// podEvents returns who tells Pods of their ADDs; nil where nobody does. In node
+// mode the Kubernetes API is needed for nothing else, so that one out of reach is a
+// reason to do without, unless the settings ask for it.
+func (n *node) podEvents() (*podevents.Teller, error) {
+	if n.cfg.PodEvents == config.PodEventsNever {
+		return nil, nil
+	}
+	writer, err := kubeapi.NewPodEvents(n.cfg.Kubeconfig)
+	switch {
+	case err == nil:
+	case n.cfg.PodEvents == config.PodEventsAuto && n.cfg.IPAM == config.IPAMENI && n.cfg.Kubeconfig == "":
+		n.log.Info("Pods are told of nothing by Events: there is no service account and no --kubeconfig", "err", err)
+		return nil, nil
+	default:
+		return nil, fmt.Errorf("Events of Pods (--pod-events=%s): %w", n.cfg.PodEvents, err)
+	}
+	return podevents.New(podevents.Options{
+		Node: n.cfg.NodeName, Writer: writer, Clock: n.clock, Log: n.log, Counted: n.metrics.CountPodEvents,
+	}), nil
 }
