@@ -25,7 +25,7 @@ const replyMargin = 500 * time.Millisecond
 // noAddress is how the error of an ADD begins that waited for an address in vain.
 const noAddress = "no address for the pod: "
 
-// acquirer has ADDs wait for what others bring: addresses, and what parts need.
+// acquirer lets ADDs wait for addresses and for what parts need.
 type acquirer struct {
 	source   source.Source
 	parts    parts
@@ -61,10 +61,9 @@ func (a *acquirer) checkWish(req source.Request) error {
 	return nil
 }
 
-// acquire gets what an attachment is to have, and returns its record with that: parts
-// first, so that no address is held while ports are made or the operator is waited
-// for, and none is taken where a NIC is the attachment's own interface. until is the moment up to
-// which the ADD may wait for parts later on.
+// acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
+// no address is held while ports are created or the operator is busy. No address is taken where a NIC
+// is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
 func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
 	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
 	begin := time.Now()
@@ -104,7 +103,8 @@ func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish sou
 	return want, until, nil
 }
 
-// prepare returns once parts can be set up. The kernel's time does not run meanwhile, and a DEL ends it.
+// prepare returns once parts can be set up. The time limit of kernel work does not run meanwhile, and
+// a DEL ends the wait.
 func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
 	for _, p := range a.parts {
 		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
@@ -128,9 +128,8 @@ func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.
 	return nil
 }
 
-// wait has an ADD wait for something that others bring, no longer than until, and ends when the
-// caller goes, a DEL comes, or the daemon ends. The error is a Failure that
-// begins with lacks, unless the caller went.
+// wait runs something until it returns, until passes, the caller goes, a DEL comes or the daemon shuts
+// down. The error is a Failure that begins with lacks, unless the caller went.
 func (a *acquirer) wait(ctx context.Context, req source.Request, until time.Time, lacks string, something func(context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-replyMargin).Before(until) {
 		until = deadline.Add(-replyMargin)
@@ -155,7 +154,7 @@ func (a *acquirer) wait(ctx context.Context, req source.Request, until time.Time
 	case ex != nil && lacks == noAddress:
 		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex}
 	case ex != nil:
-		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // Err is of addresses
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // ex itself would mean an address
 	}
 	return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "source", Message: lacks + err.Error(), Err: err}
 }
@@ -179,20 +178,20 @@ func (a *acquirer) why(key attachment.Key) (ex *source.Exhausted, address bool) 
 	return a.source.Why(key), true
 }
 
-// errDeleted ends the wait of an ADD for whose attachment a DEL has come.
+// errDeleted is the cause when a DEL ends the wait of its ADD.
 var errDeleted = errors.New("a DEL of the attachment came while its ADD waited")
 
-// waits lets a DEL end the wait, for an address, NICs or egress, of the ADD that it
-// follows, which has the container's lock and would keep the DEL for as long as it waits.
+// waits lets a DEL end the wait of its ADD. The ADD holds the container's lock, so the DEL would have
+// to wait as long.
 type waits struct {
 	clock clock.Clock
 
 	mu   sync.Mutex                    // guards both, memory only
-	adds map[attachment.Key]waitingADD // one a key, as the lock sees to
-	dels map[attachment.Key]int        // DELs that want the container's lock
+	adds map[attachment.Key]waitingADD // at most one a key, because of the lock
+	dels map[attachment.Key]int        // DELs that wait for the container's lock
 }
 
-// waitingADD is an ADD that asks for an address, NICs or egress.
+// waitingADD is an ADD that waits for its address or a part.
 type waitingADD struct {
 	pod   attachment.Pod
 	since time.Time
@@ -203,7 +202,7 @@ func newWaits(clk clock.Clock) *waits {
 	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
 }
 
-// of are the ADDs of a pod that wait, oldest first, with what why says of each.
+// of returns the waiting ADDs of a pod, oldest first, with the reason that why returns for each.
 func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, address bool)) []introspect.Waiting {
 	out, keys := []introspect.Waiting{}, []attachment.Key{}
 	w.mu.Lock()
@@ -224,9 +223,8 @@ func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.E
 	return out
 }
 
-// add returns a context for the wait of an ADD, which a DEL ends with
-// errDeleted: one that comes, or came while this ADD itself wanted the lock.
-// end must be called once.
+// add returns a context for the wait of an ADD. A DEL ends it with errDeleted, also one that came
+// while this ADD waited for the lock. end must be called once.
 func (w *waits) add(ctx context.Context, req source.Request) (_ context.Context, end func()) {
 	key := req.Key
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -262,25 +260,23 @@ func (w *waits) del(key attachment.Key) (end func()) {
 	}
 }
 
-// What waits on the plugin's socket takes up one of its connections. These bounds
-// leave some for calls that are done at once, such as a DEL and a STATUS.
+// An ADD that waits occupies one of the connections to the plugin's socket. These bounds keep
+// connections free for calls that are answered at once, such as DEL and STATUS.
 
 const (
-	// maxWaiting is how many ADDs wait at a time, for an address, for another call
-	// about their container, or for the daemon to start. The kubelet tries those
-	// again that are refused.
+	// maxWaiting is how many ADDs may wait at a time, for an address, a lock or the start of the
+	// daemon. The kubelet retries the ADDs that are rejected.
 	maxWaiting = pluginConnections * 3 / 4
-	// crowdedWait is how long an ADD beyond them may take until it asks for an
-	// address, which it gets then if there is one.
+	// crowdedWait bounds the wait of each ADD beyond maxWaiting. It still gets an address that is
+	// free.
 	crowdedWait = 100 * time.Millisecond
 )
 
-// waitingADDs counts the ADDs that are at work or wait, and bounds how long those
-// beyond maxWaiting may.
+// waitingADDs counts the ADDs in flight, and bounds the wait of those beyond maxWaiting.
 type waitingADDs struct{ count atomic.Int64 }
 
-// errCrowded refuses an ADD that would wait beside too many others.
-var errCrowded = cnierror.New(types.ErrTryAgainLater, "crowded", "%d ADDs wait already on this node; try again", maxWaiting)
+// errCrowded rejects an ADD that would wait beyond maxWaiting.
+var errCrowded = cnierror.New(types.ErrTryAgainLater, "crowded", "%d ADDs are already waiting on this node; try again", maxWaiting)
 
 // enter returns the context in which an ADD may wait. leave must be called once.
 func (w *waitingADDs) enter(ctx context.Context) (_ context.Context, leave func()) {

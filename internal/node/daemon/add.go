@@ -23,8 +23,8 @@ var _ = failpoint.Register(
 	"daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded",
 )
 
-// attachments are the attachments of the node. It adds, checks and removes them, each while the lock of its
-// container is held, and keeps their records.
+// attachments adds, checks and removes the attachments of the node, each while it holds the lock of
+// the container, and keeps their records.
 type attachments struct {
 	store    *attachment.Store
 	source   source.Source
@@ -51,11 +51,10 @@ func newAttachments(o Options, d *Daemon) *attachments {
 	}
 }
 
-// add attaches one interface: NICs and lease, record, kernel, record, in this order, so
-// that a crash at any point leaves a record of what must be undone. want is the
-// record without what follows from here on: it has the key, the pod, the path of
-// the namespace and the MTU, 0 for the node's. The same add again gives the same
-// answer. An add that fails, or whose caller left, leaves nothing.
+// add attaches one interface. It acquires parts and lease, writes the record, sets up the kernel and
+// writes the record again, in this order, so that a crash at any point leaves a record of what must be
+// undone. want has the key, the pod, the path of the namespace and the MTU, 0 for the node's.
+// Repeating an add returns the same record. An add that fails, or whose caller left, leaves nothing.
 func (a *attachments) add(ctx context.Context, want attachment.Record, wish source.Wish) (attachment.Record, error) {
 	patience, leave := a.acquirer.adds.enter(ctx)
 	defer leave()
@@ -88,8 +87,7 @@ func (a *attachments) add(ctx context.Context, want attachment.Record, wish sour
 	return a.setUp(ctx, want, until)
 }
 
-// addAgain answers an ADD for what is set up already, and sets up what someone
-// removed of it.
+// addAgain answers a repeated ADD, and sets up again what other software removed.
 func (a *attachments) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	now, err := a.again(ctx, rec, a.wiring.wire)
 	if err == nil {
@@ -98,7 +96,7 @@ func (a *attachments) addAgain(ctx context.Context, rec attachment.Record) (atta
 	return now, err
 }
 
-// again sets up what is missing of an attachment that is ready, or of a part of it.
+// again sets up what is missing of a ready attachment, or of one part of it.
 func (a *attachments) again(ctx context.Context, rec attachment.Record, wire func(context.Context, attachment.Record) (attachment.Record, error)) (attachment.Record, error) {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -112,8 +110,8 @@ func (a *attachments) again(ctx context.Context, rec attachment.Record, wire fun
 	return now, nil
 }
 
-// addAgainLater sets up what is missing of the lease of an attachment that was looked
-// at without its container's lock, if it still is to be there.
+// addAgainLater sets up what is missing of the lease of an attachment that was seen without its
+// container's lock, if the attachment still is ready.
 func (a *attachments) addAgainLater(ctx context.Context, seen attachment.Record) error {
 	unlock, err := a.locks.lock(ctx, seen.Key.ContainerID)
 	if err != nil {
@@ -129,8 +127,8 @@ func (a *attachments) addAgainLater(ctx context.Context, seen attachment.Record)
 	return err
 }
 
-// clear makes room for an ADD where an attachment of the same key is half set
-// up, half removed, or in a sandbox that is no more.
+// clear removes an attachment of the same key that is half set up, half removed, or of a sandbox that
+// is gone.
 func (a *attachments) clear(ctx context.Context, rec attachment.Record) error {
 	if rec.State == attachment.Pending {
 		return a.undo(ctx, rec)
@@ -138,9 +136,8 @@ func (a *attachments) clear(ctx context.Context, rec attachment.Record) error {
 	return a.release(ctx, rec, "replaced by a new sandbox")
 }
 
-// setUp takes a lease, NICs or both to a ready attachment or, failing that, undoes all
-// of it, the lease included. NICs may take until a moment to carry packets. A panic
-// leaves the record for the next start or DEL.
+// setUp brings an attachment to ready or, failing that, undoes all of it, including the lease. Parts
+// may take until the given time to carry traffic. A panic leaves the record for the next start or DEL.
 func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
 	if err := a.begin(rec); err != nil {
 		a.source.Cancel(rec.Key)
@@ -148,7 +145,7 @@ func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until ti
 	}
 	ready, err := a.trySetUp(ctx, rec, until)
 	if err == nil {
-		err = context.Cause(ctx) // nobody will hear of it: the runtime would not use it
+		err = context.Cause(ctx) // the runtime will not hear of it, and would not use it
 	}
 	if err == nil {
 		a.usable.set()
@@ -162,8 +159,8 @@ func (a *attachments) setUp(ctx context.Context, rec attachment.Record, until ti
 	return attachment.Record{}, err
 }
 
-// giveUp undoes a failed set-up. An address that the kernel has in use
-// elsewhere cools, so that the next pod tries another.
+// giveUp undoes a failed setup. An address that the kernel has in use elsewhere cools, so that the
+// next pod gets another.
 func (a *attachments) giveUp(ctx context.Context, rec attachment.Record, cause error) error {
 	if errors.Is(cause, datapath.ErrAddressInUse) {
 		return a.release(ctx, rec, "its address is in use in the kernel")
@@ -171,8 +168,8 @@ func (a *attachments) giveUp(ctx context.Context, rec attachment.Record, cause e
 	return a.undo(ctx, rec)
 }
 
-// begin records what is about to be set up. Without a record the kernel is left
-// alone: a link of this name may be another attachment's.
+// begin writes the record of what is about to be set up. Without a record nothing is done in the
+// kernel: a link of this name may belong to another attachment.
 func (a *attachments) begin(rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.add.leased"); err != nil {
 		return err
@@ -181,8 +178,8 @@ func (a *attachments) begin(rec attachment.Record) error {
 }
 
 func (a *attachments) trySetUp(ctx context.Context, rec attachment.Record, until time.Time) (attachment.Record, error) {
-	// A cooling record that is still there has cooled, or the source would not
-	// have given the address away. The attachment's record outranks it.
+	// A cooling record that is left has expired, or the source would not have leased the address. The
+	// attachment's record takes precedence.
 	for _, addr := range rec.Lease.Held() {
 		if err := a.store.DeleteCooling(addr); err != nil {
 			return rec, recordFailure(err)
@@ -213,9 +210,9 @@ func (a *attachments) trySetUp(ctx context.Context, rec attachment.Record, until
 	return rec, failpoint.Hit("daemon.add.ready")
 }
 
-// undo takes back an ADD of which the runtime never heard that it worked. The
-// address does not cool: no pod ever used it. What cannot be undone now stays
-// recorded as pending, for the sweep, the next ADD or DEL, or the next start.
+// undo removes an attachment of a failed ADD. The address does not cool: no pod ever used it. What
+// cannot be removed now stays recorded as pending, for the sweep, the next ADD or DEL, or the next
+// start.
 func (a *attachments) undo(ctx context.Context, rec attachment.Record) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -258,7 +255,7 @@ func (a *attachments) put(rec attachment.Record) error {
 }
 
 func recordFailure(err error) error {
-	if taken, ok := errors.AsType[*attachment.PortTaken](err); ok { // until the sandbox of before has gone
+	if taken, ok := errors.AsType[*attachment.PortTaken](err); ok { // until the former sandbox is gone
 		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "port-in-use", Err: err,
 			Message: fmt.Sprintf("port %s of NIC %s is still plugged for %s", taken.Port, taken.IfName, taken.Holder)}
 	}

@@ -39,8 +39,8 @@ type changes struct {
 type changing struct {
 	// desired is part.Part.Desired.
 	desired func(rec attachment.Record) (what any, differs bool)
-	// change makes it so. Nothing has to be changed after it, if there was no error. A cancelled
-	// context says that something else is desired, or nothing any more.
+	// change applies desired to an attachment. After it returned nil nothing differs. Its context is
+	// cancelled when something else is desired, or nothing.
 	change func(ctx context.Context, key attachment.Key) error
 	// done is called when a change ended; news: with another error than the one before.
 	done func(rec attachment.Record, err error, news bool)
@@ -60,8 +60,8 @@ func newChanges(store *attachment.Store, clk clock.Clock, draining context.Conte
 	}
 }
 
-// begin starts the changes that are due, and returns when others are; zero: when there is
-// news, or one ended.
+// begin starts the changes that are due, and returns when to call it again; zero: after News, or when
+// a change ended.
 func (c *changes) begin(ctx context.Context) (next time.Time) {
 	now := c.clock.Now()
 	desired := map[attachment.Key]any{}
@@ -91,9 +91,8 @@ func (c *changes) begin(ctx context.Context) (next time.Time) {
 	return next
 }
 
-// start notes that a change runs, which goes on while the context lasts that it
-// returns; nil: one runs already, or has to wait until a moment. One that runs while
-// something else is desired by now is cancelled. c.mu is held.
+// start registers a change as running, and returns its context; nil: one runs already, or the change
+// backs off until at. It cancels a running change when something else is desired by now. c.mu is held.
 func (c *changes) start(ctx context.Context, key attachment.Key, desired any, now time.Time) (_ context.Context, at time.Time) {
 	one := c.inFlight.Of(key)
 	running := c.inFlight.Running(func(k attachment.Key) bool { return k == key }) > 0
@@ -114,8 +113,8 @@ func (c *changes) start(ctx context.Context, key attachment.Key, desired any, no
 	return ctx, time.Time{}
 }
 
-// end notes what came of a change. If all is as it should be, nothing differs any more; else
-// it is tried again after a wait.
+// end registers that a change ended. The next begin retries it after its backoff if something still
+// differs.
 func (c *changes) end(rec attachment.Record, err error) {
 	defer c.ended.Set()
 	c.mu.Lock()

@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// previous are the addresses that the runtime remembers, by the sandbox's interfaces.
+// previous holds the addresses of a CHECK's prevResult, by interface in the sandbox.
 type previous map[string][]netip.Addr
 
-// previousOf is what a CHECK comes with.
+// previousOf reads the addresses of a request.
 func previousOf(req *rpc.CheckRequest) (previous, error) {
 	prev := previous{}
 	add := func(ifName, cidr string) error {
@@ -45,9 +45,9 @@ func previousOf(req *rpc.CheckRequest) (previous, error) {
 	return prev, nil
 }
 
-// differs names an address that a record does not have where the runtime remembers it.
-// Interfaces that are others' are passed over, and those that came, or became others, after
-// the ADD of which the runtime knows.
+// differs returns an error for an address of the prevResult that the record does not have. It ignores
+// interfaces of other plugins, and NICs that came or changed after the ADD, which the prevResult
+// cannot know.
 func (p previous) differs(rec attachment.Record) error {
 	have := previous{rec.Key.IfName: rec.Lease.Addrs()}
 	if rec.Chained != nil {
@@ -72,8 +72,7 @@ func (p previous) differs(rec attachment.Record) error {
 	return nil
 }
 
-// check compares an attachment's record with what the runtime remembers and
-// with the kernel.
+// check compares an attachment's record with the prevResult and the kernel.
 func (a *attachments) check(ctx context.Context, key attachment.Key, netns string, prev previous) error {
 	unlock, err := a.locks.lock(ctx, key.ContainerID)
 	if err != nil {
@@ -100,7 +99,7 @@ func (a *attachments) check(ctx context.Context, key attachment.Key, netns strin
 	return nil
 }
 
-// netnsOf identifies the sandbox's namespace, or says what is wrong with it.
+// netnsOf identifies the sandbox's namespace. The error is a Failure.
 func (a *attachments) netnsOf(path string) (attachment.Netns, error) {
 	id, err := a.inspect(path)
 	switch {

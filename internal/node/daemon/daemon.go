@@ -1,7 +1,7 @@
-// Package daemon is berthd: it owns a node's attachments from the runtime's
-// ADD to the moment a released address has cooled, and the recovery of all of
-// it after a crash (docs/architecture.md, "Recovery"). Addresses come from a
-// source.Source, the kernel is programmed through a Kernel; both are handed in.
+// Package daemon serves CNI calls on a node. It owns a node's attachments from the runtime's ADD until
+// a released address has cooled, and recovers them after a crash (docs/architecture.md, "Recovery").
+// Addresses come from a source.Source, a Kernel programs the node, and parts add features such as NICs
+// and egress.
 package daemon
 
 import (
@@ -20,9 +20,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Kernel is what the daemon asks of the data path for pods. All methods may
-// be called concurrently, those for one attachment never are. datapath.Node
-// implements it and documents each.
+// Kernel is the part of the data path that concerns pods. All methods may be called concurrently, but
+// never for the same attachment. datapath.Node implements it and documents each.
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
@@ -43,13 +42,12 @@ type Options struct {
 	Kernel Kernel
 	Parts  []part.Part // in the order in which they are set up; optional
 	Repair Repair
-	// Install puts plugin and configuration in place, once an address was
-	// usable and now and then after that. It leaves a good installation as it
-	// is. Optional.
+	// Install installs plugin and configuration. It is called once an address was usable, and from
+	// time to time after that, and leaves an intact installation as it is. Optional.
 	Install func(context.Context) (Installation, error)
 
 	Store       *attachment.Store
-	Quarantined []attachment.Quarantined // what Store found damaged; optional
+	Quarantined []attachment.Quarantined // damaged records that Store found; optional
 	Sandboxes   Sandboxes                // optional
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (datapath.NetnsID, error)
@@ -65,35 +63,35 @@ type Options struct {
 type Node struct {
 	NodeName string
 	IPAM     string // the value of --ipam, for people
-	StateDir string // for the mark that an address was usable once
-	// Chained: another network's plugins make pods' interfaces, and call this one after them;
-	// the source has no addresses then.
+	StateDir string // has the file which says that an address was usable once
+	// Chained: another network's plugins create pods' interfaces and call this one after them. The
+	// source has no addresses then.
 	Chained bool
 }
 
-// Times are how long things may take.
+// Times are limits and intervals.
 type Times struct {
 	WarmWait       time.Duration // how long an ADD waits for an address
 	DrainTimeout   time.Duration // how long kernel work may go on at shutdown
-	NetnsGrace     time.Duration // how long a namespace must be gone until its attachment is released
+	NetnsGrace     time.Duration // how long a namespace must be missing before its attachment is released
 	RepairInterval time.Duration // how often the kernel is repaired without an event
 }
 
-// Repair says what is done about the node's kernel besides pods. The zero value does nothing.
+// Repair configures the upkeep of the node's kernel besides pods. The zero value disables it.
 type Repair struct {
 	Upkeep                 Upkeep
 	Tell                   func(podevents.News) // of running pods; returns at once; optional
 	RemoveForeignAddresses bool                 // remove running pods' addresses from the node's links
 }
 
-// Installation describes plugin and configuration that are in place.
+// Installation describes an installed plugin and configuration.
 type Installation struct {
-	Remark  string // for the condition that they are
-	LeftOut string // which plugins of the chain could not be used, and why; empty: none
+	Remark  string // message of the healthy condition
+	LeftOut string // plugins of the chain that cannot be used, and why; empty: none
 }
 
-// kernelTimeout bounds the kernel work of one ADD or DEL. It is netlink on
-// this machine: a second would be much.
+// kernelTimeout bounds the kernel work of one ADD or DEL. It is local netlink, where a second would be
+// long.
 const kernelTimeout = 15 * time.Second
 
 // Daemon serves one node. Make it with New and call Run.
@@ -112,11 +110,11 @@ type Daemon struct {
 	keepers     keepers
 	inspector   *inspector
 
-	draining context.Context // ends when the daemon begins to end
+	draining context.Context // ends when the daemon begins to shut down
 	drain    context.CancelCauseFunc
 }
 
-// New puts a Daemon together. Nothing runs yet.
+// New assembles a Daemon. Nothing runs yet.
 func New(o Options) *Daemon {
 	if o.InspectNetns == nil {
 		o.InspectNetns = datapath.InspectNetns
@@ -142,8 +140,7 @@ func New(o Options) *Daemon {
 	return d
 }
 
-// kernelContext is for work that must reach a consistent state whether or not
-// the caller is still there.
+// kernelContext is for work that must reach a consistent state even when the caller has left.
 func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), kernelTimeout)
 }

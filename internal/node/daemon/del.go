@@ -13,8 +13,8 @@ var _ = failpoint.Register(
 	"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released",
 )
 
-// del removes an attachment, whatever is there of it. An unknown one is no
-// error. An ADD of it that waits for an address fails now.
+// del removes an attachment in any state. An unknown key is no error. An ADD of the same key that
+// waits for an address fails now.
 func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 	end := a.acquirer.waits.del(key)
 	unlock, err := a.locks.lock(ctx, key.ContainerID)
@@ -34,12 +34,11 @@ func (a *attachments) del(ctx context.Context, key attachment.Key) error {
 	}
 }
 
-// release takes an attachment from ready to nothing. The caller holds the
-// container's lock. The record says first that removal has begun, and what
-// cools is on disk before the pod loses its routes: a crash in between is
-// finished at the next start, with the address still held back. The link is
-// removed behind the reply; should the daemon end first, the next start finds it.
-// Without space for what cools the outcome is heldBack.
+// release removes an attachment. The caller holds the container's lock. The record becomes releasing
+// first, and the cooling records are on disk before the pod loses its routes: the next start finishes
+// a release that a crash interrupted, with the address still withheld. The link is removed after the
+// reply; if the daemon ends first, the next start finds it. Without space for cooling records the
+// error is a heldBack.
 func (a *attachments) release(ctx context.Context, rec attachment.Record, why string) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -82,11 +81,10 @@ func (a *attachments) release(ctx context.Context, rec attachment.Record, why st
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }
 
-// gc releases the attachments of one network that are not in valid, and
-// leaves those alone that were added after the call began, of which the
-// caller cannot have known. All are tried; the errors are joined.
+// gc releases the attachments of one network that are not in valid. It keeps those that were added
+// after the call began, which the caller cannot know. It tries all, and joins the errors.
 func (a *attachments) gc(ctx context.Context, network string, valid []attachment.Key) ([]attachment.Key, error) {
-	begun := a.clock.Now()
+	start := a.clock.Now()
 	keep := map[attachment.Key]bool{}
 	for _, k := range valid {
 		keep[k] = true
@@ -94,7 +92,7 @@ func (a *attachments) gc(ctx context.Context, network string, valid []attachment
 	var released []attachment.Key
 	var errs []error
 	for _, rec := range a.store.Records() {
-		if rec.Key.Network != network || keep[rec.Key] || rec.Since.After(begun) {
+		if rec.Key.Network != network || keep[rec.Key] || rec.Since.After(start) {
 			continue
 		}
 		switch done, err := a.releaseIf(ctx, rec, "GC"); {
@@ -107,7 +105,7 @@ func (a *attachments) gc(ctx context.Context, network string, valid []attachment
 	return released, errors.Join(errs...)
 }
 
-// releaseIf releases an attachment if it is still the one that was looked at.
+// releaseIf releases an attachment if it still is the one that was seen.
 func (a *attachments) releaseIf(ctx context.Context, seen attachment.Record, why string) (bool, error) {
 	unlock, err := a.locks.lock(ctx, seen.Key.ContainerID)
 	if err != nil {
@@ -124,28 +122,27 @@ func (a *attachments) releaseIf(ctx context.Context, seen attachment.Record, why
 	return true, a.unlessHeldBack(rec.Key, a.release(ctx, rec, why))
 }
 
-// A full file system must not keep a pod from being removed. What needs space of
-// a DEL are the records that its addresses cool. Where those cannot be written the
-// attachment's own record stays, as releasing, and holds the addresses back: the
-// sweep, or the next start, finishes the rest when there is space.
+// A full file system must not keep a pod from being removed. DEL needs space for cooling records. When
+// they cannot be written, the attachment's own record stays as releasing and withholds the addresses;
+// the sweep or the next start finishes the release when there is space.
 
-// heldBack is the outcome of a removal that left nothing in the kernel, and
-// addresses whose cooling could not be recorded.
+// heldBack is the error of a release that removed everything from the kernel but could not write
+// cooling records.
 type heldBack struct{ err error }
 
 // Error implements error.
 func (h *heldBack) Error() string { return h.err.Error() }
 
-// Unwrap gives the file system's error.
+// Unwrap returns the file system's error.
 func (h *heldBack) Unwrap() error { return h.err }
 
-// unlessHeldBack is the outcome of a removal for who asked for it: it is done.
+// unlessHeldBack is nil for a heldBack, which is a success for the caller of DEL, and err otherwise.
 func (a *attachments) unlessHeldBack(key attachment.Key, err error) error {
 	h, ok := errors.AsType[*heldBack](err)
 	if !ok {
 		return err
 	}
 	a.writable.failed.Set()
-	a.log.Warn("removed, but its addresses stay out of use until that can be recorded", "attachment", key.String(), "err", h)
+	a.log.Warn("removed; its addresses stay withheld until cooling records can be written", "attachment", key.String(), "err", h)
 	return nil
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// inspector answers questions of people about the node's attachments. It changes nothing.
+// inspector serves the node's state to people and tools. It changes nothing.
 type inspector struct {
 	attachments *attachments
 	conditions  *conditions
 	kernel      Kernel
 	node        Node
-	views       chan struct{} // holds a token for each question about a pod under way
+	views       chan struct{} // holds a token for each request about a pod
 }
 
 // document describes the node's addresses now (proposal for the Amazon VPC CNI, "Troubleshooting").
@@ -62,7 +62,7 @@ func totals(snap source.Snapshot) introspect.Totals {
 	return t
 }
 
-// allocated are the addresses of leases.
+// allocated lists the addresses of leases.
 func allocated(records []attachment.Record) []introspect.Allocated {
 	out := []introspect.Allocated{}
 	for _, rec := range records {
@@ -74,8 +74,8 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 	return out
 }
 
-// addressOf is the address of an attachment's own interface: of the lease, of the NIC of its
-// name, or of another network's plugin.
+// addressOf describes the attachment's own interface, whose address comes from the lease, from the NIC
+// of its name, or from another network's plugin.
 func addressOf(rec attachment.Record) introspect.Allocated {
 	a := introspect.Allocated{
 		Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6, NodeLocal: rec.Lease.NodeLocal,
@@ -98,7 +98,7 @@ func addressOf(rec attachment.Record) introspect.Allocated {
 	return a
 }
 
-// nics are those of all attachments.
+// nics lists the NICs of attachments.
 func nics(records []attachment.Record) []introspect.NIC {
 	out := []introspect.NIC{}
 	for _, rec := range records {
@@ -120,7 +120,7 @@ func nics(records []attachment.Record) []introspect.NIC {
 	return out
 }
 
-// egressOf is what an attachment has of egress; nil: nothing.
+// egressOf describes the egress of an attachment, or is nil without.
 func egressOf(rec attachment.Record) *introspect.Egress {
 	if rec.Egress == nil {
 		return nil
@@ -161,19 +161,17 @@ func (i *inspector) serveDocument(w http.ResponseWriter, _ *http.Request) {
 }
 
 const (
-	// podViews is how many questions about pods are answered at a time; further
-	// ones are refused. Each costs some netlink calls.
+	// podViews is how many requests about pods are served at a time; others are rejected. Each costs
+	// some netlink calls.
 	podViews = 4
-	// podViewTimeout bounds one answer, also where another call has the
-	// container's lock.
+	// podViewTimeout bounds one request, including the wait for a container's lock.
 	podViewTimeout = 5 * time.Second
-	// podViewAttachments is how many attachments of a pod are looked at. Two
-	// sandboxes of a pod overlap for moments; a hundred are somebody's mistake.
+	// podViewAttachments is how many attachments of a pod are compared with the kernel. Two sandboxes
+	// of a pod overlap for moments; a hundred are a mistake.
 	podViewAttachments = 8
 )
 
-// podView tells what this node knows of a pod, and compares its attachments with
-// the kernel. It changes nothing.
+// podView describes a pod on this node, and compares its attachments with the kernel.
 func (i *inspector) podView(ctx context.Context, namespace, name string) introspect.Pod {
 	view := introspect.Pod{
 		Namespace: namespace, Name: name, Node: i.node.NodeName, Time: i.attachments.clock.Now().UTC(),
@@ -218,12 +216,12 @@ func (i *inspector) lookAt(ctx context.Context, rec attachment.Record, a *intros
 	}
 	unlock, lockErr := i.attachments.locks.lock(ctx, rec.Key.ContainerID)
 	if lockErr != nil {
-		a.Fault = "not compared with the kernel: another call about the container is at work"
+		a.Fault = "not compared with the kernel: another call about the container is in progress"
 		return
 	}
 	defer unlock()
 	if now, ok := i.attachments.store.Get(rec.Key); !ok || now.State != attachment.Ready {
-		a.State = "releasing" // meanwhile
+		a.State = "releasing" // by now
 		return
 	}
 	a.Checked = true
@@ -232,7 +230,7 @@ func (i *inspector) lookAt(ctx context.Context, rec attachment.Record, a *intros
 	}
 }
 
-// servePod answers introspect.PodPath.
+// servePod serves introspect.PodPath.
 func (i *inspector) servePod(w http.ResponseWriter, r *http.Request) {
 	pod := attachment.Pod{Namespace: r.URL.Query().Get("namespace"), Name: r.URL.Query().Get("name")}
 	if err := checkPod(pod); err != nil {
@@ -247,7 +245,7 @@ func (i *inspector) servePod(w http.ResponseWriter, r *http.Request) {
 	case i.views <- struct{}{}:
 		defer func() { <-i.views }()
 	default:
-		http.Error(w, "other questions about pods are being answered; try again", http.StatusServiceUnavailable)
+		http.Error(w, "too many requests about pods at a time; try again", http.StatusServiceUnavailable)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)

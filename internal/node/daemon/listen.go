@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/listener"
 )
 
-// Listen makes the daemon's socket, mode 0600, in place of one that a dead
-// daemon left. The caller holds the Lock, so a living one cannot be cut off.
+// Listen creates the daemon's socket with mode 0600, in place of one that a former daemon left. The
+// caller holds the Lock, so that no running daemon is cut off.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("creating the socket's directory: %w", err)
@@ -31,8 +31,8 @@ func Listen(path string) (net.Listener, error) {
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s exists and is not a socket; remove it or choose another with --socket", path)
 	}
-	// Bound under another name and renamed, the socket is never there with a
-	// wider mode, and never missing while one daemon replaces another.
+	// Bound under another name and renamed, the socket never has a wider mode, and is never missing
+	// while one daemon replaces another.
 	tmp := temporaryName(path)
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("removing a stale socket: %w", err)
@@ -48,8 +48,8 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// temporaryName is a name beside path that is no longer: a socket's path may
-// already have all the bytes that the kernel allows (unix(7)).
+// temporaryName is a name beside path that is no longer than path, which may already have the maximum
+// length of a socket path (unix(7)).
 func temporaryName(path string) string {
 	if stem, ok := strings.CutSuffix(path, "~"); ok {
 		return stem + "+"
@@ -57,11 +57,10 @@ func temporaryName(path string) string {
 	return path[:len(path)-1] + "~"
 }
 
-// The plugin's listener closes a connection for a new one when it has as many as
-// it may. It is told which have a call at work, so that it closes others.
+// The plugin's listener closes an idle connection to make room for a new one. Calls mark their
+// connections as busy.
 
-// knownConns are credentials that prove nothing, and tell a call by which of the
-// listener's connections it came.
+// knownConns are insecure credentials that give a call the listener's connection on which it came.
 type knownConns struct {
 	credentials.TransportCredentials
 }
@@ -82,11 +81,10 @@ type knownConn struct {
 	conn *listener.Conn
 
 	mu    sync.Mutex // guards calls
-	calls int        // at work
+	calls int        // in flight
 }
 
-// atWork keeps the connection of a call, whose message has come, from giving way
-// to others until end is called.
+// atWork marks the connection of a call as busy until end is called.
 func atWork(ctx context.Context) (end func()) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {

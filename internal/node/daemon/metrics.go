@@ -29,7 +29,7 @@ type Metrics struct {
 	events   *prometheus.CounterVec
 }
 
-// NewMetrics makes and registers them.
+// NewMetrics creates and registers them.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -41,10 +41,10 @@ func NewMetrics() *Metrics {
 	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.nics, m.egress, m.events, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
-		v.WithLabelValues() // shown from the start, with a count of 0
+		v.WithLabelValues() // visible from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
-	for _, result := range []string{"success", "error"} { // so that the first can be seen to be one more
+	for _, result := range []string{"success", "error"} { // visible from the start, so that an increase shows
 		m.nics.WithLabelValues(part.Again, result)
 		m.nics.WithLabelValues(part.Changed, result)
 		m.egress.WithLabelValues(result)
@@ -52,12 +52,12 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// CountPodEvents counts what became of Events.
+// CountPodEvents counts Events by outcome.
 func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
 	m.events.WithLabelValues(string(r)).Add(float64(n))
 }
 
-// CountNICs counts a pod whose NICs were not as they should be.
+// CountNICs counts what was done about NICs that differed from what they should be.
 func (m *Metrics) CountNICs(done string, err error) {
 	m.nics.WithLabelValues(done, resultOf(err)).Inc()
 	if done == part.Again && err == nil {
@@ -65,7 +65,7 @@ func (m *Metrics) CountNICs(done string, err error) {
 	}
 }
 
-// CountEgress counts a running pod whose egress was not as it should be.
+// CountEgress counts what was done about egress that differed from what it should be.
 func (m *Metrics) CountEgress(_ string, err error) { m.egress.WithLabelValues(resultOf(err)).Inc() }
 
 func resultOf(err error) string {
@@ -75,7 +75,7 @@ func resultOf(err error) string {
 	return "success"
 }
 
-// observeCall counts a call of the plugin, and the time that it took.
+// observeCall counts a call of the plugin and its duration.
 func (m *Metrics) observeCall(verb, result, reason string, took time.Duration) {
 	m.requests.WithLabelValues(strings.ToUpper(verb), result, reason).Inc()
 	switch verb {
@@ -86,10 +86,11 @@ func (m *Metrics) observeCall(verb, result, reason string, took time.Duration) {
 	}
 }
 
-// stateCollector reads gauges from the daemon's state when asked.
+// stateCollector reads gauges from the daemon's state.
 type stateCollector struct{ daemon *Daemon }
 
-// Describe implements prometheus.Collector: nothing, as only the source knows its own.
+// Describe implements prometheus.Collector. It describes nothing, as the source has metrics of its
+// own.
 func (c *stateCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.

@@ -12,9 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// quarantine keeps the damaged records. One may belong to a pod that lives: its
-// kernel state is left alone and its addresses are held, until a DEL of that
-// attachment comes or its link is gone.
+// quarantine keeps the damaged records. Each may belong to a running pod: its kernel state is not
+// touched and its addresses are withheld until a DEL of the attachment comes or its link is gone.
 type quarantine struct {
 	attachments *attachments
 	conditions  *conditions
@@ -29,7 +28,7 @@ func (k *quarantine) all() []attachment.Quarantined {
 	return slices.Clone(k.list)
 }
 
-// links names the links of damaged records, which no repair may take for nobody's.
+// links returns the host links of damaged records, which repairs must not remove.
 func (k *quarantine) links() (links []string) {
 	for _, one := range k.all() {
 		if one.HostLink != "" {
@@ -39,20 +38,20 @@ func (k *quarantine) links() (links []string) {
 	return links
 }
 
-// partLinks returns host links of attachments of which parts have anything on the node: at
-// least those of damaged records, for which nothing else may speak.
+// partLinks returns host links of attachments of which parts have anything on the node: at least those
+// of damaged records, for which there is no other evidence.
 func (k *quarantine) partLinks(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
 	links, err := k.attachments.parts.links(ctx)
 	if err != nil {
-		k.attachments.log.Warn("listing what parts have on the node, damaged records are kept", "err", err)
+		k.attachments.log.Warn("listing NICs and other parts on the node; damaged records are kept", "err", err)
 		return k.links()
 	}
 	return links
 }
 
-// setAddresses notes what the kernel tells of a record that tells no addresses.
+// setAddresses stores the addresses that the kernel routes to the link of a damaged record.
 func (k *quarantine) setAddresses(file string, addrs []netip.Addr) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -63,7 +62,7 @@ func (k *quarantine) setAddresses(file string, addrs []netip.Addr) {
 	}
 }
 
-// remove forgets a damaged record of which nothing is left.
+// remove drops a damaged record of which nothing is left.
 func (k *quarantine) remove(file string) {
 	k.mu.Lock()
 	k.list = slices.DeleteFunc(k.list, func(o attachment.Quarantined) bool { return o.File == file })
@@ -85,13 +84,12 @@ func (k *quarantine) report() {
 		fmt.Sprintf("damaged records of attachments that still have a link: %s; their addresses are held until the pods are deleted", strings.Join(files, ", ")))
 }
 
-// quarantineKey is the holder, in the source, of a damaged record's addresses.
+// quarantineKey holds a damaged record's addresses in the source.
 func quarantineKey(q attachment.Quarantined) attachment.Key {
 	return attachment.Key{Network: "quarantined", ContainerID: q.File, IfName: q.HostLink}
 }
 
-// del is DEL for a key without a record: of a damaged one, or of
-// an attachment that is not known at all.
+// del handles a DEL without a record: of a damaged one, or of an unknown attachment.
 func (k *quarantine) del(ctx context.Context, key attachment.Key) error {
 	link := hostLinkName(key)
 	for _, q := range k.all() {
@@ -99,20 +97,20 @@ func (k *quarantine) del(ctx context.Context, key attachment.Key) error {
 			return k.release(ctx, q)
 		}
 	}
-	k.attachments.source.Release(key) // a lease whose ADD broke off before it was recorded
+	k.attachments.source.Release(key) // a lease whose ADD failed before it was recorded
 	return nil
 }
 
-// ofNoLink tells whether a damaged record is of no attachment that can be: no
-// link has the name that its file says.
+// ofNoLink reports whether a damaged record cannot belong to an attachment, as its file is named after
+// no possible link.
 func ofNoLink(q attachment.Quarantined) bool {
 	return !q.Cooling && !datapath.IsHostLinkName(q.HostLink)
 }
 
-// releaseNameless lets go of a damaged record of no attachment that can be. The
-// addresses in it cool, unless somebody has them; its file is kept.
+// releaseNameless releases a damaged record that cannot belong to an attachment. Its addresses cool
+// unless they are held. The file is kept.
 func (k *quarantine) releaseNameless(ctx context.Context, q attachment.Quarantined) error {
-	k.attachments.log.Warn("a damaged record is of no pod's link: nothing depends on it, its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
+	k.attachments.log.Warn("a damaged record belongs to no pod's link; its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
 	if err := k.coolUnheld(ctx, "", q.Addresses); err != nil {
 		return err
 	}
@@ -123,8 +121,7 @@ func (k *quarantine) releaseNameless(ctx context.Context, q attachment.Quarantin
 	return nil
 }
 
-// coolUnheld has addresses cool, of a link if it is known, that no attachment
-// holds and that do not cool yet.
+// coolUnheld lets addresses cool that no attachment holds and that do not cool yet.
 func (k *quarantine) coolUnheld(ctx context.Context, link string, addrs []netip.Addr) error {
 	for _, a := range addrs {
 		_, held := k.attachments.store.ByAddr(a)
@@ -142,8 +139,8 @@ func (k *quarantine) coolUnheld(ctx context.Context, link string, addrs []netip.
 	return nil
 }
 
-// release removes what a damaged record stood for. Its addresses cool.
-// Without space for that the outcome is heldBack.
+// release removes the attachment of a damaged record. Its addresses cool. Without space for cooling
+// records the error is a heldBack.
 func (k *quarantine) release(ctx context.Context, q attachment.Quarantined) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()

@@ -10,18 +10,17 @@ import (
 	"github.com/berthnet/berth/internal/node/heartbeat"
 )
 
-// Run recovers, then serves behind the front until ctx ends, then drains and
-// closes the front. Live pods are not touched by any of it. The error is nil
-// after an orderly end.
+// Run recovers, then serves behind the front until ctx ends, then drains and closes the front. Running
+// pods are not affected. The error is nil after an orderly shutdown.
 func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	// The loops outlive ctx, so that running calls can finish while draining.
+	// The loops outlive ctx, so that calls in flight can finish while draining.
 	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer front.Close()
 	defer stopLoops()
-	defer cancel(nil) // before the wait: whatever ended the daemon ends the heartbeat
+	defer cancel(nil) // before the wait, so that the heartbeat ends
 	wg.Go(func() { d.reaper.run(loops) })
 	wg.Go(func() { d.cooling.run(loops) })
 
@@ -38,7 +37,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	for _, p := range d.Parts {
 		wg.Go(func() {
 			if err := p.Run(loops); err != nil && loops.Err() == nil {
-				cancel(fmt.Errorf("the controller of pods' %s stopped: %w", p.About().Name, err))
+				cancel(fmt.Errorf("the %s controller stopped: %w", p.About().Name, err))
 			}
 		})
 	}
@@ -56,7 +55,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	front.admit(d)
 	wg.Go(func() {
 		heartbeat.Run(ctx, front.Socket, d.Clock, func() bool { return d.status() == nil },
-			func(err error) { d.Log.Warn("telling the plugin that this daemon lives", "err", err) })
+			func(err error) { d.Log.Warn("writing the heartbeat", "err", err) })
 	})
 	d.Log.Info("serving", "socket", front.Socket, "attachments", len(d.Store.Records()))
 

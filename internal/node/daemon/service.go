@@ -16,11 +16,10 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// service turns the protocol's messages into the daemon's words and back, and
-// refuses what cannot be right.
+// service implements the protocol, and rejects invalid requests.
 type service struct {
 	rpc.UnimplementedNodeServer
-	front *Front // which lets no call through before it has a daemon
+	front *Front // it has a daemon whenever a method is called
 }
 
 // Add implements rpc.NodeServer.
@@ -89,8 +88,7 @@ func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply,
 	return &rpc.StatusReply{}, s.front.daemon.status()
 }
 
-// wantedBy is what an ADD asks for, checked: the attachment's record as far as
-// the caller knows it.
+// wantedBy validates an ADD, and returns the record as far as the caller knows it.
 func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
 	if want.Key, err = keyOf(req.GetAttachment()); err != nil {
 		return want, err
@@ -107,14 +105,14 @@ func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
 	return want, checkPod(want.Pod)
 }
 
-// keyOf is what names an attachment, checked.
+// keyOf validates and returns the key of an attachment.
 func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
 	return key, checkKey(key)
 }
 
-// wishOf is what a user wrote into the pod's annotations, of those with some keys (one that
-// ends in "/" stands for all that begin with it), and into the network's configuration.
+// wishOf returns what a user asks for by the network's configuration and by pod annotations with the
+// given keys. A key that ends in "/" is a prefix.
 func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 	wish := source.Wish{Told: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
 	note := func(key, value string) {
@@ -139,19 +137,18 @@ func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
 	return wish
 }
 
-// chainedBy is what plugins before this one made of the pod's interface, by an ADD's request,
-// and nil where this one makes it. A request of the other kind is refused: it is of a network
-// that another daemon was to serve.
+// chainedBy returns the interface that a plugin before this one created, or nil where this one creates
+// it. It rejects a request of the other kind, which was meant for another network's daemon.
 func (d *Daemon) chainedBy(req *rpc.AddRequest) (*attachment.Chained, error) {
 	previous := req.GetPrevious()
 	switch {
 	case previous == nil && !d.Chained:
 		return nil, nil
 	case previous == nil:
-		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "not-chained", "berthd has no addresses of its own (--ipam=none), and no plugin before berth made the pod's interface: "+
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "not-chained", "berthd has no addresses of its own (--ipam=none), and no plugin before berth created the pod's interface: "+
 			"put berth at the end of another network's list of plugins")
 	case !d.Chained:
-		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "chained", "a plugin before berth made the pod's interface already, and berthd has addresses of its own (it runs with --ipam=%s): "+
+		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "chained", "a plugin before berth already created the pod's interface, and berthd has addresses of its own (--ipam=%s): "+
 			"put berth first in its network's list of plugins, or run berthd with --ipam=none", d.IPAM)
 	}
 	chained := &attachment.Chained{}
@@ -168,20 +165,18 @@ func (d *Daemon) chainedBy(req *rpc.AddRequest) (*attachment.Chained, error) {
 	return chained, nil
 }
 
-// The longest names, in bytes. Names are kept in records and shown to people,
-// so their length and their characters are bounded here, whoever calls.
+// The maximum lengths of names, in bytes. Names are kept in records and shown to people.
 const (
 	maxContainerID = 1024
 	maxNetwork     = 253  // as a Kubernetes name; CNI sets no limit
-	maxNetnsPath   = 4095 // PATH_MAX without its ending zero
+	maxNetnsPath   = 4095 // PATH_MAX without the terminating zero
 	maxNamespace   = 63   // RFC 1123 label, as Kubernetes has it
 	maxPodName     = 253  // RFC 1123 subdomain, likewise
-	maxPodUID      = 128  // a UUID has 36; static pods' are other hashes
-	maxLinkName    = 15   // IFNAMSIZ without its ending zero
+	maxPodUID      = 128  // a UUID has 36; UIDs of static pods are hashes
+	maxLinkName    = 15   // IFNAMSIZ without the terminating zero
 )
 
-// checkKey checks what names an attachment: CNI's rules for container IDs and
-// networks, the kernel's for interface names.
+// checkKey applies CNI's rules for container IDs and networks, and the kernel's for interface names.
 func checkKey(key attachment.Key) error {
 	if err := checkName("CNI_CONTAINERID", key.ContainerID, maxContainerID); err != nil {
 		return err
@@ -197,14 +192,14 @@ func checkKey(key attachment.Key) error {
 		return badRequest("CNI_CONTAINERID is empty")
 	case utils.ValidateContainerID(key.ContainerID) != nil:
 		return badRequest("CNI_CONTAINERID is %q, expected letters, digits, '_', '.' and '-'", key.ContainerID)
-	case key.IfName == "" || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/:%"): // of % the kernel makes a number
+	case key.IfName == "" || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/:%"): // the kernel replaces % by a number
 		return badRequest("CNI_IFNAME is %q, expected 1 to %d characters without '/', ':', '%%' and spaces", key.IfName, maxLinkName)
 	}
 	return nil
 }
 
-// checkPod checks what Kubernetes says of a pod. Other users of CNI may name
-// theirs as they like, so that the characters of Kubernetes' names are not asked for.
+// checkPod checks lengths and printability of a pod's names. It does not require Kubernetes'
+// characters, as CNI has other users.
 func checkPod(pod attachment.Pod) error {
 	for _, f := range []struct {
 		name, value string
@@ -217,7 +212,7 @@ func checkPod(pod attachment.Pod) error {
 	return nil
 }
 
-// checkName refuses what is too long, and what a terminal would not show as a word.
+// checkName rejects values that are too long or contain spaces or control characters.
 func checkName(field, value string, most int) error {
 	if len(value) > most {
 		return badRequest("%s is %d bytes long, expected at most %d", field, len(value), most)

@@ -19,9 +19,9 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// status is nil unless the node cannot take pods at all: as long as the data
-// path is not set up, or no address was ever usable. Exhaustion does not make
-// it fail, because a failing STATUS gets the node's pods evicted.
+// status returns nil unless the node cannot take pods at all: the data path is not set up, or no
+// address was ever usable. Address exhaustion is no error, because a failing STATUS gets the node's
+// pods evicted.
 func (d *Daemon) status() error {
 	if c, ok := d.conditions.get(ConditionDataPath); !ok || !c.Healthy {
 		return cnierror.New(types.ErrPluginNotAvailable, "datapath", "the node's data path is not ready: %s", c.Message)
@@ -30,17 +30,16 @@ func (d *Daemon) status() error {
 		return nil
 	}
 	if err := d.Source.Ready(); err != nil {
-		return cnierror.New(types.ErrPluginNotAvailable, "no-address-yet", "no address was usable on this node yet: %s", err)
+		return cnierror.New(types.ErrPluginNotAvailable, "no-address-yet", "no address has been usable on this node yet: %s", err)
 	}
 	d.usable.set()
 	return nil
 }
 
-// usableMark remembers that an address was usable on this instance, in a file
-// across restarts.
+// usableMark keeps in a file that an address was usable on this instance.
 type usableMark struct {
 	path string
-	file usableFile // what the mark of this instance has
+	file usableFile // its content for this instance
 	log  *slog.Logger
 
 	mu     sync.Mutex // guards usable
@@ -59,7 +58,7 @@ func (m *usableMark) isSet() bool {
 	return m.usable
 }
 
-// set remembers it. The first call only does anything.
+// set writes the file, once.
 func (m *usableMark) set() {
 	m.mu.Lock()
 	first := !m.usable
@@ -73,11 +72,11 @@ func (m *usableMark) set() {
 		err = statefile.Create(m.path, data, 0o600)
 	}
 	if err != nil {
-		m.log.Warn("remembering that an address was usable", "err", err)
+		m.log.Warn("recording that an address was usable", "err", err)
 	}
 }
 
-// read takes up what an earlier daemon remembered.
+// read reads what a former daemon wrote.
 func (m *usableMark) read() {
 	var f usableFile
 	data, err := statefile.Read(m.path)
@@ -88,19 +87,19 @@ func (m *usableMark) read() {
 	}
 }
 
-// writableInterval is how often it is looked whether records can be written,
-// besides after each call that failed for it.
+// writableInterval is how often records are test-written, besides after each call that failed to write
+// one.
 const writableInterval = 15 * time.Second
 
-// writable watches whether records can be written.
+// writable checks whether records can be written.
 type writable struct {
 	store      *attachment.Store
 	conditions *conditions
-	failed     retry.Signal // capacity 1: a call failed for a record that could not be written
+	failed     retry.Signal // capacity 1: a call could not write a record
 	clock      clock.Clock
 }
 
-// run keeps the condition, until ctx ends.
+// run keeps the condition RecordsWritable until ctx ends.
 func (w *writable) run(ctx context.Context) {
 	for {
 		w.look()
@@ -113,12 +112,12 @@ func (w *writable) run(ctx context.Context) {
 	}
 }
 
-// look writes one to see.
+// look writes a record as a test.
 func (w *writable) look() {
 	err := w.store.Probe()
 	var message string
 	if err != nil {
-		message = fmt.Sprintf("no pod can be made: %s", err)
+		message = fmt.Sprintf("no pod can start: %s", err)
 	}
 	switch {
 	case err == nil:
@@ -132,8 +131,8 @@ func (w *writable) look() {
 	}
 }
 
-// err is nil unless records cannot be written. STATUS does not ask: pods
-// that run are fine, and would be evicted for it.
+// err returns nil unless records cannot be written. STATUS ignores it: running pods are fine, and
+// would be evicted.
 func (w *writable) err() error {
 	if c, ok := w.conditions.get(ConditionWritable); ok && !c.Healthy {
 		return errors.New(c.Message)
@@ -141,15 +140,14 @@ func (w *writable) err() error {
 	return nil
 }
 
-// How often the supply of addresses is looked at, for the condition, the mark
-// and the installation. No pod waits for it.
+// How often the supply of addresses is checked. No pod waits for it.
 const (
 	supplyInterval = 5 * time.Second
 	firstInterval  = 100 * time.Millisecond // until an address was usable once
 )
 
-// installInterval is how often an installation is looked at again: a node's
-// image or another installer may replace it.
+// installInterval is how often the installation is checked: a node's image or another installer may
+// replace it.
 const installInterval = time.Minute
 
 // supply watches the source's supply of addresses.
@@ -161,8 +159,8 @@ type supply struct {
 	clock      clock.Clock
 }
 
-// run keeps the supply condition, remembers the first usable address,
-// and installs the plugin from then on, until ctx ends.
+// run keeps the supply conditions, records the first usable address, and keeps the plugin installed
+// from then on, until ctx ends.
 func (s *supply) run(ctx context.Context) {
 	var installAt time.Time
 	waiting := false
@@ -183,8 +181,8 @@ func (s *supply) run(ctx context.Context) {
 	}
 }
 
-// look sets the condition and tells whether ADDs wait for an address.
-// A wait is a matter for a person only when there was one a look before too.
+// look sets the conditions, and reports whether ADDs wait for an address. Waiting ADDs make the
+// condition unhealthy when there were some at the last look, too.
 func (s *supply) look(waited bool) (waiting bool) {
 	if err := s.source.Ready(); err != nil {
 		s.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
@@ -201,17 +199,16 @@ func (s *supply) look(waited bool) (waiting bool) {
 	case waited && snap.LastError != "":
 		s.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
 	case waited:
-		s.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
+		s.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs are waiting for an address", snap.Waiting))
 	}
 	return snap.Waiting > 0
 }
 
-// installed puts plugin and configuration in place, if they are not, and tells
-// whether it could.
+// installed installs plugin and configuration if needed, and reports success.
 func (s *supply) installed(ctx context.Context) bool {
 	done, err := s.install(ctx)
 	if ctx.Err() != nil {
-		return false // the daemon ends, whatever came of it
+		return false // the daemon shuts down
 	}
 	if err != nil {
 		s.conditions.set(ConditionInstalled, false, "Failed", err.Error())

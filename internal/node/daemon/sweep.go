@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// sweepInterval is how often attachments without a living sandbox are looked for.
+// sweepInterval is how often attachments without a sandbox are looked for.
 const sweepInterval = 15 * time.Second
 
-// sweeper releases attachments that no DEL will come for.
+// sweeper releases attachments for which no DEL will come.
 type sweeper struct {
 	attachments *attachments
 	kernel      Kernel
@@ -36,11 +36,10 @@ func (s *sweeper) run(ctx context.Context) {
 	}
 }
 
-// sweep finishes what an ADD or DEL could not, and releases attachments whose
-// network namespace has been gone for the grace period. A namespace that is
-// only out of this process's sight must not cost a pod its network: besides,
-// the runtime must not list the sandbox or, when it cannot be asked, the pod's
-// link must be gone, which it is as soon as the kernel ends the namespace.
+// sweep finishes what an ADD or DEL could not, and releases attachments whose network namespace has
+// been missing for the grace period. A namespace may be missing from this process's view only, which
+// must not cost a pod its network. So the runtime must not list the sandbox, or, when it cannot be
+// asked, the pod's link must be gone: the kernel removes it with the namespace.
 func (s *sweeper) sweep(ctx context.Context) {
 	var gone []attachment.Record
 	for _, rec := range s.attachments.store.Records() {
@@ -58,11 +57,11 @@ func (s *sweeper) sweep(ctx context.Context) {
 	s.releaseGone(ctx, gone)
 }
 
-// finish retries what failed before, unless a call about the container is at work:
-// an ADD may wait for its NICs for long.
+// finish retries what failed before, unless a call about the container is in progress, such as an ADD
+// that waits for NICs.
 func (s *sweeper) finish(ctx context.Context, rec attachment.Record) {
 	if s.attachments.clock.Now().Sub(rec.Since) < kernelTimeout {
-		return // most likely under way
+		return // most likely in progress
 	}
 	unlock, ok := s.attachments.locks.try(rec.Key.ContainerID)
 	if !ok {
@@ -74,11 +73,11 @@ func (s *sweeper) finish(ctx context.Context, rec attachment.Record) {
 		return
 	}
 	if err := s.attachments.clear(ctx, now); err != nil {
-		s.attachments.log.Warn("finishing what was half done, will try again", "attachment", rec.Key.String(), "state", now.State, "err", err)
+		s.attachments.log.Warn("finishing an incomplete attachment, will try again", "attachment", rec.Key.String(), "state", now.State, "err", err)
 	}
 }
 
-// absent notes whether a namespace is missing now, and returns for how long it has been.
+// absent records whether a namespace is missing now, and returns for how long it has been.
 func (s *sweeper) absent(key attachment.Key, missing bool, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +91,7 @@ func (s *sweeper) absent(key attachment.Key, missing bool, now time.Time) time.D
 	return now.Sub(s.since[key])
 }
 
-// forget drops what is known of attachments that are no more.
+// forget drops attachments that no longer exist.
 func (s *sweeper) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,8 +101,8 @@ func (s *sweeper) forget() {
 	})
 }
 
-// releaseGone releases those of the candidates, and of the damaged
-// records, that nothing speaks for any more.
+// releaseGone releases those of the candidates, and of the damaged records, that neither runtime nor
+// kernel knows.
 func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 	damaged := s.attachments.quarantine.all()
 	if len(gone)+len(damaged) == 0 {
@@ -120,7 +119,7 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 	}
 	listed := s.runtimeLists(ctx)
 	for _, rec := range gone {
-		// A pod of NICs alone has no link that would tell.
+		// A pod without a lease has no link as evidence.
 		if listed != nil && listed[rec.Key.ContainerID] || listed == nil && (inKernel[rec.HostLink] || rec.Lease.Empty()) {
 			continue
 		}
@@ -137,13 +136,13 @@ func (s *sweeper) releaseGone(ctx context.Context, gone []attachment.Record) {
 			continue
 		}
 		if err := s.attachments.quarantine.release(ctx, q); err != nil {
-			s.attachments.log.Warn("releasing what a damaged record stood for", "file", q.File, "err", err)
+			s.attachments.log.Warn("releasing the attachment of a damaged record", "file", q.File, "err", err)
 		}
 	}
 }
 
-// runtimeLists asks the container runtime which sandboxes it knows. Nil when
-// none is configured or it does not answer: then nothing is concluded from it.
+// runtimeLists returns the sandboxes that the container runtime knows, or nil when none is configured
+// or it does not answer.
 func (s *sweeper) runtimeLists(ctx context.Context) map[string]bool {
 	if s.sandboxes == nil {
 		return nil
@@ -152,7 +151,7 @@ func (s *sweeper) runtimeLists(ctx context.Context) map[string]bool {
 	defer cancel()
 	list, err := s.sandboxes.Sandboxes(ctx)
 	if err != nil {
-		s.attachments.log.Warn("asking the container runtime for its sandboxes", "err", err)
+		s.attachments.log.Warn("listing the container runtime's sandboxes", "err", err)
 		return nil
 	}
 	return list

@@ -118,7 +118,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 				unlock, _ := t.daemon.attachments.locks.lock(context.Background(), "a")
 				time.AfterFunc(5*time.Second, unlock)
 			},
-			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, takes long", "5s attached default/pod-a : 10.0.0.5/32"},
+			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, is slow", "5s attached default/pod-a : 10.0.0.5/32"},
 		},
 		"a pod without a name":        {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod = nil }},
 		"a name that no pod can have": {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod.Name = "a\nb" }},

@@ -21,8 +21,8 @@ type wiring struct {
 	parts  parts
 }
 
-// wire sets up all that a record says, as far as it is not there, and returns the
-// record with what the kernel reports. The error is a Failure.
+// wire sets up everything that a record has and the kernel lacks, and returns the record with what the
+// kernel reports. The error is a Failure.
 func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	rec, err := w.wireLease(ctx, rec)
 	for i := 0; i < len(w.parts) && err == nil; i++ {
@@ -44,8 +44,8 @@ func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachme
 	return rec, nil
 }
 
-// unwire removes what leads to the pod. The link of the lease is left for the
-// reaper. The lease is removed also where a part fails. The error is a Failure.
+// unwire removes what leads to the pod, except for the link of the lease, which the reaper removes. It
+// removes the lease even if a part fails. The error is a Failure.
 func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
 	err := w.parts.remove(ctx, rec)
 	if rec.Lease.Empty() {
@@ -72,7 +72,7 @@ func (w *wiring) check(ctx context.Context, rec attachment.Record) error {
 	return nil
 }
 
-// podOf is a record with a lease as the data path wants it.
+// podOf converts a record with a lease for the data path.
 func podOf(r attachment.Record) datapath.Pod {
 	p := datapath.Pod{
 		Netns: r.Netns.Path, NetnsID: datapath.NetnsID{Dev: r.Netns.Dev, Inode: r.Netns.Inode},
@@ -99,7 +99,7 @@ func podOf(r attachment.Record) datapath.Pod {
 	return p
 }
 
-// kernelFailure says what a person can do about a data path error.
+// kernelFailure is the Failure of a data path error.
 func kernelFailure(err error) error {
 	switch {
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
@@ -107,5 +107,5 @@ func kernelFailure(err error) error {
 	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
 		return cnierror.New(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
 	}
-	return cnierror.Because(err, cnierror.CodeKernel, "kernel", "the kernel refused a step of the pod's network")
+	return cnierror.Because(err, cnierror.CodeKernel, "kernel", "the kernel rejected a step of the pod's network setup")
 }

@@ -13,28 +13,27 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// tellAfter is how long an ADD waits until its pod is told why: so long that most
-// have what they wait for by then, and so that the Event is there within 3 s.
+// tellAfter is how long an ADD waits before an Event on the pod says why. Most ADDs are done by then,
+// and the Event appears within 3 s.
 const tellAfter = 2500 * time.Millisecond
 
-// silentEnds are reasons of failures of which no pod is told: the runtime gave up
-// or removed the sandbox, or asks again at once. What the ADD waited for until then
-// was told.
+// silentEnds are reasons of failures that make no Event: the runtime gave up, removed the sandbox or
+// retries at once. An Event already said what the ADD waited for.
 var silentEnds = map[string]bool{"cancelled": true, "deleted": true, "draining": true}
 
-// telling follows one ADD, so that its pod is told of it.
+// telling reports the progress of one ADD by Events on its pod.
 type telling struct {
 	front *Front
 	key   attachment.Key
 	pod   attachment.Pod
 	timer *time.Timer
 
-	mu    sync.Mutex // guards ended, and orders what is told
+	mu    sync.Mutex // guards ended, and orders the Events
 	ended bool
 }
 
-// follow begins to follow a call; nil where nobody is to be told of it. Nothing of
-// the request is checked yet.
+// follow starts to report on a call, or returns nil if it is no ADD or has no pod. The request is not
+// validated yet.
 func (f *Front) follow(req any) *telling {
 	add, ok := req.(*rpc.AddRequest)
 	if f.Tell == nil || !ok || add.GetPod().GetName() == "" {
@@ -49,7 +48,7 @@ func (f *Front) follow(req any) *telling {
 	return t
 }
 
-// whyWaits tells what an ADD waits for.
+// whyWaits returns what an ADD waits for.
 func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, message string) {
 	d := f.admitted()
 	if d == nil {
@@ -61,10 +60,10 @@ func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, messag
 	case ex != nil:
 		return podevents.WaitsForAddress, ex.Reason, ex.Message
 	}
-	return podevents.WaitsForNetwork, podevents.Busy, "the kernel, or another call about the same container, takes long"
+	return podevents.WaitsForNetwork, podevents.Busy, "the kernel, or another call about the same container, is slow"
 }
 
-// waits tells that the ADD waits, unless it has ended.
+// waits reports that the ADD waits, unless it has ended.
 func (t *telling) waits() {
 	kind, cause, message := t.front.whyWaits(t.key)
 	t.mu.Lock()
@@ -74,7 +73,7 @@ func (t *telling) waits() {
 	}
 }
 
-// end tells how the ADD ended.
+// end reports the outcome of the ADD.
 func (t *telling) end(reply any, err error) {
 	if t == nil {
 		return
@@ -98,20 +97,20 @@ func (t *telling) end(reply any, err error) {
 	t.trouble(kind, f.Reason, f.Error())
 }
 
-// trouble tells of it, if Kubernetes could have such a pod. t.mu is held.
+// trouble reports a problem, if the pod's name is valid. t.mu is held.
 func (t *telling) trouble(kind podevents.Kind, cause, message string) {
 	if checkPod(t.pod) == nil {
 		t.front.Tell(podevents.News{Pod: t.pod, IfName: t.key.IfName, Kind: kind, Cause: cause, Message: message})
 	}
 }
 
-// addressesOf are those of the reply to an ADD, in CIDR form: of all interfaces.
+// addressesOf returns the addresses of all interfaces in the reply to an ADD, as CIDRs.
 func addressesOf(reply any) []string {
 	add, _ := reply.(*rpc.AddReply)
 	if len(add.GetLinks()) == 0 {
 		return add.GetAddresses()
 	}
-	addresses := slices.Clone(add.GetAddresses()) // the reply is still to be sent
+	addresses := slices.Clone(add.GetAddresses()) // the reply has not been sent yet
 	for _, l := range add.GetLinks() {
 		for _, a := range l.GetAddresses() {
 			addresses = append(addresses, a.GetCidr())
