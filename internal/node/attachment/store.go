@@ -19,16 +19,15 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Node is who writes records: the instance, and the boot of its kernel.
+// Node is the origin of records: the instance, and the boot of its kernel.
 type Node struct {
 	InstanceID string
 	BootID     string
 }
 
-// Store keeps the records of this node in a directory, one file each, and an
-// index of them in memory. Methods for different keys may be called
-// concurrently; calls for one key are put in order by the caller, who holds
-// that container's lock.
+// Store keeps the records of this node in a directory, one file each, with an index in memory. Methods
+// for different keys may be called concurrently. The caller serializes calls for one key by holding
+// the container's lock.
 type Store struct {
 	dir  string
 	node Node
@@ -45,9 +44,9 @@ type Store struct {
 	freed freedList
 }
 
-// PortTaken says that a port cannot be recorded, since another attachment has it.
+// PortTaken is the error for a port that another attachment has.
 type PortTaken struct {
-	IfName string // of the NIC that was to have it
+	IfName string // of the NIC that wanted it
 	Port   string // its ID
 	Holder Key
 }
@@ -57,9 +56,8 @@ func (p *PortTaken) Error() string {
 	return fmt.Sprintf("port %s of NIC %s belongs to %s", p.Port, p.IfName, p.Holder)
 }
 
-// Open reads the records in dir, which it creates when missing (0700), and
-// returns what it could not take over besides. Records of another instance
-// are set aside, damaged ones quarantined; neither is indexed.
+// Open reads the records in dir, which it creates if missing (0700), and returns the damaged ones.
+// Records of another instance are set aside, damaged ones quarantined; neither is indexed.
 func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error) {
 	if node.InstanceID == "" || node.BootID == "" {
 		return nil, nil, fmt.Errorf("opening attachment records: instance ID %q and boot ID %q must be known", node.InstanceID, node.BootID)
@@ -81,7 +79,7 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	return s, bad, nil
 }
 
-// Node returns the identity that the store stamps on what it writes.
+// Node returns the origin of the records that the store writes.
 func (s *Store) Node() Node { return s.node }
 
 // Get returns the record of key.
@@ -157,10 +155,9 @@ func (s *Store) CoolingRecords() []Cooling {
 	return out
 }
 
-// Put writes a record, atomically replacing the one of the same key, and
-// stamps it with the node's identity. Without space for another file the one that
-// is there is overwritten. It refuses an address or host link that
-// another attachment holds, and a port, with a *PortTaken.
+// Put writes a record, atomically replacing the one of the same key, and sets its origin. Without
+// space for a second file it overwrites the first. It rejects an address or host link that another
+// attachment holds, and a port with a *PortTaken.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
 	data, err := r.Encode()
@@ -189,8 +186,8 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// reserve takes the record's addresses, ports and link before the file is written, so that
-// two attachments cannot both write one.
+// reserve reserves the record's addresses, ports and link in the index before the file is written, so
+// that two attachments cannot both have one.
 func (s *Store) reserve(r Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +217,7 @@ func (s *Store) reserve(r Record) error {
 	return nil
 }
 
-// unreserve takes back what is reserved and no indexed record stands behind. s.mu is held.
+// unreserve reverts reserve, except for what an indexed record has. s.mu is held.
 func (s *Store) unreserve(r Record) {
 	old, had := s.records[r.Key]
 	if s.byLink[r.HostLink] == r.Key && !had {
@@ -269,8 +266,8 @@ func (s *Store) PutCooling(c Cooling) error {
 	return nil
 }
 
-// DeleteCooling removes the cooling record of an address. One without a record
-// costs no system call and is no error.
+// DeleteCooling removes the cooling record of an address, if there is one. Without one it makes no
+// system call.
 func (s *Store) DeleteCooling(addr netip.Addr) error {
 	s.mu.RLock()
 	_, ok := s.cooling[addr]
@@ -287,7 +284,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 	return nil
 }
 
-// index enters r into the maps. s.mu is held.
+// index adds r to the maps. s.mu is held.
 func (s *Store) index(r Record) {
 	s.records[r.Key] = r
 	s.byLink[r.HostLink] = r.Key
@@ -299,7 +296,7 @@ func (s *Store) index(r Record) {
 	}
 }
 
-// drop takes r out of the maps. s.mu is held.
+// drop removes r from the maps. s.mu is held.
 func (s *Store) drop(r Record) {
 	delete(s.records, r.Key)
 	if s.byLink[r.HostLink] == r.Key {
@@ -317,8 +314,8 @@ func (s *Store) drop(r Record) {
 	}
 }
 
-// write replaces a file of the directory. It does not sync: what the records
-// describe is gone too when the kernel crashes.
+// write replaces a file of the directory. It does not sync: a crash of the kernel also ends what the
+// records describe.
 func (s *Store) write(name string, data []byte) error {
 	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
 	err := statefile.Create(tmp, data, 0o600)
@@ -339,13 +336,11 @@ func (s *Store) remove(name string) error {
 	return err
 }
 
-// IsNoSpace tells whether an error is for want of space, or of quota, in the file
-// system.
+// IsNoSpace reports whether the file system lacks space or quota.
 func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// overwrite writes into a file that exists, for which a full file system has
-// room: its own. Spaces fill what it had beyond data, so that there is one write,
-// which no end of this process tears.
+// overwrite writes into an existing file, whose space a full file system still has. It pads data with
+// spaces to the former size, so that there is one write, which an end of this process cannot tear.
 func (s *Store) overwrite(name string, data []byte) error {
 	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -360,19 +355,19 @@ func (s *Store) overwrite(name string, data []byte) error {
 		data = append(bytes.TrimSuffix(data, []byte("\n")), bytes.Repeat([]byte(" "), missing)...)
 		data = append(data, '\n')
 	}
-	// Room for all of it before any: half a record would be a damaged one.
+	// Allocate all space before writing: half a record would be damaged.
 	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
-		return fmt.Errorf("making room in %s: %w", name, err)
+		return fmt.Errorf("allocating space in %s: %w", name, err)
 	}
 	_, err = f.WriteAt(data, 0)
 	return err
 }
 
-// probeFile is removed at the next start when a crash left it.
+// probeFile is removed at the next start if a crash leaves it.
 const probeFile = tmpPrefix + "probe"
 
-// Probe tells whether records can be written: it writes a file as a record is
-// written, and removes it. Not to be called concurrently.
+// Probe writes and removes a file as a record is written, and returns the error. It must not be called
+// concurrently.
 func (s *Store) Probe() error {
 	if err := s.write(probeFile, []byte("can this be written?\n")); err != nil {
 		return fmt.Errorf("writing into %s: %w", s.dir, err)

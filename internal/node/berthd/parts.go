@@ -23,14 +23,14 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 )
 
-// ports are what plugs NICs that are ports of VPCs into pods.
+// ports plug NICs that are ports of VPCs.
 type ports struct {
 	nics  *nics.NICs
 	close func()
 }
 
-// openPorts makes it, for the attachments of a store, with what turns IPv6 on. Nothing is asked of Open
-// vSwitch or the API server yet.
+// openPorts creates the ports for the attachments of a store. needIPv6 turns IPv6 on. It does not call
+// Open vSwitch or the API server yet.
 func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context) error) (*ports, error) {
 	p, err := n.deps.OpenPluggers(n.cfg, n.log)
 	if err != nil {
@@ -52,14 +52,14 @@ func (n *node) openPorts(store *attachment.Store, needIPv6 func(context.Context)
 
 func firstMayBeBranch(cfg config.Config) bool { return cfg.IPAM == config.IPAMENIOperator }
 
-// Pluggers plug ports of all kinds, in which the node's Open vSwitch has a part if it has one.
+// Pluggers plug ports of all kinds.
 type Pluggers struct {
 	plug.Plugger
-	Switch nics.Switch // nil: it has none
+	Switch nics.Switch // nil: the node has no Open vSwitch
 	Close  func()
 }
 
-// openPluggers opens those of the machine.
+// openPluggers opens the machine's pluggers.
 func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error) {
 	var opened []func()
 	out.Close = func() {
@@ -76,8 +76,8 @@ func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error)
 	if err != nil {
 		return out, fmt.Errorf("--agent-netns-prefixes, --agent-wait: %w", err)
 	}
-	// OVS and OVSHybrid name links after ports, so they take turns. Without --ovsdb they take away
-	// what was plugged while there was one.
+	// OVS and OVSHybrid name links after ports, so they take turns. Without --ovsdb they only remove
+	// what was plugged before.
 	common := ovs.Options{Bridges: cfg.OVSBridges, Turns: &plug.Turns{}, Sysctls: cfg.SysctlDir, Logger: log}
 	if cfg.OVSDB != "" {
 		db, err := ovsdb.New(cfg.OVSDB, log)
@@ -115,8 +115,7 @@ func openPluggers(cfg config.Config, log *slog.Logger) (out Pluggers, err error)
 	return out, err
 }
 
-// openEgress makes what has pods reach the outside by gateways. Nothing is asked of the kernel
-// or the API server yet.
+// openEgress creates the egress of pods. It does not use the kernel or the API server yet.
 func (n *node) openEgress() (*podegress.Clients, error) {
 	var full podegress.Full
 	if n.tell != nil {
@@ -131,7 +130,7 @@ func (n *node) openEgress() (*podegress.Clients, error) {
 	})
 }
 
-// setVPC notes the CIDRs of the VPC that the node is in. Packets to these keep their way, too.
+// setVPC sets the CIDRs of the node's VPC, which egress leaves alone.
 func (n *node) setVPC(cidrs []netip.Prefix) {
 	n.vpcCIDRs = cidrs
 	if n.egress != nil {
@@ -139,7 +138,8 @@ func (n *node) setVPC(cidrs []netip.Prefix) {
 	}
 }
 
-// clusterNetworks are those whose packets keep their way although an Egress has a default route.
+// clusterNetworks are the networks whose packets keep their route although an Egress has a default
+// route.
 func (n *node) clusterNetworks() []netip.Prefix {
 	networks := slices.Clone(n.cfg.EgressClusterNetworks)
 	for _, p := range n.vpcCIDRs {
@@ -150,9 +150,9 @@ func (n *node) clusterNetworks() []netip.Prefix {
 	return networks
 }
 
-// podEvents returns who tells Pods of their ADDs; nil where nobody does. In node
-// mode the Kubernetes API is needed for nothing else, so that one out of reach is a
-// reason to do without, unless the settings ask for it.
+// podEvents returns the writer of Events on pods, or nil when they are disabled. Node mode needs the
+// Kubernetes API for nothing else, so without access to it there are no Events unless the settings
+// require them.
 func (n *node) podEvents() (*podevents.Teller, error) {
 	if n.cfg.PodEvents == config.PodEventsNever {
 		return nil, nil

@@ -10,22 +10,20 @@ import (
 	"strings"
 )
 
-// All configurations in one list are used in one CNI version, which the runtime
-// chooses: the newest of the list's that it knows itself (CNI specification 1.1.0,
-// "Version considerations"). So the list says all versions in which every plugin of
-// it works, and need not know the runtime; one upgraded in place chooses anew. A
-// runtime from before the field cniVersions (libcni below 1.2: containerd 1.x)
-// knows cniVersion alone, which therefore is one that all of them speak.
+// All plugins of a list are called in one CNI version, which the runtime chooses: the newest version
+// of the list that it knows (CNI specification 1.1.0, "Version considerations"). So the list has all
+// versions in which each of its plugins works, and a runtime that is upgraded in place chooses anew. A
+// runtime that does not know the field cniVersions (libcni below 1.2: containerd 1.x) uses cniVersion,
+// which therefore is one that all runtimes speak.
 //
-// A plugin that lacks a version takes it from the list. It is not left out for
-// that: what is lost is STATUS and GC, which berthd does without, and a pod
-// without its host ports is worse.
+// A plugin without a version limits the list, but stays in it: what is lost is STATUS and GC, which
+// berthd does not need, while a pod without its host ports would be worse.
 
-// Auto is the CNI version of a configuration that says whatever its plugins speak.
+// Auto is the CNI version of a configuration that has all versions its plugins speak.
 const Auto = "auto"
 
-// spoken are the CNI versions of berth's, oldest first, and those of them that
-// every runtime of Kubernetes' knows (CRI v1 came with containerd 1.6).
+// spoken are the CNI versions that berth speaks, oldest first, and those of them that every Kubernetes
+// runtime knows (CRI v1 came with containerd 1.6).
 var (
 	spoken = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 	common = spoken[:3]
@@ -34,28 +32,28 @@ var (
 // withStatus is the first version that has STATUS and GC.
 const withStatus = "1.1.0"
 
-// answer is what is known of a plugin of the chain.
+// answer is what a plugin of the chain answered.
 type answer struct {
 	plugin   string
-	versions []string // of spoken, that it speaks, oldest first
-	unasked  string   // why it could not be asked, and common is assumed; empty: it could
-	broken   string   // why it cannot work; empty: it may
-	foreign  bool     // other software put it there: it stays, whatever it speaks
+	versions []string // those of spoken that it speaks, oldest first
+	unasked  string   // why it did not answer, so that common is assumed; empty: it did
+	broken   string   // why it cannot work; empty: it can
+	foreign  bool     // of other software: it stays, whatever it speaks
 }
 
-// chosen is in which versions a list is, and with which plugins.
+// chosen is the versions and plugins of a list.
 type chosen struct {
 	versions []string // oldest first, at least one
 	chain    []string
 	leftOut  []Unusable
-	held     []string // plugins for whose sake newer versions are not offered
+	held     []string // plugins that keep the list from newer versions
 }
 
-// Unusable is a plugin of the chain that is there and cannot be used.
+// Unusable is a plugin that is in place and cannot be used.
 type Unusable struct{ Plugin, Why string }
 
-// choose decides by what the plugins of a chain answered, in its order. want is
-// Auto or the one version that the list is to have.
+// choose decides by the answers of a chain's plugins, in order. want is Auto or the only version of
+// the list.
 func choose(want string, answers []answer) chosen {
 	c := chosen{versions: spoken}
 	if want != Auto {
@@ -86,8 +84,8 @@ func choose(want string, answers []answer) chosen {
 	return c
 }
 
-// offered is how a list says versions: as cniVersion one that every runtime knows,
-// if there is one, and as cniVersions all from there on, unless it is the only one.
+// offered returns the version fields of a list: cniVersion is one that every runtime knows, if there
+// is one, and cniVersions has all from there on, if there are several.
 func offered(versions []string) (one string, all []string) {
 	one = versions[0]
 	for _, v := range versions {
@@ -101,7 +99,7 @@ func offered(versions []string) (one string, all []string) {
 	return one, all
 }
 
-// intersection are the elements of a that b has too.
+// intersection returns the elements of a that b has, too.
 func intersection(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(v string) bool { return !slices.Contains(b, v) })
 }
@@ -110,13 +108,12 @@ func newest(versions []string) string { return versions[len(versions)-1] }
 
 func list(versions []string) string { return strings.Join(versions, ", ") }
 
-// InstallChained puts the plugin in place, to be called after another network's plugins. It
-// writes no configuration, which might win over that network's, and does not change that
-// network's either: whoever installs it would take the change back, or keep it for good. It
-// tells in Report.Unchained what a person has to do.
+// InstallChained installs the plugin to be called after another network's plugins. It writes no
+// configuration, which might win over that network's, and does not change that network's, whose
+// installer would revert the change or keep it for good. Report.Unchained says what a person has to
+// do.
 //
-// A configuration that an Installer wrote before, when the node's addresses were Berth's, is
-// removed.
+// It removes a configuration that an Installer wrote before, when the node had addresses of Berth's.
 func (i *Installer) InstallChained() (r Report, err error) {
 	o := i.options
 	o.Bundle = ""
@@ -144,7 +141,7 @@ func (i *Installer) InstallChained() (r Report, err error) {
 	return r, err
 }
 
-// unchained tells what to do so that the plugin is called; empty: it is in a configuration,
+// unchained returns what to do so that the plugin is called; empty: a configuration already has it
 // after another network's plugins.
 func (o *Options) unchained() (string, error) {
 	entry, err := json.Marshal(o.Network.plugin())
@@ -173,11 +170,11 @@ type place int
 
 const (
 	nowhere place = iota
-	first         // it makes the interface
-	later         // it comes after others
+	first         // it creates the interface
+	later         // after other plugins
 )
 
-// placeIn tells where in a network configuration our plugin is.
+// placeIn returns where in a network configuration the plugin is.
 func placeIn(text []byte) place {
 	for k, p := range pluginsOf(text) {
 		switch {
