@@ -28,11 +28,11 @@ func (c *CloudSettings) rows() []Setting {
 		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(&c.Region),
 			Doc: "AWS region. Default: the instance's."},
 		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: checked(&c.EC2Endpoint, orEmpty(httpURL)),
-			Doc: "URL of the EC2 API. Default: the region's. With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true the AWS variables do not count."},
+			Doc: "URL of the EC2 API. Default: the region's endpoint. AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true disables the AWS variables."},
 		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: checked(&c.IMDSEndpoint, orEmpty(httpURL)),
-			Doc: "URL of the instance metadata service. Default: http://169.254.169.254, or http://[fd00:ec2::254] as imds-endpoint-mode says."},
+			Doc: "URL of the instance metadata service. Default: http://169.254.169.254, or http://[fd00:ec2::254] with imds-endpoint-mode=ipv6."},
 		{Flag: "imds-endpoint-mode", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"}, Default: imdsModeIPv4, parse: oneOf(&c.IMDSMode, imdsModeIPv4, imdsModeIPv6),
-			Doc: "Protocol by which the metadata service is reached where imds-endpoint is not set: ipv4 or ipv6."},
+			Doc: "Protocol for the metadata service if imds-endpoint is not set: ipv4 or ipv6."},
 	}
 }
 
@@ -44,13 +44,11 @@ func (c *CloudSettings) finish() {
 	}
 }
 
-// ignoreEndpointsVar makes the AWS SDKs ignore the variables below, and what
-// shared configuration files say of endpoints (AWS SDKs and Tools Reference
-// Guide, "Service-specific endpoints").
+// ignoreEndpointsVar makes the AWS SDKs ignore the variables below and the endpoints of shared
+// configuration files (AWS SDKs and Tools Reference Guide, "Service-specific endpoints").
 const ignoreEndpointsVar = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 
-// ignoreEndpoints takes the variables of endpoints from an environment that says
-// that they are to be ignored.
+// ignoreEndpoints removes the variables of endpoints from an environment that disables them.
 func ignoreEndpoints(env map[string]string) error {
 	switch v := env[ignoreEndpointsVar]; {
 	case v == "" || strings.EqualFold(v, "false"):

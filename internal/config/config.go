@@ -1,6 +1,5 @@
-// Package config is the settings of Berth's programs: for each one table that
-// flags, environment variables, their checks and the reference page are all
-// made from.
+// Package config has the settings of Berth's programs. Each program has one table of settings, from
+// which flags, environment variables, their validation and the reference page follow.
 package config
 
 import (
@@ -13,10 +12,10 @@ import (
 // The values of ipam.
 const (
 	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
-	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
-	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
-	IPAMPort        = "port"         // ports of VPCs: nobody does; the operator has them made
-	IPAMNone        = "none"         // another network: berth comes after its plugins, for egress
+	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator calls EC2
+	IPAMPool        = "pool"         // address pools: the operator gives blocks to nodes
+	IPAMPort        = "port"         // ports of VPCs: the operator creates them
+	IPAMNone        = "none"         // another network: berth runs after its plugins, for egress
 )
 
 // The values of Config.ForeignAddresses.
@@ -58,10 +57,10 @@ type Given struct {
 	Effective []introspect.Setting
 }
 
-// HasPorts tells whether pods have NICs that are ports of VPCs.
+// HasPorts reports whether pods may have NICs that are ports of VPCs.
 func (c *Config) HasPorts() bool { return c.VPCPorts || c.IPAM == IPAMPort }
 
-// finish fills in what is not set and finds what is wrong with settings together.
+// finish sets defaults that depend on the machine, and finds contradictions.
 func (c *Config) finish(given Given) []error {
 	c.Given = given
 	c.CloudSettings.finish()
@@ -72,7 +71,7 @@ func (c *Config) finish(given Given) []error {
 	return c.contradictions()
 }
 
-// contradictions finds settings that are right alone and wrong together.
+// contradictions finds settings that are valid alone and contradict each other.
 func (c *Config) contradictions() []error {
 	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
 	out := wrongTogether([]contradiction{
@@ -100,12 +99,12 @@ func (c *Config) contradictions() []error {
 	return out
 }
 
-// asksKubernetes tells whether the daemon uses the Kubernetes API for anything.
+// asksKubernetes reports whether the daemon uses the Kubernetes API.
 func (c *Config) asksKubernetes() bool {
 	return c.IPAM != IPAMENI || c.PodEvents != PodEventsNever || c.Egress || c.NodeNetworkTemplates
 }
 
-// contradiction is a condition that must not hold, and what is said where it does.
+// contradiction is a condition that must not hold, and the error if it does.
 type contradiction struct {
 	holds bool
 	text  string

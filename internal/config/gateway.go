@@ -57,29 +57,29 @@ func gatewayTable(g *Gateway) []Setting {
 	return rows([]group{
 		{"Egress", []Setting{
 			{Flag: "egress-name", parse: checked(&g.EgressName, nonEmpty),
-				Doc: "Name of the Egress that this is a gateway of."},
+				Doc: "Name of the gateway's Egress."},
 			{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&g.Namespace),
-				Doc: "Its namespace. Default: the pod's own."},
+				Doc: "Namespace of the Egress. Default: the pod's own."},
 			{Flag: "kubeconfig", parse: absolutePath(&g.Kubeconfig, true),
-				Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+				Doc: "Kubeconfig file for the Kubernetes API. Default: the pod's service account."},
 		}},
 		{"Gateway", []Setting{
 			{Flag: "pod-ips", Env: []string{"POD_IPS"}, parse: podIPs(&g.PodIPs),
-				Doc: "The pod's own addresses, separated by commas; the first of each family counts. Clients' tunnels lead there, and the outside sees these."},
+				Doc: "The pod's own addresses, separated by commas, of which the first of each family counts. Clients' tunnels lead to these addresses, and external networks see them as source."},
 			{Flag: "host-ips", Env: []string{"HOST_IPS"}, parse: podIPs(&g.HostIPs),
-				Doc: "Addresses of the pod's node, separated by commas; the first of each family counts. Connections from there, such as the kubelet's probes, have a place at --metrics-address whatever others do."},
+				Doc: "Addresses of the pod's node, separated by commas, of which the first of each family counts. --metrics-address always has capacity for connections from there, such as the kubelet's probes."},
 			{Flag: "link", Default: "eth0", parse: checked(&g.Link, nonEmpty),
-				Doc: "The pod's interface that has them."},
+				Doc: "The pod's interface with pod-ips."},
 			{Flag: "fou-port", Default: "5555", parse: udpPort(&g.Port),
 				Doc: "UDP port of the tunnels between clients and gateways."},
 			{Flag: "grace-period", Default: "30s", parse: duration(&g.GracePeriod, time.Second, day),
-				Doc: "How long after it was asked to end a gateway serves the connections that it has; what the kubelet gives the pod (terminationGracePeriodSeconds)."},
+				Doc: "How long a gateway that shuts down serves its connections: the pod's terminationGracePeriodSeconds."},
 			{Flag: "end-delay", Default: "10s", parse: duration(&g.EndDelay, 0, day),
-				Doc: "How long it goes on in any case then, so that clients hear of it and take other gateways. In the last 2 s of grace-period it ends all the same."},
+				Doc: "How long it serves at least at shutdown, so that clients move to other gateways. It always ends in the last 2 s of grace-period."},
 		}},
 		{"Watching", append([]Setting{
 			{Flag: "metrics-address", Default: ":61690", parse: checked(&g.MetricsAddr, hostPort),
-				Doc: "Where /metrics, /livez and /readyz are served. Nodes of clients connect there too, to notice a gateway that is gone."},
+				Doc: "Address on which /metrics, /livez and /readyz are served. Nodes of clients connect to it, too, to detect a gateway that is gone."},
 		}, g.LogSettings.rows()...)},
 	})
 }

@@ -79,9 +79,9 @@ type LogSettings struct {
 func (l *LogSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: logLevel(&l.LogLevel),
-			Doc: "Least severity that is logged: debug, info, warn or error. fatal, which the Amazon VPC CNI has besides, counts as error."},
+			Doc: "Lowest severity that is logged: debug, info, warn or error. fatal, a level of the Amazon VPC CNI, counts as error."},
 		{Flag: "log-format", Default: "text", parse: oneOf(&l.LogFormat, "text", "json"),
-			Doc: "Form of a log line: text or json."},
+			Doc: "Format of log lines: text or json."},
 	}
 }
 
