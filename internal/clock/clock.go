@@ -1,5 +1,4 @@
-// Package clock is time as Berth's programs see it, injected so that tests
-// decide what time it is.
+// Package clock is the time source of Berth's programs, injected so that tests control time.
 package clock
 
 import (
@@ -9,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock tells the time and makes timers.
+// Clock reads time and makes timers.
 type Clock interface {
 	// Now is the wall time, with Go's monotonic reading where there is one.
 	Now() time.Time
 	// Boot is the time since the machine booted, suspend included
 	// (CLOCK_BOOTTIME), comparable between processes.
 	Boot() time.Duration
-	// After delivers once d has passed.
+	// After returns a channel that receives once d has passed.
 	After(d time.Duration) <-chan time.Time
 }
 
@@ -98,7 +97,7 @@ func (f *Fake) Advance(d time.Duration) {
 	f.timers = kept
 }
 
-// Waiting tells how many timers have not fired yet.
+// Waiting returns how many timers have not fired.
 func (f *Fake) Waiting() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -20,12 +20,12 @@ import (
 const (
 	service = "/berth.v1.Node/"
 
-	// statusTimeout bounds a STATUS, which asks for nothing but memory.
+	// statusTimeout bounds a STATUS, which the daemon answers from memory.
 	statusTimeout = 5 * time.Second
 )
 
-// call makes a call to the daemon, again if it is being restarted, and returns
-// its answer. The error, if any, is a *types.Error.
+// call makes a call to the daemon, repeats it while the daemon restarts, and returns the reply. The
+// error is a *types.Error.
 func (n network) call(verb string, message []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.timeout())
 	defer cancel()
@@ -35,14 +35,14 @@ func (n network) call(verb string, message []byte) ([]byte, error) {
 	return n.outcome(reply, err)
 }
 
-// callOnce makes a call that must not be made again.
+// callOnce makes a call that must not be repeated.
 func (n network) callOnce(verb string, message []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.timeout())
 	defer cancel()
 	return n.outcome(n.attempt(ctx, verb, message))
 }
 
-// attempt dials the daemon and asks it. The error is the dial's, or a *unary.Error.
+// attempt makes one call on a new connection. The error is that of dialing, or a *unary.Error.
 func (n network) attempt(ctx context.Context, verb string, message []byte) ([]byte, error) {
 	conn, err := n.dial(ctx)
 	if err != nil {
@@ -51,7 +51,7 @@ func (n network) attempt(ctx context.Context, verb string, message []byte) ([]by
 	return unary.Call(ctx, conn, service+verb, message)
 }
 
-// outcome is a call's for the runtime.
+// outcome converts the error of a call.
 func (n network) outcome(reply []byte, err error) ([]byte, error) {
 	if err != nil {
 		return nil, n.failed(err, n.timeout())
@@ -66,37 +66,35 @@ func (n network) dial(ctx context.Context) (net.Conn, error) {
 
 func (n network) restarting() bool { return heartbeat.Recent(n.Socket, clock.Real{}.Boot()) }
 
-// Which calls are made again when the daemon ends under them, or is away
-// because it is being restarted, until their time is up:
+// Calls that are repeated until their timeout when the daemon ends during the call,
+// or does not listen because it restarts:
 //
-//	ADD     yes. The daemon answers the same ADD again in the same way, and its
-//	        next start undoes what was left half done. A failed one would cost
+//	ADD     yes. Repeating an ADD gives the same reply, and the daemon's
+//	        next start undoes an incomplete one. A failed ADD would cost
 //	        the pod a new sandbox, for which the kubelet takes 15 to 20 s.
-//	DEL     yes. It succeeds a second time too.
+//	DEL     yes. It is idempotent.
 //	CHECK   yes. It changes nothing.
-//	GC      no. Its list is of the moment at which the runtime made it: made
-//	        again later, it would name an attachment stale that was added since.
-//	        Nothing is lost: runtimes call GC again, and the daemon looks after
-//	        vanished sandboxes by itself.
-//	STATUS  no. It has to answer at once: see callStatus.
+//	GC      no. Its list is valid when the runtime makes the call: repeated
+//	        later, it would release an attachment that was added since.
+//	        Runtimes call GC again, and the daemon releases vanished
+//	        sandboxes by itself.
+//	STATUS  no. It must answer at once: see callStatus.
 //
-// No call is made again after an answer, whatever it says.
+// No call is repeated after a reply.
 
-// The waits between two attempts: short, since a start takes tenths of a second,
-// and growing, since many calls may wait on few CPUs.
+// Delays between attempts: short, since a start takes tenths of a second, and growing, since many
+// calls may wait on few CPUs.
 const (
 	firstWait = 20 * time.Millisecond
 	mostWait  = 160 * time.Millisecond
 
-	// mostEnds is under how many attempts of a call the daemon may end. After that
-	// the call may be why it does, and every other call suffers from it.
+	// mostEnds bounds the attempts of a call during which the daemon ends. Beyond it the call itself
+	// may be the cause, from which all other calls suffer.
 	mostEnds = 5
 )
 
-// repeated makes attempts at a call for as long as they fail for want of a daemon
-// that is being restarted, and ctx has not ended. The error is the last attempt's.
-// One is being restarted when restarting says so, and when it was there for an
-// earlier attempt.
+// repeated repeats attempts while the daemon restarts, until ctx ends, and returns the last error. The
+// daemon restarts when restarting returns true, or when it answered an earlier attempt.
 func repeated(ctx context.Context, clk clock.Clock, restarting func() bool, attempt func(context.Context) ([]byte, error)) ([]byte, error) {
 	wait, ends := firstWait, 0
 	for {
@@ -119,13 +117,13 @@ func repeated(ctx context.Context, clk clock.Clock, restarting func() bool, atte
 	}
 }
 
-// nobodyListens tells whether a dial failed for want of a daemon: no socket, a
-// socket without a process, or one whose queue is full.
+// nobodyListens reports whether dialing failed because no daemon accepts: there is no socket, no
+// process behind it, or its queue is full.
 func nobodyListens(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
 }
 
-// ended tells whether a daemon ended before it answered, or said that it does.
+// ended reports whether the daemon ended before it replied, or said that it shuts down.
 func ended(err error) bool {
 	var e *unary.Error
 	return errors.As(err, &e) && e.Code == unary.Unavailable
@@ -135,19 +133,19 @@ func failf(code uint, format string, args ...any) *types.Error {
 	return types.NewError(code, fmt.Sprintf(format, args...), "")
 }
 
-// unreachable is a daemon that could not be connected to.
+// unreachable is the error when the daemon cannot be reached.
 func (n network) unreachable(err error) *types.Error {
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		return types.NewError(types.ErrIOFailure, "not permitted to reach berthd at "+n.Socket+"; the plugin must run as the socket's owner (root)", err.Error())
 	case errors.Is(err, os.ErrNotExist):
-		return types.NewError(types.ErrTryAgainLater, "berthd has made no socket at "+n.Socket+"; is its pod running on this node, and is the path the same in its --socket and in the network configuration's socket?", err.Error())
+		return types.NewError(types.ErrTryAgainLater, "berthd has not created the socket "+n.Socket+"; is its pod running on this node, and is the path the same in its --socket and in the network configuration's socket?", err.Error())
 	}
 	return types.NewError(types.ErrTryAgainLater, "berthd does not answer at "+n.Socket+"; look at its pod on this node", err.Error())
 }
 
-// failed is a call that failed: that the daemon could not be reached, what it says
-// of the call, or that it said nothing, within the time that the call had.
+// failed is the error of a call: the daemon could not be reached, returned an error, or did not reply
+// within the timeout.
 func (n network) failed(err error, within time.Duration) *types.Error {
 	var status *unary.Error
 	if !errors.As(err, &status) {
@@ -171,7 +169,7 @@ func (n network) failed(err error, within time.Duration) *types.Error {
 	return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" failed", err.Error())
 }
 
-// failureIn finds what the daemon put beside the status for the runtime.
+// failureIn returns the CNI error in the status details.
 func failureIn(err error) (f wire.Failure, ok bool) {
 	var e *unary.Error
 	if !errors.As(err, &e) {
@@ -185,7 +183,7 @@ func failureIn(err error) (f wire.Failure, ok bool) {
 	return f, false
 }
 
-// notAvailable is STATUS's code for the same failure.
+// notAvailable is the error with the code of STATUS.
 func (n network) notAvailable(e *types.Error) *types.Error {
 	return types.NewError(types.ErrPluginNotAvailable, e.Msg, e.Details)
 }

@@ -17,9 +17,8 @@ import (
 // Defaults of the network configuration.
 const (
 	DefaultSocket = "/run/berth/berthd.sock"
-	// DefaultTimeout is berthd's default wait for an address, 45 s
-	// (docs/architecture.md, "The life of a pod"), and time for the rest, far below
-	// the kubelet's four minutes.
+	// DefaultTimeout is berthd's default wait for an address, 45 s (docs/architecture.md, "The life of
+	// a pod"), plus time for the rest. It is far below the kubelet's four minutes.
 	DefaultTimeout = time.Minute
 )
 
@@ -27,12 +26,12 @@ const (
 const (
 	minTimeout = time.Second
 	maxTimeout = 10 * time.Minute
-	minMTU     = 576   // RFC 791: what every host takes
+	minMTU     = 576   // RFC 791: every host accepts it
 	maxMTU     = 65535 // of a veth
-	maxSocket  = 107   // unix(7): sun_path without its terminating zero
+	maxSocket  = 107   // unix(7): sun_path without the terminating zero
 )
 
-// network is what every verb needs of the network configuration.
+// network is the part of the configuration that every verb needs.
 type network struct {
 	CNIVersion string   `json:"cniVersion"`
 	Name       string   `json:"name"`
@@ -40,7 +39,7 @@ type network struct {
 	Timeout    duration `json:"timeout"`
 }
 
-// addConf is what ADD needs besides.
+// addConf is the configuration for ADD.
 type addConf struct {
 	network       `json:"-"`
 	MTU           int             `json:"mtu"`  // bytes; 0: the daemon's choice
@@ -51,17 +50,16 @@ type addConf struct {
 	PrevResult    json.RawMessage `json:"prevResult"` // of plugins before this one
 }
 
-// runtimeConfig holds the capability arguments (CNI conventions) that Berth
-// takes, or that would ask it for something that it does not do. Others are none
-// of its business.
+// runtimeConfig has the capability arguments (CNI conventions) that Berth supports, and those that it
+// must reject. It ignores others.
 type runtimeConfig struct {
 	IPs         []string       `json:"ips"`
 	MAC         string         `json:"mac"`
 	Annotations podAnnotations `json:"io.kubernetes.cri.pod-annotations"`
 }
 
-// parseNetwork reads what every verb needs, and fills in the defaults. skel
-// has checked the name and the version.
+// parseNetwork reads the common part of the configuration and sets defaults. skel has checked name and
+// version.
 func parseNetwork(stdin []byte) (network, error) {
 	n := network{Socket: DefaultSocket}
 	if err := decode(stdin, &n); err != nil {
@@ -83,7 +81,7 @@ func (n network) timeout() time.Duration {
 	return time.Duration(n.Timeout)
 }
 
-// parseAdd reads all that ADD needs, and refuses what it could not honour.
+// parseAdd reads the configuration for ADD, and rejects what Berth cannot do.
 func parseAdd(stdin []byte) (addConf, error) {
 	var c addConf
 	n, err := parseNetwork(stdin)
@@ -115,12 +113,12 @@ func parseAdd(stdin []byte) (addConf, error) {
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
-// validAttachments reads GC's list. A missing list is refused, since an empty
-// one releases everything.
+// validAttachments reads the list of GC. A missing list is an error, since an empty one releases
+// everything.
 func validAttachments(stdin []byte) ([]wire.Attachment, error) {
 	var conf struct {
 		Valid json.RawMessage `json:"cni.dev/valid-attachments"`
-		Early json.RawMessage `json:"cni.dev/attachments"` // a name that libcni sends too
+		Early json.RawMessage `json:"cni.dev/attachments"` // libcni also sends this name
 	}
 	if err := decode(stdin, &conf); err != nil {
 		return nil, err
@@ -147,7 +145,7 @@ func validAttachments(stdin []byte) ([]wire.Attachment, error) {
 	return valid, nil
 }
 
-// duration is one as Go writes it: "60s", "1m30s".
+// duration is in Go's notation: "60s", "1m30s".
 type duration time.Duration
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -201,7 +199,7 @@ func invalid(field, got, expected string) *types.Error {
 	return failf(types.ErrInvalidNetworkConfig, "%s is %s, expected %s", field, got, expected)
 }
 
-// unsupported is CNI's code 2, whose message must hold the field and its value.
+// unsupported is CNI error 2, whose message must have the field and its value.
 func unsupported(field, value, why string) *types.Error {
 	return failf(types.ErrUnsupportedField, "%s %q is not supported: %s", field, value, why)
 }
@@ -216,9 +214,8 @@ type kubernetesArgs struct {
 	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the name is the key
 }
 
-// parseArgs reads CNI_ARGS ("K=V;K2=V2"). Keys that it does not know are an
-// error unless IgnoreUnknown is set, as with the reference plugins. The infra
-// container's ID is CNI_CONTAINERID once more and needs no place of its own.
+// parseArgs reads CNI_ARGS ("K=V;K2=V2"). Unknown keys are an error unless IgnoreUnknown is set, as in
+// the reference plugins. The ID of the infra container equals CNI_CONTAINERID and is ignored.
 func parseArgs(text string) (wire.Pod, error) {
 	var a kubernetesArgs
 	if err := types.LoadArgs(text, &a); err != nil {
@@ -227,29 +224,26 @@ func parseArgs(text string) (wire.Pod, error) {
 	return wire.Pod{Namespace: string(a.K8S_POD_NAMESPACE), Name: string(a.K8S_POD_NAME), UID: string(a.K8S_POD_UID)}, nil
 }
 
-// PodAnnotations is the capability by which a runtime tells a plugin the
-// annotations of the pod, if the plugin's configuration declares it: containerd
-// since 1.5, CRI-O since 1.29.
+// PodAnnotations is the capability with which a runtime passes pod annotations to a plugin whose
+// configuration declares it: containerd since 1.5, CRI-O since 1.29.
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// Limits of what is passed on of a pod's annotations, in bytes.
+// Limits of the annotations that are passed on, in bytes.
 const (
-	// maxPoolName bounds what is passed on as a pool's name. Whether it can be one is
-	// for the daemon to say.
+	// maxPoolName bounds the name of a pool. The daemon validates it.
 	maxPoolName = 256
 	// maxAnnotations bounds keys and values together.
 	maxAnnotations = 32 << 10
 )
 
-// podAnnotations are what the runtime tells of a pod's annotations. A user may
-// write 256 kB of them: only Berth's are passed on.
+// podAnnotations are the pod annotations from the runtime. A user may write 256 kB of them: only
+// Berth's are passed on.
 type podAnnotations struct {
-	known *wire.Annotations // nil: the runtime does not tell
+	known *wire.Annotations // nil: the runtime does not pass them on
 }
 
-// UnmarshalJSON implements json.Unmarshaler. Keys are compared as they are, which
-// encoding/json does not do with the fields of a struct. A runtime that has the
-// capability and a pod without annotations may say null.
+// UnmarshalJSON implements json.Unmarshaler. It compares keys exactly, which encoding/json does not do
+// with struct fields. A runtime with the capability may pass null for a pod without annotations.
 func (a *podAnnotations) UnmarshalJSON(b []byte) error {
 	const field = "runtimeConfig." + PodAnnotations
 	all := map[string]json.RawMessage{}
@@ -278,7 +272,7 @@ func (a *podAnnotations) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// domain is that of the annotations which are Berth's, with those below it.
+// domain is the domain of Berth's annotations, including its subdomains.
 const domain = "berth.dev"
 
 func isBerths(key string) bool {

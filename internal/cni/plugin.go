@@ -1,10 +1,10 @@
-// Package cni is the plugin: it turns CNI verbs (specification versions 0.3.1
-// to 1.1.0) into calls to berthd and the answers into CNI results. It holds no
-// state and needs no privilege but to reach the daemon's socket.
+// Package cni is the plugin: it turns CNI verbs (specification versions 0.3.1 to 1.1.0) into calls to
+// berthd, and the replies into CNI results. It has no state, and needs no privilege except for access
+// to the daemon's socket.
 //
-// The plugin is started for every ADD and DEL, so that what it imports is paid
-// for each time: see packages unary and wire. It handles no signals on purpose: when the
-// runtime ends it, the kernel closes its connection, and berthd drops the call.
+// The plugin is started for every ADD and DEL, so each import costs time: see packages unary and wire.
+// It deliberately handles no signals: when the runtime kills it, the kernel closes its connection, and
+// berthd cancels the call.
 package cni
 
 import (
@@ -30,8 +30,8 @@ func Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// add attaches an interface and prints the result; after another network's plugins, what
-// these made of it is printed as it is.
+// add attaches an interface and prints the result. After another network's plugins it prints their
+// result unchanged.
 func add(args *skel.CmdArgs) error {
 	conf, err := parseAdd(args.StdinData)
 	if err != nil {
@@ -83,16 +83,16 @@ func (c addConf) add(request wire.AddRequest) (reply wire.AddReply, err error) {
 		return reply, err
 	}
 	if err := reply.Decode(answer); err != nil {
-		return reply, types.NewError(types.ErrInternal, "berthd answered with something else than an attachment", err.Error())
+		return reply, types.NewError(types.ErrInternal, "berthd's reply is not an attachment", err.Error())
 	}
 	if reply.Chained != (request.Previous != nil) {
-		return reply, types.NewError(types.ErrInternal, "berthd took no notice of prevResult; are plugin and daemon of the same release?", "")
+		return reply, types.NewError(types.ErrInternal, "berthd ignored prevResult; are plugin and daemon of the same release?", "")
 	}
 	return reply, nil
 }
 
-// del asks for no more of the configuration than it needs, so that a pod can
-// still be removed after a bad edit.
+// del reads only the part of the configuration that it needs, so that a pod can be removed after a bad
+// edit.
 func del(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -101,11 +101,10 @@ func del(args *skel.CmdArgs) error {
 	if _, err = conf.call("Del", wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}.Encode()); err != nil {
 		return err
 	}
-	return checkNotOwn(args) // last: what can be removed is
+	return checkNotOwn(args) // last, so that everything else is removed
 }
 
-// check compares what the runtime remembers with what the daemon and the
-// kernel know.
+// check compares the prevResult with the daemon's record and the kernel.
 func check(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -123,7 +122,7 @@ func check(args *skel.CmdArgs) error {
 	return err
 }
 
-// gc releases what is not among the valid attachments.
+// gc releases all attachments that are not valid.
 func gc(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -137,8 +136,8 @@ func gc(args *skel.CmdArgs) error {
 	return err
 }
 
-// status asks whether the node takes pods. A daemon that is being restarted
-// counts as one that does: see package heartbeat.
+// status reports whether the node takes pods, also during a restart of the daemon: see package
+// heartbeat.
 func status(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -151,9 +150,9 @@ func attachmentOf(conf network, args *skel.CmdArgs) wire.Attachment {
 	return wire.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 }
 
-// callStatus is nil when the node takes pods, or took them less than a minute
-// ago and its daemon does not answer: a STATUS that failed while berthd is
-// restarted would get the node's pods evicted.
+// callStatus returns nil when the node takes pods, or when it did less than a minute ago and the
+// daemon does not answer: a STATUS that failed during a restart of berthd would get the node's pods
+// evicted.
 func (n network) callStatus() error {
 	within := min(statusTimeout, n.timeout())
 	ctx, cancel := context.WithTimeout(context.Background(), within)
@@ -178,8 +177,7 @@ func (n network) callStatus() error {
 	return n.failed(err, within)
 }
 
-// checkNetns refuses what the daemon could not tell: a path that means
-// something else there, and the namespace that the plugin itself runs in,
+// checkNetns rejects a path that means something else to the daemon, and the plugin's own namespace,
 // which is the host's.
 func checkNetns(args *skel.CmdArgs) error {
 	if !filepath.IsAbs(args.Netns) {
@@ -188,9 +186,8 @@ func checkNetns(args *skel.CmdArgs) error {
 	return checkNotOwn(args)
 }
 
-// checkNotOwn refuses the namespace that the plugin itself runs in. It opens
-// nothing: who opens a FIFO waits for its other end. Nor does skel, which would
-// compare once more.
+// checkNotOwn rejects the plugin's own namespace. It does not open the path, as opening a FIFO blocks.
+// skel skips its own comparison.
 func checkNotOwn(args *skel.CmdArgs) error {
 	if o := args.NetnsOverride; o == "1" || strings.EqualFold(o, "true") {
 		return nil

@@ -39,7 +39,7 @@ func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
 // GatewaySettings are those of berth-egress, in the order of the reference.
 func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
 
-// finish fills in what is not set and finds what is wrong with settings together.
+// finish sets defaults that depend on the pod, and finds contradictions.
 func (g *Gateway) finish(given Given) []error {
 	g.Given = given
 	if g.Namespace == "" {
@@ -84,7 +84,8 @@ func gatewayTable(g *Gateway) []Setting {
 	})
 }
 
-// podIPs takes addresses as the downward API writes them (status.podIPs), and keeps the first of each family.
+// podIPs accepts addresses in the format of the downward API (status.podIPs), and keeps the first of
+// each family.
 func podIPs(dst *[]netip.Addr) parser {
 	return parser{func(s string) error {
 		var first [2]netip.Addr

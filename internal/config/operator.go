@@ -93,13 +93,13 @@ func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
 	return newLoader(flags, o, operatorTable(o), o.finish)
 }
 
-// ownNamespace is what Kubernetes tells a pod of its namespace; empty out of a cluster.
+// ownNamespace is the namespace of the program's pod; empty outside a cluster.
 func ownNamespace() string {
 	text, _ := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	return strings.TrimSpace(string(text))
 }
 
-// finish fills in what is not set and finds what is wrong with settings together.
+// finish sets defaults that depend on the machine, and finds contradictions.
 func (o *Operator) finish(given Given) []error {
 	o.Given = given
 	o.CloudSettings.finish()
@@ -221,7 +221,7 @@ func (o *OperatorPools) rows() []Setting {
 	}
 }
 
-// DefaultOperatorMetrics is where an operator serves metrics unless it is told.
+// DefaultOperatorMetrics is the default of the operator's metrics-address.
 const DefaultOperatorMetrics = "127.0.0.1:61680"
 
 func (o *OperatorPorts) rows() []Setting {

@@ -58,7 +58,7 @@ func docCell(s Setting) string {
 	return doc
 }
 
-// logLevel takes slog's levels, and the one that the Amazon VPC CNI has above them.
+// logLevel accepts slog's levels, and fatal as in the Amazon VPC CNI.
 func logLevel(dst *string) parser {
 	word := oneOf(dst, "debug", "info", "warn", "error", "fatal")
 	return parser{func(s string) error {

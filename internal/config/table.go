@@ -9,10 +9,10 @@ import (
 type Setting struct {
 	Group   string   // heading in the reference
 	Flag    string   // without dashes
-	Env     []string // by precedence; BERTH_<FLAG> first, then names known from elsewhere
-	Default string   // as one would write it; empty: not set
-	Unit    string   // what a number counts; empty where the text says it
-	Doc     string   // one sentence or two, for the reference and --help
+	Env     []string // by precedence: BERTH_<FLAG>, then names of other programs
+	Default string   // as text; empty: not set
+	Unit    string   // of a number; empty if Doc says it
+	Doc     string   // for the reference and --help
 
 	parse parser // checks a text and stores it in the program's settings
 	bare  bool   // a flag that needs no value
@@ -46,7 +46,7 @@ type group struct {
 	rows []Setting
 }
 
-// rows puts groups into one table, and each setting's own variable first.
+// rows joins groups into one table, and adds the BERTH_ variable of each setting.
 func rows(groups []group) []Setting {
 	var rows []Setting
 	for _, g := range groups {
@@ -59,8 +59,7 @@ func rows(groups []group) []Setting {
 	return rows
 }
 
-// Form is what a setting takes, as far as that can be told without parsing it:
-// for those who write settings down with types, such as the values of the chart.
+// Form describes the values of a setting, for typed representations such as the values of the chart.
 type Form struct {
 	Kind      Kind
 	Low, High int      // of an Integer, both included
@@ -82,7 +81,7 @@ const (
 	Pairs    Kind = "pairs"    // key=value, separated by commas
 )
 
-// Form is what the setting takes.
+// Form describes the values of the setting.
 func (s Setting) Form() Form { return s.parse.form }
 
 // Settings are those of berthd, in the order of the reference.

@@ -53,8 +53,8 @@ func TestNICsThatCannotBe(t *testing.T) {
 		"expected six octets":                              func(n *NIC) { n.MAC = n.MAC[:5] },
 		"expected CIDRs":                                   func(n *NIC) { n.Addresses = nil },
 		"expected those to CIDRs":                          func(n *NIC) { n.Routes = []NICRoute{{}} },
-		"is listed twice":                                   func(n *NIC) { n.IfName = "eth0" },
-		"port p-1 is listed twice":                          func(n *NIC) { n.Port = "p-1" },
+		"is listed twice":                                  func(n *NIC) { n.IfName = "eth0" },
+		"port p-1 is listed twice":                         func(n *NIC) { n.Port = "p-1" },
 	} {
 		r := testRecord("c1", "10.0.0.5")
 		r.InstanceID, r.BootID = "i-1", "boot-1"

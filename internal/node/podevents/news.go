@@ -1,17 +1,15 @@
-// Package podevents tells Pods, by Events, what becomes of their ADDs: that one
+// Package podevents writes Events on pods about their ADDs: that one
 // waits and why, that it failed, and that the address came after all. `kubectl
 // describe pod` shows them.
 //
-//	news.go    what the daemon has to tell
-//	kinds.go   the Event that each kind of news is
+//	news.go    what the daemon reports, and the Event and text for it
 //	remedy.go  what a person can do, by the cause
-//	note.go    the text
-//	book.go    which news is written when, and which never (no I/O)
-//	teller.go  the edge: takes news at once, writes Events by and by
+//	queue.go   which Event is written when, and which never (no I/O)
+//	teller.go  accepts news at once and writes Events in the background
 //
-// A Teller never makes an ADD wait, keeps a bounded number of small things, and
-// makes a bounded number of requests. What it cannot write is dropped and counted:
-// the kubelet tries a failed ADD again, and then there is news again.
+// A Teller never delays an ADD, and bounds its memory and its
+// requests. It drops and counts what it cannot write:
+// the kubelet retries a failed ADD, which makes the same news again.
 package podevents
 
 import (
@@ -28,27 +26,26 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// What berthd may do in the Kubernetes API of node mode: write Events and read
-// none. An admission policy narrows it to those of Pods that name its own node
-// (templates/admission/podevents.yaml of the chart). The sources of the other modes
-// generate their roles with this one in it.
+// What berthd may do in the Kubernetes API in node mode: write Events and read none. An admission
+// policy restricts it to Events of Pods that name its own node (templates/admission/podevents.yaml of
+// the chart). The roles of the other modes include this one.
 //
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 //go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../deploy/chart/files/rbac/node/berthd
 
-// News is what became of the ADD of one interface of a pod, or of a pod that runs.
+// News is the progress of the ADD of one interface of a pod, or a change of a running pod's network.
 type News struct {
 	Pod    attachment.Pod // as the runtime names it
 	IfName string
 	Kind   Kind
-	// Cause is the reason as metrics have it, such as subnet-full, and Message
-	// tells a person of it. Both are empty of an ADD that worked.
+	// Cause is the reason as in metrics, such as subnet-full, and Message is for people. Both are
+	// empty for an ADD that succeeded.
 	Cause, Message string
-	Addresses      []string // in CIDR form, of an ADD that worked
+	Addresses      []string // in CIDR form, of an ADD that succeeded
 }
 
-// subject is whom news is of.
+// subject is the interface that news is about.
 type subject struct {
 	pod    attachment.Pod
 	ifName string
@@ -56,7 +53,7 @@ type subject struct {
 
 func (n News) subject() subject { return subject{n.Pod, n.IfName} }
 
-// Kind is what kind of news it is.
+// Kind is the kind of news.
 type Kind int
 
 // The kinds of news.
@@ -69,7 +66,7 @@ const (
 	NoAddress
 	// NetworkFailed: an ADD failed for another reason.
 	NetworkFailed
-	// Attached: an ADD worked.
+	// Attached: an ADD succeeded.
 	Attached
 	// GatewayFull: a gateway of an Egress has no room for new connections.
 	GatewayFull
@@ -77,18 +74,18 @@ const (
 	CutOff
 	// Restored: it is back.
 	Restored
-	// AddressShared: something else has the address of a pod that runs.
+	// AddressShared: a running pod's address is in use elsewhere.
 	AddressShared
 )
 
-// What of an Event follows from the kind of news.
+// form is what an Event has from the kind of news.
 type form struct {
 	reason  string // a word in CamelCase
-	action  string // what was tried
+	action  string // what was attempted
 	warning bool   // else Normal
 }
 
-// forms are the Events. Admission policies list the reasons (deploy).
+// forms are the Events. Admission policies list the reasons (package deploy).
 var forms = map[Kind]form{
 	WaitsForAddress: {"WaitingForAddress", "AssignAddress", true},
 	WaitsForNetwork: {"WaitingForNetwork", "SetUpNetwork", true},
@@ -101,7 +98,7 @@ var forms = map[Kind]form{
 	AddressShared:   {"AddressShared", "AssignAddress", true},
 }
 
-// Reasons are those of all Events that a Teller writes, in order.
+// Reasons returns the reasons of all Events that a Teller writes, sorted.
 func Reasons() (reasons []string) {
 	for _, f := range forms {
 		reasons = append(reasons, f.reason)
@@ -110,11 +107,10 @@ func Reasons() (reasons []string) {
 	return reasons
 }
 
-// passing are causes of a wait that are over by themselves, usually: nobody is
-// to be warned of them.
+// passing are causes of waits that usually resolve by themselves and need no Warning.
 var passing = map[string]bool{"growing": true, "starting": true, "cooling": true, Busy: true}
 
-// warns tells whether the Event of news is a Warning.
+// warns reports whether the Event is a Warning.
 func warns(k Kind, cause string) bool {
 	if k == WaitsForAddress || k == WaitsForNetwork {
 		return !passing[cause]
@@ -122,15 +118,15 @@ func warns(k Kind, cause string) bool {
 	return forms[k].warning
 }
 
-// maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1, Event.note).
+// maxNote is the maximum length of an Event's note, in bytes (events.k8s.io/v1, Event.note).
 const maxNote = 1024
 
-// maxCause is how much of a cause is shown, in bytes. Those of Berth's own are
-// shorter; in operator mode the object has the word.
+// maxCause bounds how much of a cause is shown, in bytes. Berth's own causes are shorter; in operator
+// mode the cause comes from an object.
 const maxCause = 64
 
-// troubleNote tells of a wait or a failure: what is wrong, then what to do. The end
-// of a long message gives way.
+// troubleNote is the note for a wait or a failure: what is wrong, then what to do. A long message is
+// cut.
 func troubleNote(n News) string {
 	remedy, _ := RemedyOf(n.Cause)
 	end := fmt.Sprintf(" [%s]", clip(plain(n.Cause), maxCause))
@@ -141,8 +137,8 @@ func troubleNote(n News) string {
 	return clip(interfacePrefix(n.IfName)+plain(n.Message), maxNote-len(end)) + end
 }
 
-// resolvedNote tells that an address came, or the network is back, and how long after the
-// first trouble.
+// resolvedNote is the note when an address came or the network is back, with the time since the first
+// problem.
 func resolvedNote(n News, after time.Duration) string {
 	what := "has " + strings.Join(n.Addresses, " and ")
 	if n.Kind == Restored {
@@ -151,7 +147,7 @@ func resolvedNote(n News, after time.Duration) string {
 	return clip(fmt.Sprintf("%s%s, %v after the first of these Events", interfacePrefix(n.IfName), what, after.Round(100*time.Millisecond)), maxNote)
 }
 
-// interfacePrefix names an interface unless it is the one that every pod has.
+// interfacePrefix names the interface, except for eth0, which every pod has.
 func interfacePrefix(name string) string {
 	if name == "eth0" {
 		return ""
@@ -159,14 +155,14 @@ func interfacePrefix(name string) string {
 	return "interface " + plain(name) + ": "
 }
 
-// plain is a text on one line, without what a terminal would act on.
+// plain returns a text on one line without control characters.
 func plain(s string) string {
 	return strings.Join(strings.FieldsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == unicode.ReplacementChar
 	}), " ")
 }
 
-// clip shortens s to so many bytes, at a character.
+// clip shortens s to a number of bytes at a character boundary.
 func clip(s string, most int) string {
 	const ellipsis = "…"
 	if len(s) <= most {
@@ -179,20 +175,20 @@ func clip(s string, most int) string {
 	return s[:cut] + ellipsis
 }
 
-// Controller reports the Events (events.k8s.io/v1, Event.reportingController).
+// Controller is the name that reports the Events (events.k8s.io/v1, Event.reportingController).
 const Controller = "berthd"
 
-// maxInstance is how long the name of who reports may be, in bytes
-// (Event.reportingInstance). Admission policies cut a node's name likewise.
+// maxInstance is the maximum length of the reporting instance's name, in bytes
+// (Event.reportingInstance). Admission policies cut a node's name in the same way.
 const maxInstance = 128
 
-// slots is how many Events of a node there may be in a namespace at a time: an Event is named after its
-// node and one of these. API servers keep Events for an hour by default (--event-ttl). An admission policy
-// lets berthd make no other name (templates/admission/podevents.yaml of the chart), so that a stolen token
-// cannot fill etcd with Events.
+// slots bounds the Events of a node in a namespace: an Event is named after its node and one of these
+// numbers. API servers keep Events for an hour by default (--event-ttl). An admission policy rejects
+// other names (templates/admission/podevents.yaml of the chart), so that a stolen token cannot fill
+// etcd with Events.
 const slots = 256
 
-// Event is one of events.k8s.io/v1, regarding a Pod.
+// Event is an Event of events.k8s.io/v1 about a Pod.
 type Event struct {
 	Pod      attachment.Pod
 	Name     string // in the Pod's namespace
@@ -201,31 +197,30 @@ type Event struct {
 	Reason   string
 	Action   string
 	Note     string
-	First    time.Time // when the news came first
-	Last     time.Time // and last
-	Count    int       // how often
+	First    time.Time // time of the first news
+	Last     time.Time // and of the last
+	Count    int       // of news
 }
 
-// Writer writes Events. An error that wraps ErrFinal is of an Event that is not
-// to be tried again, ErrTaken of one that takes another name; any other, such as of an API server that does not answer, is
-// nobody's fault.
+// Writer writes Events. Errors that wrap ErrFinal must not be retried, and ErrTaken needs another
+// name; other errors are temporary, such as an API server that does not answer.
 type Writer interface {
-	// Create makes an Event.
+	// Create creates an Event.
 	Create(ctx context.Context, e Event) error
-	// Repeat says of an Event that is there how often the news came, and when last.
+	// Repeat updates count and time of an existing Event.
 	Repeat(ctx context.Context, e Event) error
 }
 
-// ErrFinal: the API server will never take this.
+// ErrFinal: the API server rejects the Event for good.
 var ErrFinal = errors.New("the API server refuses the Event")
 
-// ErrTaken: there is an Event of that name already.
+// ErrTaken: an Event of that name exists already.
 var ErrTaken = errors.New("there is an Event of that name")
 
 func isFinal(err error) bool { return errors.Is(err, ErrFinal) }
 
-// eventName names an Event after its node, as far as an Event can name that, and a number. No character that a
-// name may not end with is next to the number.
+// eventName returns a name from the node and a number. The character before the number is one that a
+// name may end with.
 func eventName(instance string, number int) string {
 	return Controller + "." + instance + "x" + strconv.Itoa(number%slots)
 }

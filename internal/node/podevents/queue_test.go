@@ -23,24 +23,24 @@ func newsOf(name string, k Kind, cause string) News {
 	return News{Pod: pod(name), IfName: "eth0", Kind: k, Cause: cause, Message: "no address is free"}
 }
 
-// desk is a book whose requests are written, at a moment that a test moves.
-type desk struct {
-	*book
+// writer is a queue whose requests are written, with a clock of the test.
+type writer struct {
+	*queue
 	now     time.Time
 	answer  error // to every request
 	dropped int
 }
 
-func newDesk() *desk { return &desk{book: newBook("node-1"), now: begin} }
+func newWriter() *writer { return &writer{queue: newQueue("node-1"), now: begin} }
 
-func (d *desk) tell(n News) {
-	_, dropped := d.hear(n, d.now)
+func (d *writer) tell(n News) {
+	_, dropped := d.add(n, d.now)
 	d.dropped += dropped
 }
 
 // pass lets time pass in seconds, and returns what is written in it: reason, pod,
 // and how often.
-func (d *desk) pass(t time.Duration) (written []string) {
+func (d *writer) pass(t time.Duration) (written []string) {
 	for end := d.now.Add(t); ; d.now = d.now.Add(time.Second) {
 		for {
 			r, _, dropped := d.next(d.now)
@@ -59,7 +59,7 @@ func (d *desk) pass(t time.Duration) (written []string) {
 	}
 }
 
-func (d *desk) want(t *testing.T, passed time.Duration, want ...string) {
+func (d *writer) want(t *testing.T, passed time.Duration, want ...string) {
 	t.Helper()
 	if got := d.pass(passed); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%v after the beginning %q were written, want %q", d.now.Sub(begin), got, want)
@@ -69,7 +69,7 @@ func (d *desk) want(t *testing.T, passed time.Duration, want ...string) {
 // A pod whose ADDs fail for an hour is told of it at once, and then how often it
 // was, at growing intervals.
 func TestRepeatedNewsIsCountedUp(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
 	d.want(t, time.Second, "NoAddress a 1")
 	d.want(t, 10*time.Minute)
@@ -87,7 +87,7 @@ func TestRepeatedNewsIsCountedUp(t *testing.T) {
 
 // That an address came is told of a pod that was told of trouble, once.
 func TestTheAddressIsToldAfterTrouble(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	attached := News{Pod: pod("a"), IfName: "eth0", Kind: Attached, Addresses: []string{"10.0.0.5/32"}}
 	d.tell(attached)
 	d.want(t, time.Minute)
@@ -112,7 +112,7 @@ func TestTheAddressIsToldAfterTrouble(t *testing.T) {
 
 // Trouble that was over before it could be told is not told.
 func TestOverBeforeItWasTold(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	d.tell(newsOf("a", WaitsForAddress, "growing"))
 	d.tell(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
 	d.want(t, time.Hour)
@@ -127,7 +127,7 @@ func TestOverBeforeItWasTold(t *testing.T) {
 
 // However many ADDs of however many pods fail, requests and memory are bounded.
 func TestStormOfNewsIsBounded(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	for i := range 10_000 {
 		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full"))
 	}
@@ -153,7 +153,7 @@ func TestStormOfNewsIsBounded(t *testing.T) {
 
 // What the API server does not take: for ever, or now.
 func TestRefusedAndUnanswered(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	d.answer = fmt.Errorf("%w: forbidden", ErrFinal)
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
 	d.want(t, time.Minute, "NoAddress a 1") // once, not again and again
@@ -189,7 +189,7 @@ func TestRefusedAndUnanswered(t *testing.T) {
 // Events that are there are counted up only after pods were told of which nobody
 // knows yet.
 func TestNewTroubleComesFirst(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	for i := range burst {
 		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full"))
 	}
@@ -207,7 +207,7 @@ func TestNewTroubleComesFirst(t *testing.T) {
 // Names repeat, so that there are never more Events of a node than there are names, and one that is taken is
 // not waited for.
 func TestEventNames(t *testing.T) {
-	d := newDesk()
+	d := newWriter()
 	names := map[string]bool{}
 	for i := range 3 * slots {
 		d.tell(newsOf(fmt.Sprint("p", i), NoAddress, "growing"))
