@@ -125,27 +125,27 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 var (
-	famRequests = metric.New("berth_cni_requests_total", "counter", "Calls of the CNI plugin by verb, result (success or failure) and, of failures, the reason.", "verb", "result", "reason")
-	famAdd      = metric.New("berth_add_duration_seconds", "histogram", "Time that ADD took in the daemon, waiting for an address included.")
-	famDel      = metric.New("berth_del_duration_seconds", "histogram", "Time that DEL took in the daemon.")
+	famRequests = metric.New("berth_cni_requests_total", "counter", "Calls of the CNI plugin, by verb, result (success or failure) and reason of the failure.", "verb", "result", "reason")
+	famAdd      = metric.New("berth_add_duration_seconds", "histogram", "Duration of ADD in the daemon, including the wait for an address.")
+	famDel      = metric.New("berth_del_duration_seconds", "histogram", "Duration of DEL in the daemon.")
 
-	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node by state: used, warm, cooling, not-ready or withdrawn.", "state")
-	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Addresses for pods that somebody gave to a link of the node, by whose they are: pod (of a running pod, which nobody reaches) or nobody (kept from pods).", "held_by")
-	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that wait for an address.")
-	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that the kernel still has to remove.")
-	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
-	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that someone else changed and berthd put back.")
+	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node, by state: used, warm, cooling, not-ready or withdrawn.", "state")
+	famOnNode    = metric.New("berth_addresses_on_node", "gauge", "Pod addresses that other software added to a link of the node, by holder: pod (a running pod, which is unreachable) or nobody (withheld from pods).", "held_by")
+	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that are waiting for an address.")
+	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that are not removed yet.")
+	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, 0 otherwise.", "type")
+	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that other software changed and berthd restored.")
 
-	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Pods with ports of a VPC whose NICs were found not to be as they should, by what was done (again: plugged again; changed: NICs of a running pod added, taken away, replaced or given other addresses) and result: success or error.", "done", "result")
+	famNICRepairs = metric.New("berth_nic_repairs_total", "counter", "Corrections of the NICs of running pods, by what was done (again: plugged again; changed: NICs added, removed, replaced or given other addresses) and result: success or error.", "done", "result")
 
 	// EgressClients is the gauge of the egress part.
-	EgressClients    = metric.New("berth_egress_clients", "gauge", "Pods of this node that reach networks outside by an Egress, by state: set-up, or changing (being set up as they are to be by now, or waiting to be tried again). None without egress.", "state")
-	famEgressChanges = metric.New("berth_egress_changes_total", "counter", "Times that the egress of a running pod was set up to be as it should by now, or again after somebody changed it, by result: success or error.", "result")
+	EgressClients    = metric.New("berth_egress_clients", "gauge", "Pods of this node that are clients of an Egress, by state: set-up, or changing (being changed, or waiting for a retry). None without egress.", "state")
+	famEgressChanges = metric.New("berth_egress_changes_total", "counter", "Changes and repairs of the egress of running pods, by result: success or error.", "result")
 
-	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events of Pods, and counting them up, by result: written, refused (by the API server) or dropped (too many at once, or the API server away for minutes).", "result")
+	famPodEvents = metric.New("berth_pod_events_total", "counter", "Events on pods and updates of their counts, by result: written, refused (by the API server) or dropped (too many at once, or no API server for minutes).", "result")
 
-	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator), pool (address pools) port (ports of VPCs, by the operator) or none (another network).", "ipam")
-	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
+	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label is the source of the node's addresses: eni (EC2, called by this daemon), eni-operator (EC2, called by the operator), pool (address pools), port (ports of VPCs) or none (another network).", "ipam")
+	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label is the version.", "version")
 
 	families = []metric.Family{
 		famRequests, famAdd, famDel, famAddresses, famOnNode, famWaiting, famReap, famCondition, famRepairs, famNICRepairs, EgressClients, famEgressChanges, famPodEvents,
@@ -165,8 +165,8 @@ func WriteMetricsReference(w io.Writer, sources ...source.Reference) error {
 
 <!-- Generated from internal/node/daemon by "make generate". -->
 
-Served at /metrics on --metrics-address in the Prometheus text format, besides
-the Go runtime's and the process's own. Durations are in seconds.
+Served at /metrics on --metrics-address in the Prometheus text format, together with
+the metrics of the Go runtime and the process. Durations are in seconds.
 
 `)
 	metric.WriteTable(&b, all)
