@@ -245,7 +245,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 // parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
 // through NICs. A part that is not configured still rejects attachments that have it.
 func (n *node) parts(store *attachment.Store) []part.Part {
-	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured()}
+	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured(n.log)}
 	if n.ports != nil {
 		parts[0] = nicpart.New(nicpart.Options{NICs: n.ports.nics, Store: store, Wait: n.cfg.PortWait, Count: n.metrics.CountNICs, Log: n.log})
 	}

@@ -115,7 +115,7 @@ func (n *node) assemble() *running {
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
 		Node: Node{StateDir: n.dir, Chained: n.chained}, Times: Times{WarmWait: n.warmWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute},
-		InspectNetns: n.inspect, Parts: []part.Part{nicpart.Unconfigured(log), egresspart.Unconfigured()},
+		InspectNetns: n.inspect, Parts: []part.Part{nicpart.Unconfigured(log), egresspart.Unconfigured(log)},
 	}
 	if n.nodeLocal {
 		o.Source = nodelocal.New(src, true, true, n.clock)

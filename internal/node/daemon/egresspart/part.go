@@ -105,32 +105,16 @@ var _ part.Part = Part{}
 // New returns it.
 func New(o Options) Part { return Part{Options: o} }
 
-// unconfigured is the part of a daemon that was started without egress. It refuses records that
-// have some.
-type unconfigured struct{ part.None }
-
-// Unconfigured returns the part of a daemon that is not configured for egress.
-func Unconfigured() part.Part { return unconfigured{} }
-
 var errUnconfigured = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
 
-// About implements part.Part.
-func (unconfigured) About() part.About { return part.About{Name: "egress", ChecksAtOnce: 1} }
-
-// SetUp implements part.Part.
-func (unconfigured) SetUp(_ context.Context, rec attachment.Record) (attachment.Record, error) {
-	if rec.Egress != nil {
-		return rec, failure(rec, errUnconfigured)
-	}
-	return rec, nil
-}
-
-// Check implements part.Part.
-func (unconfigured) Check(_ context.Context, rec attachment.Record) error {
-	if isSettled(rec) {
-		return errUnconfigured
-	}
-	return nil
+// Unconfigured returns the part of a daemon that is not configured for egress.
+func Unconfigured(log *slog.Logger) part.Part {
+	return part.Unconfigured("egress", func(rec attachment.Record) error {
+		if rec.Egress == nil {
+			return nil
+		}
+		return failure(rec, errUnconfigured)
+	}, log)
 }
 
 // About implements part.Part.

@@ -72,7 +72,7 @@ type NICs interface {
 
 // Options are what a Part is made of.
 type Options struct {
-	NICs  NICs
+	NICs
 	Store *attachment.Store
 	Wait  time.Duration // part.About.Wait
 	Count func(done string, err error)
@@ -81,8 +81,7 @@ type Options struct {
 
 // Part is the NICs of attachments, attachment.Record.NICs. It has no state of its own.
 type Part struct {
-	part.None
-	Options
+	Options // NICs implements the rest of part.Part
 }
 
 var _ part.Part = Part{}
@@ -90,43 +89,16 @@ var _ part.Part = Part{}
 // New returns it.
 func New(o Options) Part { return Part{Options: o} }
 
-// unconfigured is the part of a daemon that was started without NICs. It refuses records that
-// have some.
-type unconfigured struct {
-	part.None
-	log *slog.Logger
-}
-
-// Unconfigured returns the part of a daemon that is not configured for NICs.
-func Unconfigured(log *slog.Logger) part.Part { return unconfigured{log: log} }
-
 var errUnconfigured = errors.New("the attachment has NICs that are ports of a VPC, and this berthd is not configured to plug any")
 
-// About implements part.Part.
-func (unconfigured) About() part.About { return part.About{Name: "NICs", ChecksAtOnce: 1} }
-
-// SetUp implements part.Part.
-func (unconfigured) SetUp(_ context.Context, rec attachment.Record) (attachment.Record, error) {
-	if len(rec.NICs) > 0 {
-		return rec, failure("plugging "+name(rec.NICs[0]), errUnconfigured)
-	}
-	return rec, nil
-}
-
-// Check implements part.Part.
-func (unconfigured) Check(_ context.Context, rec attachment.Record) error {
-	if len(rec.NICs) > 0 {
-		return errUnconfigured
-	}
-	return nil
-}
-
-// Remove implements part.Part. The pod must go anyway.
-func (u unconfigured) Remove(_ context.Context, rec attachment.Record) error {
-	if len(rec.NICs) > 0 {
-		u.log.Warn("NICs stay plugged: this berthd is not configured to unplug them", "attachment", rec.Key.String(), "nics", rec.NICNames())
-	}
-	return nil
+// Unconfigured returns the part of a daemon that is not configured for NICs.
+func Unconfigured(log *slog.Logger) part.Part {
+	return part.Unconfigured("NICs", func(rec attachment.Record) error {
+		if len(rec.NICs) == 0 {
+			return nil
+		}
+		return failure("plugging "+name(rec.NICs[0]), errUnconfigured)
+	}, log)
 }
 
 // About implements part.Part.
@@ -137,9 +109,6 @@ func (p Part) About() part.About {
 	}
 }
 
-// CheckWish implements part.Part.
-func (p Part) CheckWish(req source.Request) error { return p.NICs.CheckWish(req) }
-
 // Acquire implements part.Part.
 func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
 	if rec.NICs, err = p.NICs.Acquire(ctx, req); err != nil || len(rec.NICs) == 0 {
@@ -147,9 +116,6 @@ func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.R
 	}
 	return true, failpoint.Hit("daemon.nics.acquired")
 }
-
-// Why implements part.Part.
-func (p Part) Why(key attachment.Key) *source.Exhausted { return p.NICs.Why(key) }
 
 // Prepare implements part.Part.
 func (p Part) Prepare(ctx context.Context, rec attachment.Record) error {
@@ -243,6 +209,12 @@ func (p Part) Check(ctx context.Context, rec attachment.Record) error {
 	return err
 }
 
+// Inspect implements part.Part.
+func (Part) Inspect(context.Context) []source.Condition { return nil }
+
+// Gone implements part.Part. Remove already reported it, while the record was there.
+func (Part) Gone(attachment.Record) {}
+
 // Links implements part.Part.
 func (p Part) Links(ctx context.Context) ([]string, error) { return p.NICs.Plugs(ctx) }
 
@@ -280,12 +252,6 @@ func (p Part) Drifted() (keys []attachment.Key, all bool) {
 	return keys, all
 }
 
-// LinkChanged implements part.Part.
-func (p Part) LinkChanged(name string, address net.HardwareAddr) { p.NICs.LinkChanged(name, address) }
-
-// News implements part.Part.
-func (p Part) News() <-chan struct{} { return p.NICs.News() }
-
 // Ready implements part.Part.
 func (p Part) Ready(rec attachment.Record) {
 	if len(rec.NICs) > 0 {
@@ -299,12 +265,6 @@ func (p Part) TakeUp(ready []attachment.Record) {
 		p.Ready(rec)
 	}
 }
-
-// Describe implements part.Part.
-func (p Part) Describe(snap *source.Snapshot) { p.NICs.Describe(snap) }
-
-// Run implements part.Part.
-func (p Part) Run(ctx context.Context) error { return p.NICs.Run(ctx) }
 
 func name(nic attachment.NIC) string { return "NIC " + nic.IfName + ", port " + nic.Port }
 

@@ -9,6 +9,7 @@ package part
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"time"
 
@@ -130,7 +131,7 @@ type About struct {
 
 	// FollowsInterfaces: the part has to be checked when an interface of the pod was set up again.
 	FollowsInterfaces bool
-	// ChecksAtOnce is how many attachments are checked concurrently, at least 1.
+	// ChecksAtOnce is how many attachments are checked concurrently; 0: the part has nothing to keep.
 	ChecksAtOnce int
 	// Count counts what was done about a ready attachment: Again or Changed; may be nil.
 	Count func(done string, err error)
@@ -184,6 +185,38 @@ func Alive(inspect func(path string) (datapath.NetnsID, error), ns attachment.Ne
 		return false, nil
 	}
 	return err == nil && now == datapath.NetnsID{Dev: ns.Dev, Inode: ns.Inode}, err
+}
+
+// Unconfigured returns a part for a daemon that is not configured for it. It rejects attachments that have
+// something of the part: failure returns the error for a record, or nil if it has nothing. They can be removed.
+func Unconfigured(name string, failure func(rec attachment.Record) error, log *slog.Logger) Part {
+	return unconfigured{name: name, failure: failure, log: log}
+}
+
+type unconfigured struct {
+	None
+	name    string
+	failure func(attachment.Record) error
+	log     *slog.Logger
+}
+
+// About implements Part.
+func (u unconfigured) About() About { return About{Name: u.name} }
+
+// SetUp implements Part.
+func (u unconfigured) SetUp(_ context.Context, rec attachment.Record) (attachment.Record, error) {
+	return rec, u.failure(rec)
+}
+
+// Check implements Part.
+func (u unconfigured) Check(_ context.Context, rec attachment.Record) error { return u.failure(rec) }
+
+// Remove implements Part. The pod must go anyway.
+func (u unconfigured) Remove(_ context.Context, rec attachment.Record) error {
+	if u.failure(rec) != nil {
+		u.log.Warn("removing a pod without its "+u.name+", as this berthd is not configured for them", rec.ForLog()...)
+	}
+	return nil
 }
 
 // None does nothing. A part embeds it and implements what it has.
