@@ -32,7 +32,7 @@ import (
 //
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../deploy/chart/files/rbac/node/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/node/berthd
 
 // News is the progress of the ADD of one interface of a pod, or a change of a running pod's network.
 type News struct {
