@@ -85,8 +85,8 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	}
 }
 
-// A source hears of the annotations that it looks at, also from a plugin of an earlier
-// release, and of no others. What it refuses gets no address.
+// A source gets the annotations that it reads, also from a plugin of an earlier release, and no
+// others. A request that it rejects gets no address.
 func TestAnnotationsReachTheSource(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
@@ -118,7 +118,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	}
 }
 
-// A caller of less patience than the daemon's hears the reason too.
+// A caller with a shorter deadline than the daemon's wait also gets the reason.
 func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -216,8 +216,8 @@ func TestAddIntoMissingNetns(t *testing.T) {
 	}
 }
 
-// However many ADDs wait for an address, a DEL and a STATUS get through. An ADD
-// too many is told so at once, and so is none that need not wait.
+// However many ADDs wait for an address, a DEL and a STATUS get through. An ADD beyond the limit is
+// rejected at once, unless it need not wait.
 func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)

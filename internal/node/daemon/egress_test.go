@@ -23,7 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newEgressNode is a node whose pods may have egress.
+// newEgressNode returns a node whose pods may have egress.
 func newEgressNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.tunnels = newTunnels()
@@ -34,8 +34,8 @@ func checkOf(container string) *rpc.CheckRequest {
 	return &rpc.CheckRequest{Attachment: addOf(container, "").GetAttachment(), Netns: "/run/netns/" + container}
 }
 
-// A client is set up at its ADD, answered again, compared, and cleared at its DEL; of a pod
-// that is none nothing is done.
+// A client is set up at its ADD, repeated, checked, and cleared at its DEL. Nothing is done for other
+// pods.
 func TestPodWithEgress(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -76,7 +76,7 @@ func TestPodWithEgress(t *testing.T) {
 	}
 }
 
-// An ADD waits for the operator's word, and says for what it waits. A DEL ends that.
+// An ADD waits for the operator, and reports for what. A DEL ends the wait.
 func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.warmWait = 50 * time.Millisecond
@@ -112,8 +112,8 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// An ADD goes on when the gateways serve the pod, or without them when its time is over; a DEL
-// ends that, and then gateways are told of the pod no more.
+// An ADD goes on when the gateways serve the pod, or without them after a timeout. A DEL ends the
+// wait, and gateways then drop the pod.
 func TestADDWaitsForGateways(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), time.Minute
@@ -163,7 +163,7 @@ func TestADDWaitsForGateways(t *testing.T) {
 	waits(3)
 }
 
-// Annotations of a prefix reach who looks at them, and others do not.
+// Parts that read a prefix of annotations get all with that prefix, and no others.
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": "nat", "egress.berth.dev/other": "b", "berth.dev/pool": "p", "berth.dev/x": "y"}}
@@ -180,8 +180,8 @@ func TestAnnotationsByPrefix(t *testing.T) {
 	}
 }
 
-// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing, others run, and
-// a pod that becomes a client later goes on as it was; once the kernel can, so it is.
+// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing. Other pods run, and a pod
+// that becomes a client later runs on unchanged until the kernel supports it.
 func TestKernelWithoutFoU(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
 	no := fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU)
@@ -221,7 +221,7 @@ func TestKernelWithoutFoU(t *testing.T) {
 	})
 }
 
-// attachPod is an ADD of a pod past the socket.
+// attachPod is an ADD of a pod without the socket.
 func (r *running) attachPod(t *testing.T, container, netns string) (attachment.Record, error) {
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
@@ -229,7 +229,8 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	return r.attachments.add(within(t), want, source.Wish{})
 }
 
-// What somebody removes in a pod's namespace is back at the next interval, and after a start.
+// What other software removes in a pod's namespace is restored at the next interval, and after a
+// start.
 func TestEgressIsRepaired(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
@@ -264,7 +265,7 @@ func TestEgressIsRepaired(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A pod whose egress cannot be taken away goes all the same.
+// A pod whose egress cannot be cleared is removed anyway.
 func TestEgressThatCannotBeCleared(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -277,8 +278,7 @@ func TestEgressThatCannotBeCleared(t *testing.T) {
 	}
 }
 
-// Running pods follow what the operator says, beside each other; one that blocks, and one that
-// fails, hold up no other.
+// Running pods follow the operator concurrently; one that blocks or fails delays no other.
 func TestEgressOfRunningPods(t *testing.T) {
 	var addrs []string
 	for i := range 40 {
@@ -335,7 +335,7 @@ func cutAll(names []string) (cut []string) {
 	return cut
 }
 
-// What fails is tried again, after longer and longer, and at once if something else is wanted.
+// A failed change is retried with growing delays, and at once if something else is desired.
 func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -371,7 +371,7 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n.tunnels.settles(t, "internet/partner")
 }
 
-// What the interfaces of a pod become, its egress follows.
+// Egress follows changes of the pod's interfaces.
 func TestEgressFollowsNICs(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
@@ -398,7 +398,7 @@ func TestEgressFollowsNICs(t *testing.T) {
 	n.tunnels.settles(t, "internet/nat")
 }
 
-// A daemon that was started without egress says so of pods that have it, and lets them go.
+// A daemon without egress reports pods that have it, and lets them be removed.
 func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -415,8 +415,8 @@ func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	mustDel(t, r, "a")
 }
 
-// A daemon is killed at each step of an ADD, of its undoing, of a change and of a DEL. The next
-// one has set up what ready records have and nothing else, and the runtime's next call works.
+// A daemon is killed at each step of an ADD, its undoing, a change and a DEL. The next one has set up
+// exactly what ready records have, and the runtime's next call works.
 func TestCrashesWithEgress(t *testing.T) {
 	mine := []string{"internet/nat"}
 	was, other := testEgress("nat"), testEgress("partner")
@@ -483,7 +483,7 @@ func TestCrashesWithEgress(t *testing.T) {
 	}
 }
 
-// undone is an ADD that fails once all is set up, and its undoing.
+// undone is an ADD that fails at the end and is undone.
 func (r *running) undone(rec attachment.Record, point string) error {
 	broken, err := failpoint.Set("daemon.add.wired=error@1," + point + "=error@1")
 	if err != nil {
@@ -496,8 +496,8 @@ func (r *running) undone(rec attachment.Record, point string) error {
 	return r.attachments.undo(context.Background(), rec)
 }
 
-// Changes go on beside the runtime's calls about the same container, and restarts: at the
-// end record, namespace and operator agree.
+// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
+// the end record, namespace and operator agree.
 func TestEgressChangesBesideCalls(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)

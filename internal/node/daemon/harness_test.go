@@ -26,8 +26,8 @@ import (
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// node is a machine that outlives the daemons that are started on it: its
-// kernel, its directory, its namespaces.
+// node is a machine with kernel, directory and namespaces, which outlives the daemons that a test
+// starts on it.
 type node struct {
 	t       *testing.T
 	dir     string
@@ -74,7 +74,7 @@ func newNode(t *testing.T, addrs ...string) *node {
 	return n
 }
 
-// newNetns makes a namespace known and returns its path.
+// newNetns creates a namespace and returns its path.
 func (n *node) newNetns(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -146,8 +146,8 @@ func (n *node) assemble() *running {
 	return r
 }
 
-// start runs a daemon until the test or stop ends it. Who lets the clock tick
-// takes restart, since a call waits for a daemon that starts by the clock.
+// start runs a daemon until the test or stop ends it. A test that advances the clock uses restart,
+// since a call waits for a starting daemon by the clock.
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()
@@ -161,8 +161,8 @@ func (n *node) start() *running {
 	return r
 }
 
-// restart ends a daemon as a crash would leave the node: its records and the
-// kernel stay as they are. Then it starts another and waits until that serves.
+// restart stops a daemon with records and kernel as after a crash, starts another and waits until it
+// serves.
 func (n *node) restart(r *running) *running {
 	n.t.Helper()
 	if r != nil {
@@ -204,12 +204,12 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// attach is an ADD past the socket.
+// attach is an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
 	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
 }
 
-// attached is an attach that works.
+// attached is an attach that succeeds.
 func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Record {
 	t.Helper()
 	rec, err := d.attach(context.Background(), container, netns)
@@ -225,8 +225,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tick lets short waits of the daemon (the reaper's gathering) pass while a
-// test waits for real; the returned function ends it.
+// tick advances the clock in small steps while a test waits in real time, until the returned function
+// is called.
 func (n *node) tick() (stop func()) {
 	quit := make(chan struct{})
 	var wg sync.WaitGroup
@@ -275,7 +275,7 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	return reply
 }
 
-// wantAddress has a pod in a namespace of its own get an address.
+// wantAddress adds a pod in a namespace and asserts its address.
 func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	t.Helper()
 	if got := mustAdd(t, r, container, netns).GetAddresses(); len(got) != 1 || got[0] != address+"/32" {
@@ -283,7 +283,7 @@ func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	}
 }
 
-// refused makes an ADD that fails with a CNI code.
+// refused makes an ADD that must fail with a CNI code.
 func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Failure {
 	t.Helper()
 	_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
@@ -297,7 +297,7 @@ func mustDel(t *testing.T, r *running, container string) {
 	}
 }
 
-// want asserts that a condition is healthy, or why it is not.
+// want asserts the health of a condition, and its reason and message.
 func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) {
 	t.Helper()
 	if c, ok := c.get(kind); !ok || c.Healthy != healthy || !strings.Contains(c.Reason+": "+c.Message, says) {
@@ -305,7 +305,7 @@ func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) 
 	}
 }
 
-// wantFailure checks the CNI error that a call carried.
+// wantFailure asserts the CNI error of a call.
 func wantFailure(t *testing.T, err error, code uint) *rpc.Failure {
 	t.Helper()
 	for _, d := range status.Convert(err).Details() {
@@ -328,7 +328,7 @@ func (n *node) wantKernel(t *testing.T, links, routes int) {
 	}
 }
 
-// waitFor waits for what another goroutine is about to do.
+// waitFor waits for another goroutine.
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)

@@ -17,9 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// TestInterleavings has ADDs, DELs, GCs, CHECKs and sweeps of a few containers run
-// into each other in any order, ADDs cancelled at any moment. Nobody ever has an
-// address or port that another has, and at rest records, kernel and source say the same.
+// TestInterleavings runs ADDs, DELs, GCs, CHECKs and sweeps of a few containers in random
+// interleavings, and cancels ADDs at random moments. No address or port ever has two holders, and in
+// the end records, kernel and source agree.
 func TestInterleavings(t *testing.T) {
 	t.Run("addresses alone", func(t *testing.T) { interleavings(t, newNode) })
 	t.Run("with NICs", func(t *testing.T) { interleavings(t, newPortNode) })

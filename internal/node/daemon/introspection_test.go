@@ -23,7 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// told is a source that says what a test has it say.
+// told is a source with a given snapshot.
 type told struct {
 	source.Source
 	snap source.Snapshot
@@ -31,7 +31,7 @@ type told struct {
 
 func (s told) Snapshot() source.Snapshot { return s.snap }
 
-// only is what a source has to tell that no other has.
+// only is a Detail of one source.
 type only struct{ block introspect.Block }
 
 func (o only) Describe(doc *introspect.Document) { doc.Blocks = append(doc.Blocks, o.block) }
@@ -40,8 +40,8 @@ func (o only) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{metric.New("berth_only", "gauge", "help").Value(7)}
 }
 
-// What a source says of itself is in the document, in the metrics and among the
-// conditions, and the daemon knows nothing of it.
+// What a source reports of itself is in the document, the metrics and the conditions; the daemon need
+// not know it.
 func TestSourceDescribesItself(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()
@@ -90,7 +90,7 @@ func TestSourceDescribesItself(t *testing.T) {
 	}
 }
 
-// askPod asks about a pod as berthctl does.
+// askPod requests a pod's document as berthctl does.
 func askPod(t *testing.T, f *Front, query string) introspect.Pod {
 	t.Helper()
 	code, body := get(f.introspectionHandler(), "localhost:6666", introspect.PodPath+"?"+query)
@@ -101,7 +101,7 @@ func askPod(t *testing.T, f *Front, query string) introspect.Pod {
 	return view
 }
 
-// record puts an attachment of a pod as it is when its ADD has ended.
+// record writes the record of a ready attachment.
 func (r *running) record(t *testing.T, container string, n *node) attachment.Record {
 	t.Helper()
 	r.attached(t, container, n.newNetns(container))

@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// portPods are pods with two NICs: beside an address, alone, and of a branch that the node routes
-// to, where others have addresses. Their names are short,
-// as they become part of a socket's path.
+// portPods are pods with two NICs: in addition to an address, alone, and with a branch that the node
+// routes to. Names are short, as they become part of a socket path.
 var portPods = map[string]struct {
 	addrs []string
 	nics  []attachment.NIC
@@ -25,7 +24,7 @@ var portPods = map[string]struct {
 	"alone":  {nil, []attachment.NIC{testNIC("eth0", "p-1"), testNIC("eth1", "p-2")}},
 }
 
-// startPorts starts a daemon of which a pod with two NICs may be asked for.
+// startPorts starts a daemon for a pod with these NICs.
 func (n *node) startPorts(nics []attachment.NIC) *running {
 	n.t.Helper()
 	r := n.restart(nil)
@@ -55,8 +54,8 @@ func (n *node) wantAllPlugged(t *testing.T, r *running, ports ...string) {
 	n.wantKernel(t, links, links)
 }
 
-// A daemon is killed at each step of an ADD, of its undoing and of a DEL. The next one
-// has plugged what ready records have and nothing else, and the runtime's next call works.
+// A daemon is killed at each step of an ADD, its undoing and a DEL. The next one has plugged exactly
+// what ready records have, and the runtime's next call works.
 func TestCrashesWithNICs(t *testing.T) {
 	add := []string{
 		"daemon.add.leased", "daemon.add.recorded", "daemon.nics.plugged=1", "daemon.nics.plugged=2",
@@ -114,7 +113,7 @@ func TestCrashesWithNICs(t *testing.T) {
 	}
 }
 
-// addTo takes a begun attachment to its end.
+// addTo completes an ADD whose record exists.
 func (r *running) addTo(rec attachment.Record) error {
 	err := r.attachments.begin(rec)
 	if err == nil {
@@ -123,8 +122,8 @@ func (r *running) addTo(rec attachment.Record) error {
 	return err
 }
 
-// crash leaves a node as a daemon leaves it that is killed at a failpoint of something
-// it does with the pod's attachment. point may end in "=" and which hit it is.
+// crash leaves a node as a daemon that is killed at a failpoint. point may end in "=" and the number
+// of the hit.
 func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(*running, attachment.Record) error) {
 	t.Helper()
 	r := n.assemble()
@@ -165,7 +164,7 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	}
 }
 
-// lives has the runtime ask for the pod, and end it.
+// lives adds the pod and deletes it.
 func (n *node) lives(t *testing.T, r *running) {
 	t.Helper()
 	defer n.tick()()

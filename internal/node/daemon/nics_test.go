@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newPortNode is a node whose pods may have NICs.
+// newPortNode returns a node whose pods may have NICs.
 func newPortNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.board = newSwitchboard()
@@ -49,8 +49,8 @@ func testBranch(port string) attachment.NIC {
 	return n
 }
 
-// A pod whose first interface is a branch takes no address of its node, and is told what one with
-// such an address is. A pod beside it is as without.
+// A pod whose first interface is a branch takes no address of its node, and gets the reply of a pod
+// with such an address. Other pods are not affected.
 func TestPodOfABranch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -173,8 +173,7 @@ func TestPodOfNICsAlone(t *testing.T) {
 	}
 }
 
-// CHECK compares what is plugged, and the addresses that the runtime remembers of each
-// interface that is ours.
+// CHECK compares plugged NICs, and the prevResult's addresses of each interface of Berth's.
 func TestCheckWithNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -202,8 +201,8 @@ func TestCheckWithNICs(t *testing.T) {
 	must(t, check("eth1", "192.168.0.12/24"))
 }
 
-// The node's documents have the NICs; the address of a pod of NICs alone is that of the
-// NIC with the interface's name.
+// The node's documents have the NICs. The address of a pod of NICs alone is that of the NIC with the
+// interface's name.
 func TestDocumentsHaveNICs(t *testing.T) {
 	n := newPortNode(t)
 	r := n.assemble()
@@ -246,8 +245,8 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	}
 }
 
-// What somebody unplugs is plugged again: when that is seen, and at a start. What is of
-// no record goes at the start, or once it can.
+// NICs that other software unplugs are plugged again, when that is seen and at a start. Ports without
+// a record are removed at the start, or once that is possible.
 func TestNICsAreKept(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -303,8 +302,8 @@ func TestNICsAreKept(t *testing.T) {
 	}
 }
 
-// What cannot be plugged again is tried after longer and longer, at most at the interval of
-// repairs, and then soon again when it fails anew.
+// A NIC that cannot be plugged again is retried with growing delays up to the interval of repairs, and
+// soon again after a new failure.
 func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -348,8 +347,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	}
 }
 
-// A port that was made again is plugged in place of the one that went, also where the
-// daemon ends in between.
+// A port that was created again replaces the former one, also across a crash.
 func TestPortMadeAgain(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -392,7 +390,7 @@ func TestPortMadeAgain(t *testing.T) {
 	n.board.want(t)
 }
 
-// A start does not wait for what does not answer, and what could not be unplugged is
+// A start does not wait for a switch that does not answer; what could not be unplugged is unplugged
 // later.
 func TestStartWithoutASwitch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -429,8 +427,8 @@ func TestStartWithoutASwitch(t *testing.T) {
 	n.board.want(t, "p-c")
 }
 
-// While Open vSwitch is away one look at it is enough, and nothing is plugged again; so
-// where the daemon ends.
+// While Open vSwitch does not answer, one check of it is enough and nothing is plugged; likewise at
+// shutdown.
 func TestKeepingNICsWithoutASwitch(t *testing.T) {
 	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN, plug.RoutedVLAN} {
 		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -462,7 +460,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 	}
 }
 
-// A damaged record of a pod whose NICs are plugged is kept, until the pod's DEL.
+// The damaged record of a pod with plugged NICs is kept until the pod's DEL.
 func TestDamagedRecordWithNICs(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -493,7 +491,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 	}
 }
 
-// A reboot ends links, and leaves rows in the switch's database: they go with the record.
+// A reboot removes links but leaves rows in the switch's database, which are removed with the record.
 func TestRebootWithNICs(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -518,8 +516,8 @@ func TestRebootWithNICs(t *testing.T) {
 	}
 }
 
-// A daemon that is not configured for NICs keeps the addresses of pods that have some,
-// says so, and lets the pods go.
+// A daemon that is not configured for NICs keeps the addresses of pods that have some, reports that,
+// and lets the pods be removed.
 func TestNICsThatNobodyPlugs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
@@ -540,7 +538,7 @@ func TestNICsThatNobodyPlugs(t *testing.T) {
 	r.stop()
 }
 
-// What fails of a NIC has a code that tells whose matter it is.
+// Errors of NICs have codes and reasons.
 func TestFailuresOfNICs(t *testing.T) {
 	for err, want := range map[error]struct {
 		code   uint
@@ -575,7 +573,7 @@ func TestFailuresOfNICs(t *testing.T) {
 	}
 }
 
-// Where a NIC leads elsewhere, the pod's own interface does not, as far as it is told.
+// A NIC with the default route replaces the one of the pod's own interface in the reply.
 func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
 	routes := func(r *rpc.AddReply) (out []string) {
@@ -601,8 +599,8 @@ func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	}
 }
 
-// A pod of NICs alone has no link whose absence would tell that its namespace is gone:
-// the runtime's word is waited for.
+// A pod of NICs alone has no link as evidence that its namespace is gone: it is released only if the
+// runtime confirms that.
 func TestVanishedSandboxOfNICsAlone(t *testing.T) {
 	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
 		n := newPortNode(t)

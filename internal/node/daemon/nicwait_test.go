@@ -27,8 +27,8 @@ func unbound(ifName, port string) attachment.NIC {
 	return nic
 }
 
-// An ADD waits for its NICs, then for an address, then for its NICs to carry packets,
-// and all of that no longer than the longer of the two waits.
+// An ADD waits for its NICs, then for an address, then until its NICs carry packets, and for all
+// together no longer than the longer of the two waits.
 func TestWaitsOfAnAddWithNICs(t *testing.T) {
 	const noNICs, noLinks, noTraffic = "no NICs for the pod: ", "the pod's NICs are not on the node yet: ", "the pod's NICs carry no packets yet: "
 	const bound, build = "NIC eth1: port p-1 is bound to no node", "NIC eth1: port p-1 is BUILD"
@@ -136,7 +136,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 	}
 }
 
-// What a pod cannot have is refused at once. NICs hear of their annotations.
+// What a pod cannot have is rejected at once. NICs get their annotations.
 func TestWishesForNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -154,8 +154,7 @@ func TestWishesForNICs(t *testing.T) {
 	}
 }
 
-// A pod is told what its ADD waits for, on the node's page and by Events: of its NICs it is
-// no matter of addresses.
+// The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
 func TestPodIsToldOfItsNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
@@ -191,7 +190,7 @@ func TestPodIsToldOfItsNICs(t *testing.T) {
 	})
 }
 
-// The sweep does not wait for an ADD that waits for its NICs, and leaves it alone.
+// The sweep neither waits for an ADD that waits for NICs, nor removes it.
 func TestSweepBesideAnAddThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")

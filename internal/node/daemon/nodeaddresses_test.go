@@ -38,8 +38,8 @@ func (k *addressedKernel) RemoveNodeAddress(_ context.Context, addr netip.Addr) 
 	return nil
 }
 
-// Addresses that the node has itself are kept from new pods. A running pod that has one is told of it once, and the
-// address is removed from the node only if the setting says so.
+// Addresses that the node has itself are withheld from new pods. A running pod that has one gets one
+// Event, and the address is removed from the node only if configured.
 func TestAddressesOfTheNode(t *testing.T) {
 	for _, c := range []struct {
 		name     string

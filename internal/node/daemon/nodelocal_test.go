@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newNodeLocal is a node whose pods have IPv6 addresses, and node-local ones of IPv4.
+// newNodeLocal returns a node whose pods have IPv6 addresses, and node-local IPv4 ones.
 func newNodeLocal(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.nodeLocal = true
@@ -33,8 +33,8 @@ func (r *running) local(t *testing.T, container string) netip.Addr {
 	return rec.Lease.NodeLocal
 }
 
-// A node-local address is the kernel's and the record's, and neither the runtime nor CHECK
-// hears of it. It is kept over a restart, and goes with the pod.
+// A node-local address is in kernel and record, but not in the reply or CHECK. It survives a restart,
+// and ends with the pod.
 func TestNodeLocalAddress(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5", "2001:db8::6")
 	r := n.restart(nil)
@@ -75,8 +75,8 @@ func TestNodeLocalAddress(t *testing.T) {
 	}
 }
 
-// Whenever a daemon is killed while a pod goes, its node-local address is nobody's before
-// it has cooled.
+// Whenever a daemon is killed during a DEL, the node-local address has no new holder before it has
+// cooled.
 func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
 		t.Run(point, func(t *testing.T) {
@@ -106,8 +106,8 @@ func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 	}
 }
 
-// Of a damaged record the addresses are known by what is left of it and by the kernel's
-// routes: the node-local one is held too, wherever the file ends, and cools with the pod.
+// The addresses of a damaged record are known from its rest and from the kernel's routes: the
+// node-local one is withheld, too, and cools with the pod.
 func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	for keep := 5; keep < 100; keep += 10 {
 		t.Run(fmt.Sprint(keep), func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	}
 }
 
-// What a pod loses of its node-local address is put back, and goes with the pod.
+// What is removed of a node-local address is restored, and removed with the pod.
 func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)

@@ -144,7 +144,7 @@ func (m *machine) start(period time.Duration) *started {
 	return s
 }
 
-// empty waits for the removal of links, and asserts that the kernel has none left.
+// empty waits until links are removed, and asserts that none is left.
 func (m *machine) empty(s *started) {
 	m.t.Helper()
 	waitFor(m.t, func() bool { return s.reaper.count() == 0 })
@@ -153,7 +153,7 @@ func (m *machine) empty(s *started) {
 	}
 }
 
-// deleteLink is somebody's removal of a link.
+// deleteLink removes a link, like other software.
 func (m *machine) deleteLink(name string) {
 	m.t.Helper()
 	link, err := m.net.LinkByName(name)
@@ -352,8 +352,8 @@ func TestParallelAddsAndDels(t *testing.T) {
 	}
 }
 
-// What is at the path of a pod's namespace may change at any time: between the
-// look at it and the set-up, and while the pod runs. Its address stays its own.
+// The path of a pod's namespace may lead elsewhere at any time: between inspection and setup, and
+// while the pod runs. Its address stays its own.
 func TestPathOfANetnsThatChanges(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)

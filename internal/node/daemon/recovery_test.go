@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
-// leave has a daemon attach pods and end.
+// leave lets a daemon attach pods and stop.
 func (n *node) leave(containers ...string) {
 	n.t.Helper()
 	r := n.restart(nil)
@@ -30,7 +30,7 @@ func (n *node) leave(containers ...string) {
 	r.stop()
 }
 
-// sweeps lets the kernel remove pods again, which the sweep then does.
+// sweeps lets the kernel remove pods again, and sweeps.
 func (n *node) sweeps(r *running) {
 	n.t.Helper()
 	n.kernel.set("DetachPod", nil)
@@ -43,7 +43,7 @@ func (n *node) sweeps(r *running) {
 	n.wantKernel(n.t, 0, 0)
 }
 
-// breakAt makes a failpoint return an error: what was done before it stays.
+// breakAt lets a failpoint return an error, without undoing what was done before.
 func breakAt(t *testing.T, name string) {
 	t.Helper()
 	restore, err := failpoint.Set(name + "=error")
@@ -53,7 +53,7 @@ func breakAt(t *testing.T, name string) {
 	t.Cleanup(restore)
 }
 
-// halted leaves a node as it is when the daemon is killed at a failpoint.
+// halted leaves a node as a daemon that is killed at a failpoint.
 func halted(t *testing.T, n *node, point string, do func(d *running)) {
 	t.Helper()
 	d := n.assemble()
@@ -220,8 +220,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	r.conditions.want(t, ConditionRecords, true, "")
 }
 
-// Files that no attachment's record can be: no link has such a name. They stand
-// for nothing that lives, and stay for a person to look at.
+// Files whose names fit no link belong to no attachment, and stay for people.
 func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.leave("a")
@@ -422,7 +421,7 @@ func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
 	n.wantKernel(t, 1, 1)
 }
 
-// stalling is a clock of a machine that stands still after each look at it.
+// stalling is the clock of a machine that stalls after each reading.
 type stalling struct{ *clock.Fake }
 
 func (s stalling) Now() time.Time {
@@ -453,8 +452,8 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	}
 }
 
-// The address that a pod had last is not the first to be handed out after a
-// restart, also when it has cooled long since.
+// The address that was released last is not leased first after a restart, even long after it has
+// cooled.
 func TestLongestFreeFirstAfterARestart(t *testing.T) {
 	for name, between := range map[string]struct {
 		ended bool // the daemon saw the end of cooling
@@ -491,8 +490,8 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 	}
 }
 
-// What every release remembered of the node is read, and what is written has all that
-// each release reads.
+// Files of every release are readable, and files that are written have everything that each release
+// reads.
 func TestStoredMark(t *testing.T) {
 	samples.Check(t,
 		samples.Format{Files: usableName, Type: reflect.TypeFor[usableFile](), Again: func(data []byte) ([]byte, error) {

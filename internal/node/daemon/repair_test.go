@@ -31,7 +31,7 @@ func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
 	*h.changed = strings.TrimSpace(name + " " + address.String())
 }
 
-// The source hears of every link that came or went, which may be that of an ENI.
+// The source gets an event for every link that appears or vanishes, which may be that of an ENI.
 func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 	for name, tc := range map[string]struct {
 		event   datapath.Event
@@ -57,8 +57,7 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 	}
 }
 
-// refusingKernel fails repairs, a first few of them, and notes when each was. Its first watch
-// fails too.
+// refusingKernel fails the first repairs, and notes the time of each. Its first watch fails, too.
 type refusingKernel struct {
 	Upkeep
 	begun   time.Time
@@ -91,8 +90,8 @@ func (*refusingKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, e
 	return nil, nil
 }
 
-// A repair that fails is tried again soon, and then at longer intervals. Events that are
-// nothing to repair do not put off the next one.
+// A repair that fails is retried soon, and then with growing delays. Events that need no repair do not
+// delay the next one.
 func TestFailedRepairsAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &refusingKernel{begun: time.Now(), fails: 4, events: make(chan datapath.Event)}
@@ -135,8 +134,8 @@ type arpless struct {
 
 func (a *arpless) ARPFiltered() bool { return !a.lacks }
 
-// A kernel that cannot drop pods' ARP requests is told of, once, in log and
-// conditions, and so is that it can.
+// A kernel that cannot drop pods' ARP requests is reported once in log and conditions, and so is one
+// that can.
 func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// The daemon refuses names that no runtime should give, whoever calls it, and
-// keeps nothing of them.
+// The daemon rejects names that no runtime should give, and keeps nothing of them.
 func TestNamesAreBounded(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -63,9 +62,8 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 }
 
-// Two container IDs whose links have one name: the name has 60 bits of a hash, and
-// such a pair is found in a minute by who may choose both. The one that comes late
-// is refused, and the one that is there does not notice.
+// Two container IDs may have the same link name, which has 60 bits of a hash: an attacker who chooses
+// both finds such a pair in a minute. The second is rejected, and the first is not affected.
 func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	const first, second = "43ab58336120444", "bde7e43ba73ff85"
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
@@ -102,8 +100,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	}
 }
 
-// FIFOs at the places of files that are read and written hold up neither a start
-// nor an ADD.
+// FIFOs in place of files block neither a start nor an ADD.
 func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -125,7 +122,7 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	mustDel(t, r, "a")
 }
 
-// newChainedNode is a node whose pods' interfaces are another network's.
+// newChainedNode returns a node whose pods' interfaces are another network's.
 func newChainedNode(t *testing.T) *node {
 	n := newEgressNode(t)
 	n.chained = true
@@ -138,7 +135,7 @@ func chainedAdd(container, netns string, addrs ...string) *rpc.AddRequest {
 	return req
 }
 
-// A pod of another network gets egress and nothing else: its addresses are that network's.
+// A pod of another network gets egress and nothing else; its addresses are that network's.
 func TestChainedPod(t *testing.T) {
 	n := newChainedNode(t)
 	r := n.restart(nil)
@@ -201,7 +198,7 @@ func TestChainedPod(t *testing.T) {
 	}
 }
 
-// An ADD of the wrong kind is refused, and leaves nothing.
+// An ADD of the wrong kind is rejected, and leaves nothing.
 func TestADDForAnotherDaemon(t *testing.T) {
 	chained := newChainedNode(t)
 	r := chained.restart(nil)

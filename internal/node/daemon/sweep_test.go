@@ -50,8 +50,8 @@ func TestNamespacesReachADaemonInAContainer(t *testing.T) {
 	}
 }
 
-// inMountNamespace makes a mount namespace to which mounts propagate in one way. do
-// runs in it when the function that is returned is called, which must be once.
+// inMountNamespace creates a mount namespace with one-way propagation. do runs in it when the returned
+// function is called, which must be once.
 func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) error) func(path string) error {
 	t.Helper()
 	paths, errs := make(chan string), make(chan error)

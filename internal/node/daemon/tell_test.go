@@ -52,7 +52,7 @@ func (t *teller) hear(n podevents.News) {
 	t.news = append(t.news, strings.TrimSpace(fmt.Sprintf("%v %s %s/%s %s: %s%s", time.Since(t.begun), names[n.Kind], n.Pod.Namespace, n.Pod.Name, n.Cause, n.Message, strings.Join(n.Addresses, ","))))
 }
 
-// add is an ADD as it comes from the socket.
+// add is an ADD as from the socket.
 func (t *teller) add(ctx context.Context, req *rpc.AddRequest) error {
 	s := &service{front: t.Front}
 	_, err := t.intercept(ctx, req, &grpc.UnaryServerInfo{FullMethod: rpc.Node_Add_FullMethodName},
@@ -70,7 +70,7 @@ func (t *teller) want(test *testing.T, want ...string) {
 	}
 }
 
-// What a pod is told of its ADD, and when: within 3 s if it waits, and how it ended.
+// Events on a pod appear within 3 s if its ADD waits, and at its end.
 func TestPodIsToldOfItsADD(t *testing.T) {
 	const none = "the fake source has no free address"
 	for name, c := range map[string]struct {
@@ -146,7 +146,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 	}
 }
 
-// A daemon that starts says what it waits for.
+// A daemon that starts reports what it waits for.
 func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -160,7 +160,7 @@ func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 	})
 }
 
-// What a warm ADD pays for that its pod may be told of it.
+// The cost of Events for a warm ADD.
 func BenchmarkFollowedADD(b *testing.B) {
 	teller := podevents.New(podevents.Options{Node: "n", Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler), Counted: func(podevents.Result, int) {}})
 	f := &Front{FrontOptions: FrontOptions{Tell: teller.Tell}}
