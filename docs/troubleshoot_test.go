@@ -51,8 +51,8 @@ func (l *literals) take(n ast.Node, path string) {
 			}
 		}
 	case *ast.CallExpr:
-		// failf(code, reason, ...) and conditions.set(type, healthy, reason, ...)
-		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "failf" && strings.Contains(path, "internal/node/daemon") {
+		// cnierror.New(code, reason, ...) and conditions.set(type, healthy, reason, ...)
+		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "New" && isNamed(f.X, "cnierror") {
 			l.reason(n.Args[1], path)
 		}
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
@@ -93,6 +93,11 @@ func (l *literals) take(n ast.Node, path string) {
 			l.reason(n.Rhs[0], path)
 		}
 	}
+}
+
+func isNamed(e ast.Expr, name string) bool {
+	ident, ok := e.(*ast.Ident)
+	return ok && ident.Name == name
 }
 
 // reasonConst are names of constants that are reasons, or conditions.

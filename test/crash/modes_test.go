@@ -18,6 +18,8 @@ import (
 	_ "github.com/berthnet/berth/internal/kernel/plug/routedvlan"
 	_ "github.com/berthnet/berth/internal/kernel/plug/vlan"
 	_ "github.com/berthnet/berth/internal/node/daemon" // these register their failpoints
+	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
+	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
 	_ "github.com/berthnet/berth/internal/node/nics"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodeenis"

@@ -13,6 +13,8 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	_ "github.com/berthnet/berth/internal/node/daemon" // registers its failpoints
+	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
+	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"

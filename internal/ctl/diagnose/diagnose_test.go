@@ -196,8 +196,8 @@ func TestPod(t *testing.T) {
 		}, Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
 		{"refused, with the network's name", waits(NodeMode), func(f *Facts) {
 			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel refused a step of the pod's network`)}
-		}, Refused, "ADD failed: the kernel refused"},
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)}
+		}, Refused, "ADD failed: the kernel rejected"},
 		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}

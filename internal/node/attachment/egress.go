@@ -7,75 +7,93 @@ import (
 	"slices"
 )
 
-// Egress is how a pod reaches networks outside besides its own interface, or lets others
-// reach them. Nothing of it is taken from anybody: it goes with the pod. The record has
-// all that it takes to set it up again, compare it and remove it, also when the objects that
-// told it are gone.
+// Egress is how a pod reaches networks outside by gateways, or is such a gateway. It reserves nothing,
+// and ends with the pod. The record has everything to set it up again, compare it and remove it, also
+// when the API objects are gone.
 type Egress struct {
-	// Egresses are those that the pod is a client of, the one that comes first first; none
-	// for a pod that is a client no more.
+	// Egresses are those that the pod is a client of, by precedence; none for a pod that is no client
+	// any more.
 	Egresses []UsedEgress `json:"egresses,omitempty"`
-	// LastID is that of the gateway which got one last: IDs go round, so that one which
-	// became free is not another's soon. 0: none got one.
+	// LastID is the ID that was assigned last: IDs are assigned in turn, so that a free one is not
+	// reused soon. 0: none was assigned.
 	LastID int `json:"lastID,omitempty"`
-	// Forward: the pod is a gateway, whose own namespace forwards packets.
+	// Forward: the pod is a gateway, and its namespace forwards packets.
 	Forward bool `json:"forward,omitempty"`
-	// State is how far it has come. That of a ready record alone may be other than SetUp.
+	// State is the progress of a change. Only that of a ready record may differ from EgressSetUp.
 	State EgressState `json:"state,omitempty"`
 }
 
-// EgressState is how far the egress of a ready attachment has come.
+// EgressState is the progress of a change of egress.
 type EgressState string
 
 // The states.
 const (
-	// EgressSetUp: it was set up as recorded.
+	// EgressSetUp: the kernel is as recorded.
 	EgressSetUp EgressState = ""
-	// EgressChanging: what is recorded is being set up in the place of something else; the
-	// kernel may have either, or some of both.
+	// EgressChanging: the kernel may have the former state, the recorded one, or parts of both.
 	EgressChanging EgressState = "changing"
 )
+
+// Settled returns what a record has once e is set up: nil where e is nothing.
+func (e *Egress) Settled() *Egress {
+	if e == nil || len(e.Egresses) == 0 && !e.Forward {
+		return nil
+	}
+	settled := *e
+	settled.State = EgressSetUp
+	return &settled
+}
+
+// Changing returns what a record has while e, which may be nil, is set up in place of something else.
+func (e *Egress) Changing() *Egress {
+	changing := Egress{}
+	if e != nil {
+		changing = *e
+	}
+	changing.State = EgressChanging
+	return &changing
+}
 
 // UsedEgress is an Egress as a client needs to know it.
 type UsedEgress struct {
 	Namespace    string         `json:"namespace"`
 	Name         string         `json:"name"`
-	UID          string         `json:"uid"` // one of the same name may follow
+	UID          string         `json:"uid"` // as another object may get the same name
 	Destinations []netip.Prefix `json:"destinations"`
-	// Gateways are those that tunnels may lead to, and those that answers may come from;
-	// without one the destinations are out of reach.
+	// Gateways are those that tunnels may lead to and that replies may come from; without one the
+	// destinations are unreachable.
 	Gateways []EgressGateway `json:"gateways,omitempty"`
-	// Service are addresses of the Egress's Service, one of a family, where tunnels lead
-	// there and not to gateways.
+	// Service has an address of the Egress's Service for each family, where tunnels lead there instead
+	// of to gateways.
 	Service []netip.Addr `json:"service,omitempty"`
-	// SourcePortAuto: the tunnel's UDP source port follows from each connection's addresses
-	// and ports; else it is the port of the tunnels.
+	// SourcePortAuto: the tunnel's UDP source port is a hash of each connection's addresses and ports;
+	// otherwise it is the port of the tunnels.
 	SourcePortAuto bool `json:"sourcePortAuto,omitempty"`
-	// OriginatingOnly: answers to connections from outside keep the way that they have
-	// without the Egress.
+	// OriginatingOnly: replies to connections from outside take the route that they have without the
+	// Egress.
 	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 }
 
 // EgressGateway is a gateway of an Egress.
 type EgressGateway struct {
-	// ID is what the pod's kernel knows the gateway by: its next hop, table and part of the
-	// mark, 1 to MaxEgressGateways. No two gateways of a pod have the same; a gateway keeps its
-	// own. 0 of an Egress whose tunnels lead to its Service: only answers come from there.
+	// ID identifies the gateway in the pod's kernel: its next hop, table and part of the mark, 1 to
+	// MaxEgressGateways. It is unique in the pod and never changes. 0 for an Egress whose tunnels lead
+	// to its Service: only replies come from the gateway.
 	ID        int          `json:"id,omitempty"`
 	UID       string       `json:"uid"`       // of the gateway's pod
-	Addresses []netip.Addr `json:"addresses"` // one of a family
+	Addresses []netip.Addr `json:"addresses"` // one for each family
 	Ending    bool         `json:"ending,omitempty"`
-	// Chosen: new connections may take it.
+	// Chosen: new connections may use it.
 	Chosen bool `json:"chosen,omitempty"`
 }
 
-// MaxEgressGateways is how many gateways of all its Egresses a pod can tell apart.
+// MaxEgressGateways bounds the gateways of all Egresses of a pod.
 const MaxEgressGateways = 255
 
-// Chained is what another network's plugin, after which this one was called, made of the
-// interface that is the attachment's own.
+// Chained is the attachment's own interface where another network's plugin, which ran before this one,
+// created it.
 type Chained struct {
-	Addresses []netip.Addr `json:"addresses"` // at least one; nobody's to give back
+	Addresses []netip.Addr `json:"addresses"` // at least one; the other plugin releases them
 }
 
 // OwnAddrs are the addresses of the attachment's own interface, the one named Key.IfName:
@@ -107,12 +125,11 @@ func (n NIC) addrs() (addrs []netip.Addr) {
 	return addrs
 }
 
-// checkEgress finds what is wrong with a record's egress and what another plugin told of
-// its interface.
+// checkEgress validates egress and Chained.
 func (r Record) checkEgress() error {
 	if c := r.Chained; c != nil {
 		if !r.Lease.Empty() || r.First() != nil {
-			return fmt.Errorf("chained is there, and a lease or a NIC is named %s too", r.Key.IfName)
+			return fmt.Errorf("chained is set, and a lease or a NIC is named %s, too", r.Key.IfName)
 		}
 		if len(c.Addresses) == 0 || slices.ContainsFunc(c.Addresses, badAddr) {
 			return fmt.Errorf("chained.addresses are %v, expected IP addresses without zones", c.Addresses)
@@ -127,7 +144,7 @@ func (r Record) checkEgress() error {
 	return nil
 }
 
-// validate finds what is wrong with an egress. The error begins with the field's path.
+// validate returns an error that begins with the path of the invalid field.
 func (e Egress) validate() error {
 	if e.State != EgressSetUp && e.State != EgressChanging {
 		return fmt.Errorf("state is %q, expected changing or none", e.State)
@@ -139,7 +156,7 @@ func (e Egress) validate() error {
 	for i, u := range e.Egresses {
 		same := func(o UsedEgress) bool { return o.Namespace == u.Namespace && o.Name == u.Name }
 		if slices.ContainsFunc(e.Egresses[:i], same) {
-			return fmt.Errorf("egresses[%d]: %s/%s is there twice", i, u.Namespace, u.Name)
+			return fmt.Errorf("egresses[%d]: %s/%s is listed twice", i, u.Namespace, u.Name)
 		}
 		if err := u.validate(ids); err != nil {
 			return fmt.Errorf("egresses[%d]: %w", i, err)
@@ -148,8 +165,7 @@ func (e Egress) validate() error {
 	return nil
 }
 
-// validate finds what is wrong with an Egress of a pod, whose gateways have some ids, and
-// adds to these.
+// validate validates an Egress of a pod, whose other gateways have some ids, and adds to these.
 func (u UsedEgress) validate(ids map[int]bool) error {
 	switch {
 	case u.Namespace == "" || u.Name == "" || u.UID == "":
@@ -179,7 +195,7 @@ func badAddr(a netip.Addr) bool { return !a.IsValid() || a.Is4In6() || a.Zone() 
 
 func badDestination(p netip.Prefix) bool { return !p.IsValid() || badAddr(p.Addr()) || p.Masked() != p }
 
-// oneOfAFamily tells whether addresses are one or two, and two of different families.
+// oneOfAFamily reports whether there are one or two addresses, of different families.
 func oneOfAFamily(addrs []netip.Addr) bool {
 	switch len(addrs) {
 	case 1:

@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// When a released address has cooled its record goes. That it was in use lately
-// is remembered in one file for all such addresses, so that after a restart those that
-// have rested longest are handed out first. Nothing else depends on it.
+// The record of a released address is removed once it has cooled. One file keeps the time of release
+// of all such addresses, so that after a restart the address that was free for longest is leased
+// first. Nothing else depends on the file.
 
 const (
 	freedFile = "freed.json"
-	// maxFreed bounds the file: the latest releases are kept, in some 200 kB.
+	// maxFreed bounds the file to the latest releases, some 200 kB.
 	maxFreed = 4096
 )
 
@@ -37,14 +37,13 @@ type freedContent struct {
 	Freed      []Freed `json:"freed"`
 }
 
-// freedList is what the file has.
+// freedList is the content of the file.
 type freedList struct {
-	mu sync.Mutex // guards at; of its own, as sorting must not hold up an ADD
+	mu sync.Mutex // guards at; not the Store's, as sorting must not delay an ADD
 	at map[netip.Addr]time.Duration
 }
 
-// add remembers the latest release of each address, and of all addresses
-// the latest maxFreed.
+// add keeps the latest release of each address, and the latest maxFreed of all.
 func (l *freedList) add(list []Freed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +57,7 @@ func (l *freedList) add(list []Freed) {
 	}
 }
 
-// sorted lists the earliest release first. l.mu is held.
+// sorted returns the earliest release first. l.mu is held.
 func (l *freedList) sorted() []Freed {
 	out := make([]Freed, 0, len(l.at))
 	for addr, at := range l.at {
@@ -70,17 +69,16 @@ func (l *freedList) sorted() []Freed {
 	return out
 }
 
-// Freed returns the addresses that have cooled on this instance since it
-// booted, the earliest release first. One that was released several times
-// is listed with the last.
+// Freed returns the addresses that have cooled on this instance since boot, with the last release of
+// each, the earliest first.
 func (s *Store) Freed() []Freed {
 	s.freed.mu.Lock()
 	defer s.freed.mu.Unlock()
 	return s.freed.sorted()
 }
 
-// AddFreed remembers addresses that have cooled, and replaces the file. With an
-// error they are remembered until the daemon ends. One call at a time.
+// AddFreed adds addresses that have cooled, and replaces the file. On an error they are kept in
+// memory. It must not be called concurrently.
 func (s *Store) AddFreed(list []Freed) error {
 	if len(list) == 0 {
 		return nil
@@ -96,8 +94,8 @@ func (s *Store) AddFreed(list []Freed) error {
 	return nil
 }
 
-// loadFreed reads the file. One of another instance or boot, or that makes no
-// sense, is as good as none: the next AddFreed replaces it.
+// loadFreed reads the file. It ignores one that is damaged or of another instance or boot; the next
+// AddFreed replaces it.
 func (s *Store) loadFreed() {
 	data, err := statefile.Read(filepath.Join(s.dir, freedFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +106,7 @@ func (s *Store) loadFreed() {
 		c, err = decode[freedContent](data)
 	}
 	if err != nil {
-		s.log.Warn("not known which addresses have rested longest", "file", freedFile, "err", err)
+		s.log.Warn("reading which addresses have cooled; they are leased in any order", "file", freedFile, "err", err)
 		return
 	}
 	if c.InstanceID != s.node.InstanceID || c.BootID != s.node.BootID {

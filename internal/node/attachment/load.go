@@ -17,20 +17,20 @@ import (
 
 // The names of the files in a store's directory.
 const (
-	recordPrefix  = "attachment-" // then the host link's name
-	coolingPrefix = "cooling-"    // then the address
+	recordPrefix  = "attachment-" // followed by the host link's name
+	coolingPrefix = "cooling-"    // followed by the address
 	recordSuffix  = ".json"
 	badSuffix     = ".bad"     // damaged
 	foreignSuffix = ".foreign" // of another instance
-	keptSuffix    = ".kept"    // damaged, nothing depends on it: for a person
-	tmpPrefix     = ".new-"    // not yet renamed into place
+	keptSuffix    = ".kept"    // damaged, and kept for people only
+	tmpPrefix     = ".new-"    // not renamed into place yet
 )
 
 func recordFile(hostLink string) string { return recordPrefix + hostLink + recordSuffix }
 func coolingFile(a netip.Addr) string   { return coolingPrefix + a.String() + recordSuffix }
 
-// Quarantined is a damaged record: a file that was renamed out of the way,
-// with what could still be read of it. Its addresses may be in use.
+// Quarantined is a damaged record, whose file was renamed, with what could be read of it. Its
+// addresses may be in use.
 type Quarantined struct {
 	File      string // name in the directory
 	Reason    error
@@ -68,8 +68,8 @@ func (s *Store) load() ([]Quarantined, error) {
 	return bad, nil
 }
 
-// loadFile reads one file and indexes it, sets it aside or quarantines it. The
-// error is of the file system.
+// loadFile reads one file, and indexes it, sets it aside or quarantines it. The error is of the file
+// system.
 func (s *Store) loadFile(name string) (*Quarantined, error) {
 	data, err := statefile.Read(filepath.Join(s.dir, name))
 	if err != nil {
@@ -94,8 +94,8 @@ func (s *Store) loadFile(name string) (*Quarantined, error) {
 	return nil, nil
 }
 
-// parse decodes a file and indexes it if it is this instance's. It returns the
-// instance that wrote it, and what is wrong with it.
+// parse decodes a file, and indexes it if it is this instance's. It returns the instance that wrote
+// it, and why it is invalid.
 func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	if strings.HasPrefix(name, coolingPrefix) {
 		c, err := DecodeCooling(data)
@@ -122,12 +122,12 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	}
 	for _, a := range r.Lease.Held() {
 		if holder, ok := s.byAddr[a]; ok {
-			return "", fmt.Errorf("address %s of %s is held by %s too", a, r.Key, holder)
+			return "", fmt.Errorf("address %s of %s is also held by %s", a, r.Key, holder)
 		}
 	}
 	for _, n := range r.NICs {
 		if holder, ok := s.byPort[n.Port]; ok {
-			return "", fmt.Errorf("port %s of %s is held by %s too", n.Port, r.Key, holder)
+			return "", fmt.Errorf("port %s of %s is also held by %s", n.Port, r.Key, holder)
 		}
 	}
 	s.index(r)
@@ -141,9 +141,8 @@ func (s *Store) rename(from, to string) error {
 // maxFileName is the longest name of a file in bytes (NAME_MAX).
 const maxFileName = 255
 
-// quarantineName is what a damaged record's file is renamed to. A name that
-// leaves no room for suffixes is no record's that was written here: a hash takes
-// the place of its end.
+// quarantineName is the name of the file of a damaged record. A name that leaves no room for suffixes
+// was not written by this program; a hash replaces its end.
 func quarantineName(name string) string {
 	if len(name)+len(badSuffix)+len(keptSuffix) <= maxFileName {
 		return name + badSuffix
@@ -151,7 +150,7 @@ func quarantineName(name string) string {
 	return fmt.Sprintf("%s%x", name[:100], sha256.Sum256([]byte(name))) + recordSuffix + badSuffix
 }
 
-// Keep puts a quarantined file aside for a person to look at: it is not read again.
+// Keep sets a quarantined file aside for people: it is not read again.
 func (s *Store) Keep(q Quarantined) error {
 	if err := s.rename(q.File, q.File+keptSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting the quarantined record %s aside: %w", q.File, err)
@@ -159,7 +158,7 @@ func (s *Store) Keep(q Quarantined) error {
 	return nil
 }
 
-// Discard removes a quarantined file once nothing of it is left to protect.
+// Discard removes a quarantined file once nothing depends on it.
 func (s *Store) Discard(q Quarantined) error {
 	if err := s.remove(q.File); err != nil {
 		return fmt.Errorf("removing the quarantined record %s: %w", q.File, err)
@@ -169,8 +168,8 @@ func (s *Store) Discard(q Quarantined) error {
 
 var addrField = regexp.MustCompile(`"(?:ipv4|ipv6|nodeLocal)":\s*"([0-9A-Fa-f.:]+)"`)
 
-// salvage reads what it can of a damaged file: the name tells the host link or
-// the cooling address, and a truncated record often still tells its addresses.
+// salvage reads what it can of a damaged file: the name has the host link or the cooling address, and
+// a truncated record often still has its addresses.
 func salvage(name string, data []byte, reason error) *Quarantined {
 	q := &Quarantined{File: name, Reason: reason}
 	stem := strings.TrimSuffix(strings.TrimSuffix(name, badSuffix), recordSuffix)

@@ -9,57 +9,56 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// NIC is an interface of the pod that is a port of a VPC: beside the one that has the
-// lease's addresses or, where there is no lease, in its place. The record has all that it takes to set it up again, compare it and
-// remove it, also when the object that told it is gone.
+// NIC is an interface of the pod that is a port of a VPC, beside the interface with the lease's
+// addresses or in its place. The record has everything to set it up again, compare it and remove it,
+// also when the PodNIC is gone.
 type NIC struct {
 	Object string   `json:"object"` // name of the PodNIC, in the pod's namespace
-	UID    string   `json:"uid"`    // of the PodNIC: one of the same name may follow
+	UID    string   `json:"uid"`    // of the PodNIC, as another may get the same name
 	Port   string   `json:"port"`   // the port's ID at its provider
 	IfName string   `json:"ifName"` // in the pod
 	MAC    mac.Addr `json:"mac"`    // the port's, which the interface must have
 	MTU    int      `json:"mtu"`    // of the port's network, in bytes
-	// Addresses are the port's. Those of two VPCs may be the same.
+	// Addresses are the port's. Ports of different VPCs may have the same.
 	Addresses []NICAddress `json:"addresses"`
 	Routes    []NICRoute   `json:"routes,omitempty"` // of the port's subnets, besides those to gateways
-	// DefaultRoute: the pod's packets to elsewhere leave by this NIC.
+	// DefaultRoute: the pod's default route leads through this NIC.
 	DefaultRoute bool     `json:"defaultRoute,omitempty"`
 	HostLink     string   `json:"hostLink,omitempty"` // on the node, where there is one
 	HostMAC      mac.Addr `json:"hostMAC,omitempty"`  // of that link
 	Plug         Plug     `json:"plug"`
-	// Binding is how a virtual machine in the pod gets the NIC, in the words of the PodNIC's
-	// spec; empty: it is the pod's containers'.
+	// Binding is how a virtual machine in the pod uses the NIC, a value of the PodNIC's spec; empty:
+	// the pod's containers use it.
 	Binding string `json:"binding,omitempty"`
 	Tap     Tap    `json:"tap,omitzero"` // with binding tap
-	// State is how far it has come. That of a ready record alone may be other than Plugged.
+	// State is the progress of a change. Only that of a ready record may differ from Plugged.
 	State NICState `json:"state,omitempty"`
-	// Later: it came, or became another, after the ADD: what the runtime remembers of the
-	// interface is not what it is.
+	// Later: the NIC came or changed after the ADD, so the runtime's prevResult does not describe it.
 	Later bool `json:"later,omitempty"`
 }
 
-// NICState is how far a NIC of a ready attachment has come.
+// NICState is the progress of a change of a NIC.
 type NICState string
 
 // The states.
 const (
-	// Plugged: it was set up as recorded.
+	// Plugged: the kernel is as recorded.
 	Plugged NICState = ""
-	// Plugging: it is being added; the kernel may or may not have been touched.
+	// Plugging: the NIC is being added; the kernel may have it, or parts of it.
 	Plugging NICState = "plugging"
-	// Changing: it was set up, and is being given the addresses, or what else is recorded,
-	// that its port has now.
+	// Changing: the NIC is plugged, and its port has new addresses or other settings that are being
+	// set up.
 	Changing NICState = "changing"
 )
 
-// Is tells whether both are one port, plugged in one way under one name: what differs
-// besides can be changed in place.
+// Is reports whether both are the same port, plugged in the same way and under the same name. Other
+// fields can be changed in place.
 func (n NIC) Is(o NIC) bool {
 	return n.Port == o.Port && n.UID == o.UID && n.IfName == o.IfName &&
 		n.Plug.Type == o.Plug.Type && n.Plug.Bridge == o.Plug.Bridge && n.Plug.Netns == o.Plug.Netns && n.Binding == o.Binding && n.Tap == o.Tap
 }
 
-// Tap is what the tap device of a NIC is like.
+// Tap describes the tap device of a NIC.
 type Tap struct {
 	Owner      uint32 `json:"owner"` // user that may open it
 	Group      uint32 `json:"group"`
@@ -78,16 +77,16 @@ type NICRoute struct {
 	Gateway     netip.Addr   `json:"gateway,omitzero"` // zero: on link
 }
 
-// Plug says how the node connects a port, in the words of the PodNIC's status.
+// Plug is how the node connects a port, with the values of the PodNIC's status.
 type Plug struct {
 	Type   string `json:"type"` // OVS, OVSHybrid, Netns, VLAN or RoutedVLAN
 	Bridge string `json:"bridge,omitempty"`
 	Netns  string `json:"netns,omitempty"` // where the provider's agent puts the link
-	OVN    bool   `json:"ovn,omitempty"`   // the node's OVN tells when the port carries packets
+	OVN    bool   `json:"ovn,omitempty"`   // the node's OVN reports when the port carries packets
 	Trunk  string `json:"trunk,omitempty"` // the MAC address of the node's link that carries VLAN
 	VLAN   int    `json:"vlan,omitempty"`  // IEEE 802.1Q, 1 to 4094
-	// Enforcing of a RoutedVLAN is on what its security groups are enforced, strict or standard. It
-	// stays as it is while the pod lives.
+	// Enforcing is where the security groups of a RoutedVLAN are enforced, strict or standard. It does
+	// not change while the pod runs.
 	Enforcing string `json:"enforcing,omitempty"`
 }
 
@@ -109,8 +108,8 @@ func (n NIC) validate() error {
 	return nil
 }
 
-// First is the NIC that is the attachment's own interface, the one named Key.IfName; nil
-// where the lease's addresses have that name.
+// First returns the NIC that is the attachment's own interface, named Key.IfName, or nil where the
+// lease has it.
 func (r Record) First() *NIC {
 	for i := range r.NICs {
 		if r.NICs[i].IfName == r.Key.IfName {
@@ -120,12 +119,12 @@ func (r Record) First() *NIC {
 	return nil
 }
 
-// Settled tells whether a NIC of the record is to be as recorded: it is set up so, or is the
-// attachment's own interface, without which the pod has no network. Of others it is not
-// known while they are plugged or changed.
+// Settled reports whether a NIC of the record should be in the kernel as recorded: it is set up, or is
+// the attachment's own interface, without which the pod has no network. The state of others is unknown
+// while they are plugged or changed.
 func (r Record) Settled(n NIC) bool { return n.State == Plugged || n.IfName == r.Key.IfName }
 
-// checkNICs finds what is wrong with a record's NICs.
+// checkNICs validates the NICs.
 func (r Record) checkNICs() error {
 	for i, n := range r.NICs {
 		if err := n.validate(); err != nil {
@@ -133,7 +132,7 @@ func (r Record) checkNICs() error {
 		}
 		taken := n.IfName == r.Key.IfName && !r.Lease.Empty()
 		if taken || slices.ContainsFunc(r.NICs[:i], func(o NIC) bool { return o.IfName == n.IfName || o.Port == n.Port }) {
-			return fmt.Errorf("nics[%d]: interface %s or port %s is there twice", i, n.IfName, n.Port)
+			return fmt.Errorf("nics[%d]: interface %s or port %s is listed twice", i, n.IfName, n.Port)
 		}
 	}
 	return nil

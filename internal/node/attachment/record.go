@@ -12,35 +12,33 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// Version is the format of the records that this program writes. A record of
-// another version is not read: it is quarantined.
+// Version is the format of records. A record of another version is quarantined.
 const Version = 1
 
-// State is how far an attachment's set-up or removal has come.
+// State is the progress of an attachment's setup or removal.
 type State string
 
-// The states in the order of an attachment's life.
+// The states, in the order of an attachment's life.
 const (
-	// Pending: the lease is held, the kernel may or may not have been touched.
+	// Pending: the lease is held; the kernel may have parts of the attachment.
 	Pending State = "pending"
-	// Ready: the kernel is set up and the runtime was or will be told so.
+	// Ready: the kernel is set up, and the runtime has the result or will get it.
 	Ready State = "ready"
-	// Releasing: removal has begun and must be finished.
+	// Releasing: removal has started and must be finished.
 	Releasing State = "releasing"
 )
 
-// Netns names a network namespace. The device and inode tell whether the path
-// still leads to the same namespace.
+// Netns is a network namespace. Device and inode show whether the path still leads to it.
 type Netns struct {
 	Path  string `json:"path"`
 	Dev   uint64 `json:"dev,omitempty"`
 	Inode uint64 `json:"inode,omitempty"`
 }
 
-// Same tells whether both are the same namespace, whatever their paths.
+// Same reports whether both are the same namespace, whatever their paths.
 func (n Netns) Same(o Netns) bool { return n.Inode != 0 && n.Dev == o.Dev && n.Inode == o.Inode }
 
-// Record is all that a restarted daemon needs to know of an attachment.
+// Record is everything that a restarted daemon needs to know of an attachment.
 type Record struct {
 	Version    int       `json:"version"`
 	Key        Key       `json:"key"`
@@ -60,17 +58,48 @@ type Record struct {
 	BootID     string    `json:"bootID"`
 }
 
-// Cooling is a released address that is not handed out for a while.
+// Cooling is a released address that is withheld for a while.
 type Cooling struct {
 	Version  int        `json:"version"`
 	Addr     netip.Addr `json:"address"`
 	Key      Key        `json:"key"` // the attachment that held it
 	HostLink string     `json:"hostLink,omitempty"`
-	// ReleasedBoot is the moment of release on the boot clock, in
-	// nanoseconds: wall time may be set back, this cannot.
+	// ReleasedBoot is the time of release on the boot clock, in nanoseconds. Unlike wall time it never
+	// goes back.
 	ReleasedBoot time.Duration `json:"releasedBoot"`
 	BootID       string        `json:"bootID"`
 	InstanceID   string        `json:"instanceID"`
+}
+
+// ForLog returns the attachment as attributes of a log line, followed by more.
+func (r Record) ForLog(more ...any) []any {
+	args := append([]any{"attachment", r.Key.String(), "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "addresses", r.Lease.Addrs()}, more...)
+	if len(r.NICs) > 0 {
+		args = append(args, "nics", r.NICNames())
+	}
+	if names := r.EgressNames(); len(names) > 0 {
+		args = append(args, "egress", names)
+	}
+	return args
+}
+
+// NICNames are the interfaces and ports of the NICs, for people.
+func (r Record) NICNames() (names []string) {
+	for _, n := range r.NICs {
+		names = append(names, n.IfName+"="+n.Port)
+	}
+	return names
+}
+
+// EgressNames are the Egresses that the pod is a client of, for people.
+func (r Record) EgressNames() (names []string) {
+	if r.Egress == nil {
+		return nil
+	}
+	for _, e := range r.Egress.Egresses {
+		names = append(names, e.Namespace+"/"+e.Name)
+	}
+	return names
 }
 
 // Encode returns the record as it stands on disk.
@@ -85,14 +114,13 @@ func (c Cooling) Encode() ([]byte, error) {
 	return encode(c)
 }
 
-// DecodeRecord reads what Record.Encode wrote. The error says which field is
-// wrong in a damaged or foreign one.
+// DecodeRecord reads what Record.Encode wrote. The error names the field that is invalid.
 func DecodeRecord(data []byte) (Record, error) { return decode[Record](data) }
 
 // DecodeCooling reads what Cooling.Encode wrote.
 func DecodeCooling(data []byte) (Cooling, error) { return decode[Cooling](data) }
 
-// stored is the content of a file, which says what is wrong with it.
+// stored is the validated content of a file.
 type stored interface{ validate() error }
 
 func encode[T stored](v T) ([]byte, error) {
@@ -118,7 +146,7 @@ func decode[T stored](data []byte) (v T, err error) {
 	return v, v.validate()
 }
 
-// linkName is stricter than the kernel: the name is part of a file's name too.
+// linkName is stricter than the kernel, as the name is also part of a file name.
 var linkName = regexp.MustCompile(`^[0-9A-Za-z_-]{1,15}$`)
 
 func (r Record) validate() error {

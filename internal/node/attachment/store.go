@@ -1,6 +1,7 @@
 package attachment
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,19 +14,20 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// Node is who writes records: the instance, and the boot of its kernel.
+// Node is the origin of records: the instance, and the boot of its kernel.
 type Node struct {
 	InstanceID string
 	BootID     string
 }
 
-// Store keeps the records of this node in a directory, one file each, and an
-// index of them in memory. Methods for different keys may be called
-// concurrently; calls for one key are put in order by the caller, who holds
-// that container's lock.
+// Store keeps the records of this node in a directory, one file each, with an index in memory. Methods
+// for different keys may be called concurrently. The caller serializes calls for one key by holding
+// the container's lock.
 type Store struct {
 	dir  string
 	node Node
@@ -42,9 +44,9 @@ type Store struct {
 	freed freedList
 }
 
-// PortTaken says that a port cannot be recorded, since another attachment has it.
+// PortTaken is the error for a port that another attachment has.
 type PortTaken struct {
-	IfName string // of the NIC that was to have it
+	IfName string // of the NIC that wanted it
 	Port   string // its ID
 	Holder Key
 }
@@ -54,9 +56,8 @@ func (p *PortTaken) Error() string {
 	return fmt.Sprintf("port %s of NIC %s belongs to %s", p.Port, p.IfName, p.Holder)
 }
 
-// Open reads the records in dir, which it creates when missing (0700), and
-// returns what it could not take over besides. Records of another instance
-// are set aside, damaged ones quarantined; neither is indexed.
+// Open reads the records in dir, which it creates if missing (0700), and returns the damaged ones.
+// Records of another instance are set aside, damaged ones quarantined; neither is indexed.
 func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error) {
 	if node.InstanceID == "" || node.BootID == "" {
 		return nil, nil, fmt.Errorf("opening attachment records: instance ID %q and boot ID %q must be known", node.InstanceID, node.BootID)
@@ -78,7 +79,7 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	return s, bad, nil
 }
 
-// Node returns the identity that the store stamps on what it writes.
+// Node returns the origin of the records that the store writes.
 func (s *Store) Node() Node { return s.node }
 
 // Get returns the record of key.
@@ -113,6 +114,17 @@ func (s *Store) ByPort(port string) (Record, bool) {
 	return r, ok
 }
 
+// Has reports whether the attachment with a host link has a record, and, if port is not empty, has that port.
+func (s *Store) Has(hostLink, port string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byLink[hostLink]
+	if !ok || port == "" {
+		return ok
+	}
+	return slices.ContainsFunc(s.records[key].NICs, func(n NIC) bool { return n.Port == port })
+}
+
 // Records returns all attachments, in no order.
 func (s *Store) Records() []Record {
 	s.mu.RLock()
@@ -143,10 +155,9 @@ func (s *Store) CoolingRecords() []Cooling {
 	return out
 }
 
-// Put writes a record, atomically replacing the one of the same key, and
-// stamps it with the node's identity. Without space for another file the one that
-// is there is overwritten. It refuses an address or host link that
-// another attachment holds, and a port, with a *PortTaken.
+// Put writes a record, atomically replacing the one of the same key, and sets its origin. Without
+// space for a second file it overwrites the first. It rejects an address or host link that another
+// attachment holds, and a port with a *PortTaken.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
 	data, err := r.Encode()
@@ -175,8 +186,8 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// reserve takes the record's addresses, ports and link before the file is written, so that
-// two attachments cannot both write one.
+// reserve reserves the record's addresses, ports and link in the index before the file is written, so
+// that two attachments cannot both have one.
 func (s *Store) reserve(r Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +217,7 @@ func (s *Store) reserve(r Record) error {
 	return nil
 }
 
-// unreserve takes back what is reserved and no indexed record stands behind. s.mu is held.
+// unreserve reverts reserve, except for what an indexed record has. s.mu is held.
 func (s *Store) unreserve(r Record) {
 	old, had := s.records[r.Key]
 	if s.byLink[r.HostLink] == r.Key && !had {
@@ -255,8 +266,8 @@ func (s *Store) PutCooling(c Cooling) error {
 	return nil
 }
 
-// DeleteCooling removes the cooling record of an address. One without a record
-// costs no system call and is no error.
+// DeleteCooling removes the cooling record of an address, if there is one. Without one it makes no
+// system call.
 func (s *Store) DeleteCooling(addr netip.Addr) error {
 	s.mu.RLock()
 	_, ok := s.cooling[addr]
@@ -273,7 +284,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 	return nil
 }
 
-// index enters r into the maps. s.mu is held.
+// index adds r to the maps. s.mu is held.
 func (s *Store) index(r Record) {
 	s.records[r.Key] = r
 	s.byLink[r.HostLink] = r.Key
@@ -285,7 +296,7 @@ func (s *Store) index(r Record) {
 	}
 }
 
-// drop takes r out of the maps. s.mu is held.
+// drop removes r from the maps. s.mu is held.
 func (s *Store) drop(r Record) {
 	delete(s.records, r.Key)
 	if s.byLink[r.HostLink] == r.Key {
@@ -303,8 +314,8 @@ func (s *Store) drop(r Record) {
 	}
 }
 
-// write replaces a file of the directory. It does not sync: what the records
-// describe is gone too when the kernel crashes.
+// write replaces a file of the directory. It does not sync: a crash of the kernel also ends what the
+// records describe.
 func (s *Store) write(name string, data []byte) error {
 	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
 	err := statefile.Create(tmp, data, 0o600)
@@ -323,4 +334,46 @@ func (s *Store) remove(name string) error {
 		return nil
 	}
 	return err
+}
+
+// IsNoSpace reports whether the file system lacks space or quota.
+func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// overwrite writes into an existing file, whose space a full file system still has. It pads data with
+// spaces to the former size, so that there is one write, which an end of this process cannot tear.
+func (s *Store) overwrite(name string, data []byte) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if missing := int(info.Size()) - len(data); missing > 0 {
+		data = append(bytes.TrimSuffix(data, []byte("\n")), bytes.Repeat([]byte(" "), missing)...)
+		data = append(data, '\n')
+	}
+	// Allocate all space before writing: half a record would be damaged.
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
+		return fmt.Errorf("allocating space in %s: %w", name, err)
+	}
+	_, err = f.WriteAt(data, 0)
+	return err
+}
+
+// probeFile is removed at the next start if a crash leaves it.
+const probeFile = tmpPrefix + "probe"
+
+// Probe writes and removes a file as a record is written, and returns the error. It must not be called
+// concurrently.
+func (s *Store) Probe() error {
+	if err := s.write(probeFile, []byte("can this be written?\n")); err != nil {
+		return fmt.Errorf("writing into %s: %w", s.dir, err)
+	}
+	if err := s.remove(probeFile); err != nil {
+		return fmt.Errorf("removing from %s: %w", s.dir, err)
+	}
+	return nil
 }

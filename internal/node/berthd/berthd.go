@@ -1,20 +1,16 @@
-// Package berthd assembles the node daemon: the source of addresses and the data
-// path that its settings ask for, and a daemon.Daemon over them.
+// Package berthd assembles the node daemon from its settings: the source of addresses, the data path, the
+// parts, and a daemon.Daemon over them.
 //
-//	berthd.go        the start, step by step, and the end
+//	berthd.go        startup and shutdown
 //	dependencies.go  what the daemon needs outside the program
-//	mode.go          what depends on where addresses come from
-//	vpc.go           addresses of ENIs: an instance of the cloud
-//	identity.go      which one, also while the metadata service does not answer
-//	nodemode.go      whose ENIs its own daemon manages
-//	operator.go      whose ENIs the operator manages
-//	routed.go        addresses of pools
-//	port.go          ports of VPCs in place of addresses
-//	none.go          another network's addresses
-//	ports.go         ports of VPCs, in that mode and beside the others
-//	egress.go        gateways by which pods reach the outside, in all modes
-//	podevents.go     what Pods are told of their ADDs
-//	installer.go     the plugin and its configuration on the node
+//	mode.go          what differs by --ipam; modes "port" and "none"
+//	vpc.go           modes with ENIs
+//	identity.go      the identity of the instance, also while the metadata service does not answer
+//	nodemode.go      ENIs that the daemon manages, and ENIs that the operator manages
+//	routed.go        mode "pool"
+//	vpcnetworks.go   the VPC's CIDRs
+//	parts.go         NICs, egress and Events on pods, in all modes
+//	installer.go     installation of the plugin and its configuration
 package berthd
 
 import (
@@ -32,17 +28,19 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
-	"github.com/berthnet/berth/internal/node/nics"
 	"github.com/berthnet/berth/internal/node/podegress"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
-const retryPause = 5 * time.Second // between attempts of a step of the start
+const retryPause = 5 * time.Second // between attempts of a startup step
 
-// node is what the parts of one berthd share.
+// node has what the modes share.
 type node struct {
 	cfg     config.Config
 	log     *slog.Logger
@@ -51,15 +49,15 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	ports   *ports               // nil while, or where, pods have none
+	ports   *ports               // nil until opened, or when not configured
 	egress  *podegress.Clients   // likewise
-	tell    func(podevents.News) // nil where nobody tells Pods
-	// vpcCIDRs are those of the VPC that the node is in, of both families; none elsewhere.
+	tell    func(podevents.News) // nil without Events
+	// vpcCIDRs are the CIDRs of the node's VPC, of both families; none without a VPC.
 	vpcCIDRs []netip.Prefix
 }
 
-// Run serves until ctx ends, or returns why it cannot. What it waits for, such as
-// the metadata service, is told by the log and by readiness.
+// Run serves until ctx ends, or returns why it cannot. Log and readiness say what it waits for, such
+// as the metadata service.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	return RunWith(ctx, cfg, log, machine())
 }
@@ -89,14 +87,14 @@ func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Depe
 	return errors.Join(err, lock.Release())
 }
 
-// ending tells a successor that it is worth waiting.
+// ending tells a waiting successor that this daemon shuts down.
 func (n *node) ending(lock *daemon.Lock) {
 	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
-		n.log.Warn("telling a successor that this daemon ends", "err", err)
+		n.log.Warn("announcing the shutdown to a successor", "err", err)
 	}
 }
 
-// serve opens what the node shows to others, waits for what it needs, and runs.
+// serve opens the sockets, waits for what the node needs, and runs the daemon.
 func (n *node) serve(ctx context.Context, m mode) error {
 	teller, err := n.podEvents()
 	if err != nil {
@@ -126,7 +124,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	return errors.Join(err, m.end(), kernel.Close())
 }
 
-// listen opens the sockets and answers on them from now on.
+// listen opens the sockets and serves them from now on.
 func (n *node) listen(teller *podevents.Teller) error {
 	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
 	if err != nil {
@@ -152,8 +150,7 @@ func (n *node) listen(teller *podevents.Teller) error {
 	return nil
 }
 
-// background runs something until the function that it returns is called, which
-// waits for its end.
+// background runs run until the returned function is called, which waits for its end.
 func background(ctx context.Context, run func(context.Context)) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -167,8 +164,7 @@ func background(ctx context.Context, run func(context.Context)) (end func()) {
 	}
 }
 
-// until repeats a step of the start until it works or ctx ends, and says
-// meanwhile what is being waited for.
+// until repeats a startup step until it succeeds or ctx ends, and reports what it waits for.
 func (n *node) until(ctx context.Context, what string, step func() error) error {
 	n.front.WaitingFor(what)
 	for {
@@ -186,8 +182,7 @@ func (n *node) until(ctx context.Context, what string, step func() error) error 
 	}
 }
 
-// unlessEnded is err, or nil once the daemon was asked to end: what failed then
-// failed because of that.
+// unlessEnded returns err, or nil after a request to shut down, which caused err.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		return err
@@ -195,12 +190,12 @@ func unlessEnded(ctx context.Context, err error) error {
 	return nil
 }
 
-// datapathConfig is what the data paths of all modes have.
+// datapathConfig is common to the data paths of all modes.
 func (n *node) datapathConfig() datapath.Config {
 	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
 }
 
-// runDaemon puts the address source and the daemon together and runs them.
+// runDaemon assembles and runs the daemon.
 func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
 	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
 		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
@@ -223,24 +218,13 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 		return unlessEnded(ctx, err)
 	}
 	o := daemon.Options{
-		Source: src, Kernel: net, Chained: n.cfg.IPAM == config.IPAMNone,
-		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
-		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
-		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
-		InspectNetns: n.deps.InspectNetns,
-		Tell:         n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove,
+		Source: src, Kernel: net, Parts: n.parts(store), Store: store, Quarantined: bad, InspectNetns: n.deps.InspectNetns,
+		Node:    daemon.Node{NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM, Chained: n.cfg.IPAM == config.IPAMNone},
+		Times:   daemon.Times{WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval},
+		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
+		Metrics: n.metrics, Clock: n.clock, Log: n.log,
 	}
-	o.Upkeep, _ = net.(daemon.Upkeep)
-	if n.ports != nil {
-		o.NICs, o.NICWait = n.ports.nics, n.cfg.PortWait
-		if n.cfg.VPCPorts && n.cfg.IPAM != config.IPAMPort {
-			o.Source = nics.NewBeside(src, n.ports.nics)
-		}
-	}
-	if n.egress != nil {
-		o.Egress, o.EgressWait, o.GatewayWait = n.egress, n.cfg.EgressWait, n.cfg.EgressGatewayWait
-		o.Source = podegress.NewBeside(o.Source, n.egress)
-	}
+	o.Repair.Upkeep, _ = net.(daemon.Upkeep)
 	if n.cfg.CRISocket != "" {
 		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
 		if err != nil {
@@ -256,4 +240,20 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net dae
 	}
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
+}
+
+// parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
+// through NICs. A part that is not configured still rejects attachments that have it.
+func (n *node) parts(store *attachment.Store) []part.Part {
+	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured(n.log)}
+	if n.ports != nil {
+		parts[0] = nicpart.New(nicpart.Options{NICs: n.ports.nics, Store: store, Wait: n.cfg.PortWait, Count: n.metrics.CountNICs, Log: n.log})
+	}
+	if n.egress != nil {
+		parts[1] = egresspart.New(egresspart.Options{
+			Egress: n.egress, Store: store, Wait: n.cfg.EgressWait, GatewayWait: n.cfg.EgressGatewayWait,
+			Count: n.metrics.CountEgress, Clients: daemon.EgressClients, InspectNetns: n.deps.InspectNetns, Log: n.log,
+		})
+	}
+	return parts
 }

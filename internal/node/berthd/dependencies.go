@@ -16,23 +16,22 @@ import (
 	"github.com/berthnet/berth/internal/node/uplinks"
 )
 
-// Dependencies are what a daemon needs outside the program. Run uses the machine's;
-// a test that runs a daemon inside its own process injects others. The settings name
-// the state directory and the Kubernetes API server.
+// Dependencies are what a daemon needs outside the program. Run uses the machine's; tests that run a
+// daemon inside their process inject others. State directory and Kubernetes API server are settings.
 type Dependencies struct {
 	Clock clock.Clock
 	// OpenDatapath opens the data path of the node.
 	OpenDatapath func() (uplinks.Node, error)
 	// InspectNetns identifies the network namespace at a path, as datapath.InspectNetns does.
 	InspectNetns func(path string) (datapath.NetnsID, error)
-	// OpenPluggers opens what plugs ports of VPCs into pods.
+	// OpenPluggers opens the pluggers of VPC ports.
 	OpenPluggers func(cfg config.Config, log *slog.Logger) (Pluggers, error)
 	// Listen opens the plugin's socket.
 	Listen func(socket string) (net.Listener, error)
 	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
 	Metadata func(o aws.Options) cloud.Metadata
 	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
-	// Egress is the kernel in pods' network namespaces; sysctls is config.Config.SysctlDir.
+	// Egress programs pods' network namespaces; sysctls is config.Config.SysctlDir.
 	Egress func(sysctls string) podegress.Kernel
 	// AskGateway asks a gateway whether it serves a pod.
 	AskGateway podegress.Ask

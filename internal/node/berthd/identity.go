@@ -12,11 +12,11 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// identityFile remembers who the node is, for a start without metadata service.
+// identityFile keeps the identity for a start without the metadata service.
 const identityFile = "identity.json"
 
-// knownTimeout is how long the metadata service gets to answer when the
-// identity is known from an earlier start in the same boot.
+// knownTimeout bounds the metadata service's answer when the identity is known from a former start in
+// the same boot.
 const knownTimeout = 5 * time.Second
 
 type savedIdentity struct {
@@ -24,10 +24,9 @@ type savedIdentity struct {
 	Identity cloud.Identity `json:"identity"`
 }
 
-// identify asks the metadata service who this node is. When that does not
-// answer, or names another instance, the answer to an earlier daemon counts, if
-// the kernel was not booted since: an instance cannot change its identity while it
-// runs, and one that is not this node's has other ENIs and other records.
+// identify asks the metadata service for the instance's identity. When it does not answer, or names
+// another instance, the identity of a former start in the same boot counts: an instance cannot change
+// its identity while it runs, and another instance has other ENIs and records.
 func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
 	path := filepath.Join(stateDir, identityFile)
 	known, isKnown := readIdentity(path, bootID)
@@ -40,19 +39,19 @@ func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 	id, err := meta.Identity(askCtx)
 	switch {
 	case err == nil && isKnown && id.InstanceID != known.InstanceID:
-		log.Error("the metadata service names another instance than before in this boot, which cannot be; going on as before. Should the node be the other one, remove the file",
+		log.Error("the metadata service names another instance than before in this boot; keeping the former identity. Remove the file if the node is the other instance",
 			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
 		return known, nil
 	case err == nil:
 		if err := writeIdentity(path, savedIdentity{bootID, id}); err != nil { // as on a full disk
-			log.Warn("a start without the metadata service would not know who this node is", "err", err)
+			log.Warn("saving the identity; the next start needs the metadata service", "err", err)
 		}
 		return id, nil
 	case isKnown && ctx.Err() == nil:
-		log.Warn("the metadata service does not answer, using the identity of an earlier start", "instance", known.InstanceID, "err", err)
+		log.Warn("the metadata service does not answer; using the identity of a former start", "instance", known.InstanceID, "err", err)
 		return known, nil
 	}
-	return id, fmt.Errorf("asking the metadata service who this node is: %w", err)
+	return id, fmt.Errorf("reading the identity from the metadata service: %w", err)
 }
 
 func readIdentity(path, bootID string) (cloud.Identity, bool) {

@@ -6,29 +6,30 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/install"
 )
 
-// pluginMargin is what the plugin's calls may take beyond the wait for an address.
+// pluginMargin is the time of a plugin's call besides the wait for an address.
 const pluginMargin = 15 * time.Second
 
-// tells are the capabilities by which the runtime tells what a daemon looks at of pods.
+// tells are the capabilities that have the runtime pass on what a daemon reads of pods.
 func tells(o daemon.Options) []string {
-	looks := len(o.Source.Annotations()) > 0 || o.NICs != nil && len(o.NICs.Annotations()) > 0 || o.Egress != nil && len(o.Egress.Annotations()) > 0
-	if !looks {
+	reads := func(p part.Part) bool { return len(p.About().Annotations) > 0 }
+	if len(o.Source.Annotations()) == 0 && !slices.ContainsFunc(o.Parts, reads) {
 		return nil
 	}
 	return []string{cni.PodAnnotations}
 }
 
-// installer returns what installs the plugin and its configuration, and says
-// what it did and found.
+// installer returns a function that installs the plugin and its configuration, and logs what it did.
 func (n *node) installer(tells []string) (func(context.Context) (daemon.Installation, error), error) {
 	plugin, bundle := n.cfg.CNIPlugin, n.cfg.CNIBundle
 	if self, err := os.Executable(); err == nil {
@@ -79,7 +80,7 @@ func (n *node) patience() time.Duration {
 	return longest
 }
 
-// remark is what is worth knowing of an installation, and needs nobody to act.
+// remark is information about an installation that needs no action.
 func remark(r install.Report, o install.Options) string {
 	var notes []string
 	if len(r.LeftOut) > 0 {
@@ -100,7 +101,7 @@ func remark(r install.Report, o install.Options) string {
 	return strings.Join(notes, "; ")
 }
 
-// leftOut is what somebody has to see to.
+// leftOut is what a person has to fix.
 func leftOut(r install.Report) string {
 	var all []string
 	for _, u := range r.Unusable {

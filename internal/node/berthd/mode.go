@@ -15,14 +15,15 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/nodenetworksupplier"
+	"github.com/berthnet/berth/internal/source/none"
 	"github.com/berthnet/berth/internal/source/pool"
 )
 
-// modes are all there are, by --ipam. A new source of addresses is added here and
-// in the settings.
+// modes are all modes, by --ipam. A new source of addresses needs an entry here and a value of the
+// setting.
 var modes = map[string]struct {
 	of        func(*node) mode
-	reference source.Reference // what its source adds to the page of metrics
+	reference source.Reference // its source's metrics
 }{
 	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc: vpc{node: n}} }, enisource.Reference},
 	config.IPAMENIOperator: {func(n *node) mode { return newOperatorMode(n) }, nodenetworksupplier.Reference},
@@ -31,7 +32,7 @@ var modes = map[string]struct {
 	config.IPAMNone:        {func(n *node) mode { return &noneMode{node: n} }, source.Reference{}},
 }
 
-// WriteMetricsReference writes the page of metrics, with those of all modes.
+// WriteMetricsReference writes the metrics reference of all modes.
 func WriteMetricsReference(w io.Writer) error {
 	var all []source.Reference
 	for _, ipam := range slices.Sorted(maps.Keys(modes)) {
@@ -41,31 +42,57 @@ func WriteMetricsReference(w io.Writer) error {
 	return daemon.WriteMetricsReference(w, all...)
 }
 
-// The data paths of nodes with addresses or ports of their own are kept up.
+// These data paths need upkeep.
 var _, _, _ daemon.Upkeep = (*uplinks.VPC)(nil), (*uplinks.Routed)(nil), (*uplinks.Ports)(nil)
 
-// mode is what follows from where addresses come from.
+// mode is what differs by --ipam.
 type mode interface {
-	// check finds settings that cannot work.
+	// check rejects settings that cannot work.
 	check() error
-	// identify finds out who this node is.
+	// identify returns the identity of the node.
 	identify(ctx context.Context) (instanceID string, err error)
-	// setUp makes the data path ready for the source's addresses.
-	// What it returns may be a daemon.Upkeep too.
+	// setUp sets up the data path. The result may also implement daemon.Upkeep.
 	setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, error)
-	// newSource makes the source of addresses.
+	// newSource creates the source of addresses.
 	newSource(ctx context.Context) (source.Source, error)
-	// follow keeps the data path to what changes around the node, until ctx ends.
+	// follow updates the data path when the node's surroundings change, until ctx ends.
 	follow(ctx context.Context)
-	// needIPv6 turns IPv6 on, unless it is, before a pod gets an address of it that is not the source's
-	// and that the node routes to.
+	// needIPv6 turns IPv6 on, if it is off, before a pod gets an IPv6 address that the node routes to
+	// and that is not the source's.
 	needIPv6(ctx context.Context) error
-	// end leaves the node as another daemon, or nobody, is to find it.
+	// end cleans up at shutdown.
 	end() error
 }
 
-// What a mode has nothing to do about.
+// Defaults of modes.
 func (n *node) check() error                   { return nil }
 func (n *node) follow(context.Context)         {}
 func (n *node) needIPv6(context.Context) error { return nil }
 func (n *node) end() error                     { return nil }
+
+// noneMode is for pods whose interfaces another network creates; berth runs after its plugins, for
+// egress. It does not touch the node itself.
+type noneMode struct{ *node }
+
+func (m *noneMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
+
+func (m *noneMode) setUp(context.Context, uplinks.Node) (daemon.Kernel, error) {
+	return uplinks.None{}, nil
+}
+
+func (m *noneMode) newSource(context.Context) (source.Source, error) { return none.Source{}, nil }
+
+// portMode is for pods that have only ports of VPCs. It needs no cloud; the node is identified by its
+// name.
+type portMode struct{ *node }
+
+func (m *portMode) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
+
+func (m *portMode) setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, error) {
+	data := uplinks.NewPorts(kernel)
+	return data, data.Setup(ctx, m.datapathConfig())
+}
+
+func (m *portMode) newSource(context.Context) (source.Source, error) {
+	return nics.NewNone(m.ports.nics), nil
+}

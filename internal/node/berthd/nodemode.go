@@ -11,12 +11,13 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork/template"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/enisource"
+	"github.com/berthnet/berth/internal/source/nodenetworksupplier"
 )
 
-// nodeMode is that of a daemon that calls EC2 for its node.
+// nodeMode is the mode of a daemon that calls EC2 for its node.
 type nodeMode struct {
 	vpc
-	endTemplates func() // ends what follows NodeNetworkTemplates; nil: nothing does
+	endTemplates func() // stops following NodeNetworkTemplates; may be nil
 }
 
 func (m *nodeMode) check() error {
@@ -47,7 +48,7 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 		InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
 		SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
 	}
-	// With templates, ENIs with other groups may be those of a template that selected the node before.
+	// With templates, ENIs with other groups may be from a template that selected the node before.
 	base.FollowGroups = m.cfg.FollowSecurityGroups && templates == nil
 	begin := wanted(base, nil)
 	if templates != nil {
@@ -77,9 +78,9 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	return m.withNodeLocal(src, err)
 }
 
-// followTemplates begins to follow NodeNetworkTemplates, and waits until it is known
-// which one selects the node: ENIs must not be made with other settings meanwhile. Nil:
-// the settings say that none counts.
+// followTemplates starts to follow NodeNetworkTemplates, and waits until it is known which one selects
+// the node, as ENIs must not be created with other settings. It returns nil when the settings disable
+// templates.
 func (m *nodeMode) followTemplates(ctx context.Context) (*nodetemplate.Follower, error) {
 	if !m.cfg.NodeNetworkTemplates {
 		return nil, nil
@@ -95,18 +96,18 @@ func (m *nodeMode) followTemplates(ctx context.Context) (*nodetemplate.Follower,
 	return f, m.until(ctx, "the Kubernetes API, for NodeNetworkTemplates", func() error { return f.Await(ctx) })
 }
 
-// wanted is what a template's choice makes of the daemon's own settings.
+// wanted applies a template to the daemon's own settings.
 func wanted(base reconciler.Settings, c *template.Choice) enisource.Wanted {
 	if c == nil {
 		return enisource.Wanted{Settings: base}
 	}
 	s, err := nodenetwork.Over(base, &c.ENI)
 	s.DrainOutdated = c.Drain
-	s.Trunk = false // nobody makes branches
+	s.Trunk = false // there are no branches in node mode
 	return enisource.Wanted{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
 }
 
-// counted is what counted last, which goes on while the newest choice makes no sense.
+// counted is the last valid choice, which applies while the newest is invalid.
 func counted(base reconciler.Settings, last *template.Choice) enisource.Wanted {
 	if w := wanted(base, last); w.Err == nil {
 		return w
@@ -119,4 +120,23 @@ func (m *nodeMode) end() error {
 		m.endTemplates()
 	}
 	return nil
+}
+
+// operatorMode is the mode of a daemon that uses the ENIs which the operator publishes for its node.
+// It has no EC2 client.
+type operatorMode struct{ vpc }
+
+func newOperatorMode(n *node) *operatorMode { return &operatorMode{vpc{node: n, onDemand: true}} }
+
+func (m *operatorMode) newSource(context.Context) (source.Source, error) {
+	c := nodenetworksupplier.Config{
+		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
+		Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: enisource.Files{Dir: m.cfg.StateDir},
+		Clock: m.clock, Logger: m.log, Tell: m.tell, Reported: nodenetworksupplier.CountReports(m.metrics.Registry),
+	}
+	if m.cfg.AutoCreateNodeNetwork {
+		c.Spec = nodenetworksupplier.SpecOf(&m.cfg, m.id)
+	}
+	src, err := nodenetworksupplier.New(c)
+	return m.withNodeLocal(src, err)
 }

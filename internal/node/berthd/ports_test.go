@@ -18,7 +18,6 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
-	"github.com/berthnet/berth/internal/node/nics"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
@@ -37,7 +36,7 @@ func kubeconfig(t *testing.T) string {
 // Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
 func TestPortsWithoutASwitch(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
-	n := &node{cfg: config.Config{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +64,9 @@ func TestPortsWithoutASwitch(t *testing.T) {
 func TestInstallationWithPorts(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
-	n := &node{cfg: config.Config{NodeName: "n", WarmWait: 45 * time.Second, PortWait: time.Minute}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n := &node{cfg: config.Config{
+		NodeSettings: config.NodeSettings{NodeName: "n"}, ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute},
+	}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
@@ -86,7 +87,7 @@ func TestInstallationWithPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.ports.close()
-	if got := tells(daemon.Options{Source: src, NICs: n.ports.nics}); !slices.Equal(got, []string{cni.PodAnnotations}) {
+	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
@@ -114,7 +115,8 @@ func TestInstallationWithPorts(t *testing.T) {
 	if only.Ready() == nil {
 		t.Error("it is ready before the API server and Open vSwitch have answered")
 	}
-	beside := nics.NewBeside(src, n.ports.nics).Snapshot()
+	beside := src.Snapshot()
+	n.parts(store)[0].Describe(&beside)
 	if beside.Detail == nil || len(beside.Detail.Metrics()) == 0 || len(beside.Conditions) == 0 {
 		t.Errorf("beside another source it tells %+v", beside)
 	}

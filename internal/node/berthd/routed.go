@@ -16,14 +16,14 @@ import (
 
 const withdrawTimeout = 5 * time.Second // for the kernel, at the end
 
-// routed is the mode of a node whose addresses are of pools: it knows no cloud, and
-// is the node of its name.
+// routed is the mode of a node whose addresses come from pools. It needs no cloud; the node is
+// identified by its name.
 type routed struct {
 	*node
 	datapath *uplinks.Routed
 }
 
-// uplinks: IPv6 is turned on with the first block that has it.
+// uplinks leaves IPv6 off: the first block that has it turns it on.
 func (m *routed) uplinks() datapath.Routed { return datapath.Routed{ExportTable: m.cfg.ExportTable} }
 
 func (m *routed) check() error {
@@ -57,7 +57,7 @@ func (m *routed) newSource(context.Context) (source.Source, error) {
 	})
 }
 
-// end takes the routes of the node's blocks from whoever announces them.
+// end withdraws the routes of the node's blocks.
 func (m *routed) end() error {
 	if !m.cfg.WithdrawOnExit {
 		return nil

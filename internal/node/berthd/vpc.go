@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/internal/source/nodelocal"
 )
 
-// metadataTimeout is short because asking is repeated.
+// metadataTimeout is short because calls are repeated.
 const metadataTimeout = 5 * time.Second
 
-// vpc is what both modes of ENIs have: the node is an instance of the cloud.
+// vpc is common to both modes with ENIs: the node is an instance of the cloud.
 type vpc struct {
 	*node
 	aws      aws.Options
@@ -43,7 +43,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 		m.setVPC(m.id.VPCCIDRs)
 		m.log.Info("identified", "instance", m.id.InstanceID, "type", m.id.InstanceType, "zone", m.id.Zone, "vpc", m.id.VPCID)
 		if m.noIPv4() {
-			m.log.Info("the node's subnet is of IPv6 alone: pods have IPv6 addresses, and no way to the IPv4 world by this node", "subnet", m.id.SubnetID)
+			m.log.Info("the node's subnet is IPv6-only: pods have IPv6 addresses and cannot reach IPv4 networks through this node", "subnet", m.id.SubnetID)
 		}
 	}
 	return m.id.InstanceID, err
@@ -65,8 +65,8 @@ func (m *vpc) setUp(ctx context.Context, kernel uplinks.Node) (daemon.Kernel, er
 	})
 }
 
-// ipv6OfPods tells whether pods that run have IPv6 addresses, of their own or
-// node-local ones. A restart must not cut them off, whatever new pods get.
+// ipv6OfPods reports whether running pods have IPv6 addresses, of their own or node-local ones. A
+// restart must not cut them off, whatever new pods get.
 func ipv6OfPods(inv datapath.Inventory) (own, local bool) {
 	addrs := slices.Clone(inv.Branches)
 	for _, r := range inv.Routes {
@@ -86,11 +86,11 @@ func ipv6OfPods(inv datapath.Inventory) (own, local bool) {
 // needIPv6 implements mode.
 func (m *vpc) needIPv6(ctx context.Context) error { return m.networks.needIPv6(ctx) }
 
-// noIPv4 tells that the node has no IPv4 address: its subnet is of IPv6 alone.
+// noIPv4 reports whether the node's subnet is IPv6-only.
 func (m *vpc) noIPv4() bool { return !m.id.PrimaryIPv4.IsValid() }
 
-// nodeLocal are the networks of node-local addresses, that of IPv4 whatever pods have and
-// settings say, if the node has IPv4. That of IPv6 turns IPv6 on, which a node may lack.
+// nodeLocal are the networks of node-local addresses. The IPv4 network is there whenever the node has
+// IPv4; the IPv6 network turns IPv6 on, which a node may lack.
 func nodeLocal(ipv4, ipv6 bool) (list []netip.Prefix) {
 	if ipv4 {
 		list = append(list, nodelocal.Network4)
@@ -101,8 +101,8 @@ func nodeLocal(ipv4, ipv6 bool) (list []netip.Prefix) {
 	return list
 }
 
-// withNodeLocal has a source's leases of one family come with a node-local address of
-// the other, as the settings say. Nobody reaches the IPv4 world by a node that has no IPv4.
+// withNodeLocal adds a node-local address of the other family to single-family leases, as configured.
+// A node without IPv4 cannot offer IPv4.
 func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error) {
 	if err != nil {
 		return nil, err
@@ -110,8 +110,7 @@ func (m *vpc) withNodeLocal(src source.Source, err error) (source.Source, error)
 	return nodelocal.New(src, m.cfg.IPv4Egress && !m.noIPv4(), m.cfg.IPv6Egress, m.clock), nil
 }
 
-// follow keeps the data path to the VPC's CIDRs, of which one may be associated at
-// any time.
+// follow keeps the data path at the VPC's CIDRs, which may change at any time.
 func (m *vpc) follow(ctx context.Context) {
 	for {
 		select {
@@ -121,27 +120,27 @@ func (m *vpc) follow(ctx context.Context) {
 		}
 		all, ok := m.askVPCCIDRs(ctx)
 		if !ok {
-			continue // they stay as they are
+			continue
 		}
 		m.setVPC(all)
 		switch cidrs, changed, err := m.networks.set(ctx, all); {
 		case err != nil:
-			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
+			m.log.Warn("applying the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
 		case changed:
 			m.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
 		}
 	}
 }
 
-// askVPCCIDRs asks for the VPC's CIDRs again. What is said of another instance says nothing of
-// this one; a metadata service that does not answer was told of at the start.
+// askVPCCIDRs reads the VPC's CIDRs from the metadata service; false: they are unknown, as it does not
+// answer or names another instance.
 func (m *vpc) askVPCCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
 	id, err := m.meta.Identity(ctx)
 	if err != nil {
 		return nil, false
 	}
 	if id.InstanceID != m.id.InstanceID {
-		m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
+		m.log.Error("the metadata service names another instance; ignoring its VPC", "instance", m.id.InstanceID, "other", id.InstanceID)
 		return nil, false
 	}
 	return id.VPCCIDRs, true

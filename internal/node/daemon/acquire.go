@@ -1,146 +1,291 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// replyMargin is kept of the caller's time to say what there was not.
+// replyMargin is the part of the caller's time that is kept for the reply to an ADD that waited in vain.
 const replyMargin = 500 * time.Millisecond
 
-// What an ADD may wait for in vain, as its error begins.
-const (
-	noAddress = "no address for the pod: "
-	noNICs    = "no NICs for the pod: "
-	noLinks   = "the pod's NICs are not on the node yet: "
-	noTraffic = "the pod's NICs carry no packets yet: "
-	noEgress  = "no egress for the pod: "
-	// noGateways is of an ADD that nobody needs any more.
-	noGateways = "the pod's gateways do not serve it yet: "
-)
+// noAddress is how the error of an ADD begins that waited for an address in vain.
+const noAddress = "no address for the pod: "
 
-// acquire gets what an attachment is to have, and returns its record with that: NICs
-// and egress first, so that no address is held while ports are made or the operator is waited
-// for, and none is taken where a NIC is the attachment's own interface. until is the moment up to which an ADD with NICs or egress may go on to wait.
-func (d *Daemon) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
+// acquirer lets ADDs wait for addresses and for what parts need.
+type acquirer struct {
+	source   source.Source
+	parts    parts
+	warmWait time.Duration // for an address
+	draining context.Context
+	waits    *waits
+	adds     waitingADDs
+}
+
+func newAcquirer(o Options, draining context.Context) *acquirer {
+	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock)}
+}
+
+// annotations are the keys of the annotations that source and parts read.
+func (a *acquirer) annotations() []string {
+	keys := slices.Clone(a.source.Annotations())
+	for _, p := range a.parts {
+		keys = append(keys, p.About().Annotations...)
+	}
+	return keys
+}
+
+// checkWish rejects what no pod can have.
+func (a *acquirer) checkWish(req source.Request) error {
+	if err := a.source.CheckWish(req.Wish); err != nil {
+		return err
+	}
+	for _, p := range a.parts {
+		if err := p.CheckWish(req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
+// no address is held while ports are created or the operator is busy. No address is taken where a NIC
+// is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
+func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
 	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
-	begun := time.Now()
-	until = begun.Add(d.WarmWait)
-	if d.NICs != nil {
-		longer := begun.Add(max(d.WarmWait, d.NICWait))
-		err = d.wait(ctx, req, longer, noNICs, func(ctx context.Context) (err error) {
-			want.NICs, err = d.NICs.Acquire(ctx, req)
+	begin := time.Now()
+	until = begin.Add(a.warmWait)
+	for _, p := range a.parts {
+		about := p.About()
+		longer := begin.Add(max(a.warmWait, about.Wait))
+		if longer.Before(until) {
+			longer = until
+		}
+		has := false
+		err = a.wait(ctx, req, longer, about.NotAcquired, func(ctx context.Context) (err error) {
+			has, err = p.Acquire(ctx, req, &want)
 			return err
 		})
 		if err != nil {
 			return want, until, err
 		}
-		if len(want.NICs) > 0 {
+		if has {
 			until = longer
-			if err := failpoint.Hit("daemon.nics.acquired"); err != nil {
-				return want, until, err
-			}
 		}
-	}
-	longer := begun.Add(max(d.WarmWait, d.EgressWait))
-	if longer.Before(until) {
-		longer = until
-	}
-	if want.Egress, err = d.acquireEgress(ctx, req, longer); err != nil {
-		return want, until, err
-	}
-	if want.Egress != nil {
-		until = longer
 	}
 	if want.First() != nil {
 		return want, until, nil
 	}
-	err = d.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
-		want.Lease, err = d.Source.Acquire(ctx, req)
+	err = a.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
+		want.Lease, err = a.source.Acquire(ctx, req)
 		return err
 	})
 	if err != nil {
 		return want, until, err
 	}
-	if err := checkInterface(want); err != nil {
-		d.Source.Cancel(want.Key)
-		return want, until, err
+	if want.Chained == nil && want.Lease.Empty() {
+		a.source.Cancel(want.Key)
+		return want, until, cnierror.New(types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named %s, and pods of this node have no other interface than their NICs", want.Key.IfName)
 	}
 	return want, until, nil
 }
 
-// acquireEgress gets what is to be set up of egress; nil: nothing.
-func (d *Daemon) acquireEgress(ctx context.Context, req source.Request, until time.Time) (egress *attachment.Egress, err error) {
-	if d.Egress == nil {
-		return nil, nil
-	}
-	err = d.wait(ctx, req, until, noEgress, func(ctx context.Context) (err error) {
-		egress, err = d.Egress.Acquire(ctx, req)
-		return err
-	})
-	if err != nil || egress == nil {
-		return nil, err
-	}
-	return egress, failpoint.Hit("daemon.egress.acquired")
-}
-
-// checkInterface refuses an attachment that lacks its own interface, the one that the runtime
-// asks for.
-func checkInterface(want attachment.Record) error {
-	if want.Chained == nil && want.First() == nil && want.Lease.Empty() {
-		return failf(types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named %s, and pods of this node have no other interface than their NICs", want.Key.IfName)
+// prepare returns once parts can be set up. The time limit of kernel work does not run meanwhile, and
+// a DEL ends the wait.
+func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
+	for _, p := range a.parts {
+		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// wait has an ADD wait for something that others bring, no longer than until, the
-// caller lets it, no DEL comes, and the daemon lives. The error is a Failure that
-// begins with lacks, unless the caller went.
-func (d *Daemon) wait(ctx context.Context, req source.Request, until time.Time, lacks string, something func(context.Context) error) error {
+// await returns once parts that are set up carry traffic.
+func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.Time) error {
+	for _, p := range a.parts {
+		about, end := p.About(), until
+		if about.AwaitLimit > 0 {
+			end = time.Now().Add(about.AwaitLimit)
+		}
+		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, end, about.NotServed, func(ctx context.Context) error { return p.Await(ctx, rec) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait runs something until it returns, until passes, the caller goes, a DEL comes or the daemon shuts
+// down. The error is a Failure that begins with lacks, unless the caller went.
+func (a *acquirer) wait(ctx context.Context, req source.Request, until time.Time, lacks string, something func(context.Context) error) error {
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-replyMargin).Before(until) {
 		until = deadline.Add(-replyMargin)
 	}
-	wctx, end := d.waits.add(ctx, req)
+	wctx, end := a.waits.add(ctx, req)
 	defer end()
+	wctx, drained := context.WithCancelCause(wctx)
+	defer drained(nil)
+	defer context.AfterFunc(a.draining, func() { drained(part.ErrDraining) })()
 	wctx, cancel := context.WithDeadline(wctx, until)
 	defer cancel()
-	defer context.AfterFunc(d.draining, cancel)()
 	err := something(wctx)
 	switch ex, _ := errors.AsType[*source.Exhausted](err); {
 	case err == nil:
 		return nil
-	case d.draining.Err() != nil:
-		return &Failure{Code: types.ErrTryAgainLater, Reason: "draining", Message: "berthd is being restarted; try again", Ending: true}
+	case a.draining.Err() != nil:
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "draining", Message: "berthd is being restarted; try again", Ending: true}
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(context.Cause(wctx), errDeleted):
-		return failf(types.ErrTryAgainLater, "deleted", "%s%s", lacks, errDeleted)
+		return cnierror.New(types.ErrTryAgainLater, "deleted", "%s%s", lacks, errDeleted)
 	case ex != nil && lacks == noAddress:
-		return &Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex}
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex}
 	case ex != nil:
-		return &Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // Err is of addresses
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // ex itself would mean an address
 	}
-	return failf(types.ErrTryAgainLater, "source", "%s%s", lacks, err)
+	return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "source", Message: lacks + err.Error(), Err: err}
 }
 
-// why tells what an ADD waits for, and whether that is an address; nil when none waits.
-func (d *Daemon) why(key attachment.Key) (ex *source.Exhausted, address bool) {
-	if d.NICs != nil {
-		if ex := d.NICs.Why(key); ex != nil {
+// longestWait is how long an ADD may wait for its address or a part.
+func (a *acquirer) longestWait() time.Duration {
+	longest := a.warmWait
+	for _, p := range a.parts {
+		longest = max(longest, p.About().Wait)
+	}
+	return longest
+}
+
+// why returns what an ADD waits for, and whether that is an address; nil when none waits.
+func (a *acquirer) why(key attachment.Key) (ex *source.Exhausted, address bool) {
+	for _, p := range a.parts {
+		if ex := p.Why(key); ex != nil {
 			return ex, false
 		}
 	}
-	if d.Egress != nil {
-		if ex := d.Egress.Why(key); ex != nil {
-			return ex, false
+	return a.source.Why(key), true
+}
+
+// errDeleted is the cause when a DEL ends the wait of its ADD.
+var errDeleted = errors.New("a DEL of the attachment came while its ADD waited")
+
+// waits lets a DEL end the wait of its ADD. The ADD holds the container's lock, so the DEL would have
+// to wait as long.
+type waits struct {
+	clock clock.Clock
+
+	mu   sync.Mutex                    // guards both, memory only
+	adds map[attachment.Key]waitingADD // at most one a key, because of the lock
+	dels map[attachment.Key]int        // DELs that wait for the container's lock
+}
+
+// waitingADD is an ADD that waits for its address or a part.
+type waitingADD struct {
+	pod   attachment.Pod
+	since time.Time
+	end   context.CancelCauseFunc
+}
+
+func newWaits(clk clock.Clock) *waits {
+	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
+}
+
+// of returns the waiting ADDs of a pod, oldest first, with the reason that why returns for each.
+func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, address bool)) []introspect.Waiting {
+	out, keys := []introspect.Waiting{}, []attachment.Key{}
+	w.mu.Lock()
+	for key, a := range w.adds {
+		if a.pod.Namespace == namespace && a.pod.Name == name {
+			out, keys = append(out, introspect.Waiting{ContainerID: key.ContainerID, Interface: key.IfName, Since: a.since}), append(keys, key)
 		}
 	}
-	return d.Source.Why(key), true
+	w.mu.Unlock()
+	for i, key := range keys {
+		if ex, _ := why(key); ex != nil {
+			out[i].Reason, out[i].Message = ex.Reason, ex.Message
+		}
+	}
+	slices.SortFunc(out, func(a, b introspect.Waiting) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ContainerID+a.Interface, b.ContainerID+b.Interface))
+	})
+	return out
+}
+
+// add returns a context for the wait of an ADD. A DEL ends it with errDeleted, also one that came
+// while this ADD waited for the lock. end must be called once.
+func (w *waits) add(ctx context.Context, req source.Request) (_ context.Context, end func()) {
+	key := req.Key
+	ctx, cancel := context.WithCancelCause(ctx)
+	since := w.clock.Now().UTC()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.adds[key] = waitingADD{req.Pod, since, cancel}
+	if w.dels[key] > 0 {
+		cancel(errDeleted)
+	}
+	return ctx, func() {
+		w.mu.Lock()
+		delete(w.adds, key)
+		w.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// del ends the wait of an ADD of key, now and until end is called.
+func (w *waits) del(key attachment.Key) (end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dels[key]++
+	if a, ok := w.adds[key]; ok {
+		a.end(errDeleted)
+	}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.dels[key]--; w.dels[key] == 0 {
+			delete(w.dels, key)
+		}
+	}
+}
+
+// An ADD that waits occupies one of the connections to the plugin's socket. These bounds keep
+// connections free for calls that are answered at once, such as DEL and STATUS.
+
+const (
+	// maxWaiting is how many ADDs may wait at a time, for an address, a lock or the start of the
+	// daemon. The kubelet retries the ADDs that are rejected.
+	maxWaiting = pluginConnections * 3 / 4
+	// crowdedWait bounds the wait of each ADD beyond maxWaiting. It still gets an address that is
+	// free.
+	crowdedWait = 100 * time.Millisecond
+)
+
+// waitingADDs counts the ADDs in flight, and bounds the wait of those beyond maxWaiting.
+type waitingADDs struct{ count atomic.Int64 }
+
+// errCrowded rejects an ADD that would wait beyond maxWaiting.
+var errCrowded = cnierror.New(types.ErrTryAgainLater, "crowded", "%d ADDs are already waiting on this node; try again", maxWaiting)
+
+// enter returns the context in which an ADD may wait. leave must be called once.
+func (w *waitingADDs) enter(ctx context.Context) (_ context.Context, leave func()) {
+	if w.count.Add(1) <= maxWaiting {
+		return ctx, func() { w.count.Add(-1) }
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, crowdedWait, errCrowded)
+	return ctx, func() {
+		w.count.Add(-1)
+		cancel()
+	}
 }

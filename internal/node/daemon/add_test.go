@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -81,8 +85,8 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	}
 }
 
-// A source hears of the annotations that it looks at, also from a plugin of an earlier
-// release, and of no others. What it refuses gets no address.
+// A source gets the annotations that it reads, also from a plugin of an earlier release, and no
+// others. A request that it rejects gets no address.
 func TestAnnotationsReachTheSource(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
@@ -114,7 +118,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	}
 }
 
-// A caller of less patience than the daemon's hears the reason too.
+// A caller with a shorter deadline than the daemon's wait also gets the reason.
 func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -122,7 +126,7 @@ func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := d.attach(ctx, "a", n.newNetns("a"))
-		if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
+		if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
 			t.Errorf("err = %v", err)
 		}
 		if ctx.Err() != nil {
@@ -165,7 +169,7 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 				unlock := func() {}
 				if c.queued {
 					var err error
-					if unlock, err = d.locks.lock(ctx, "a"); err != nil {
+					if unlock, err = d.attachments.locks.lock(ctx, "a"); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -175,18 +179,18 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 					added <- err
 				}()
 				synctest.Wait() // the ADD waits, for the address or as the first for the lock
-				go func() { deleted <- d.del(ctx, keyFor("a")) }()
+				go func() { deleted <- d.attachments.del(ctx, keyFor("a")) }()
 				synctest.Wait()
 				unlock()
 				if err := <-deleted; err != nil {
 					t.Errorf("DEL: %v", err)
 				}
 				err := <-added
-				if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
+				if f := cnierror.Of(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
 					t.Errorf("ADD: %v", err)
 				}
-				if d.source.Waiting() != 0 || len(d.waits.adds)+len(d.waits.dels) != 0 {
-					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.waits)
+				if d.source.Waiting() != 0 || len(d.attachments.acquirer.waits.adds)+len(d.attachments.acquirer.waits.dels) != 0 {
+					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.attachments.acquirer.waits)
 				}
 			})
 		})
@@ -198,7 +202,7 @@ func TestFailedAddIsUndoneAndAddressNotCooled(t *testing.T) {
 	r := n.restart(nil)
 	defer n.tick()()
 	n.kernel.set("AddPod", errors.New("no buffer space"))
-	r.refused(t, addOf("a", n.newNetns("a")), CodeKernel)
+	r.refused(t, addOf("a", n.newNetns("a")), cnierror.CodeKernel)
 	n.kernel.set("AddPod", nil)
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }
@@ -210,4 +214,97 @@ func TestAddIntoMissingNetns(t *testing.T) {
 	if r.source.Waiting() != 0 || r.source.Cancels() != 0 {
 		t.Error("an address was taken for it")
 	}
+}
+
+// However many ADDs wait for an address, a DEL and a STATUS get through. An ADD beyond the limit is
+// rejected at once, unless it need not wait.
+func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	defer n.tick()()
+	mustAdd(t, r, "first", n.newNetns("first"))
+	ns := n.newNetns("waiting")
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for i := range maxWaiting {
+		wg.Go(func() { _ = callAlone(ctx, r, "Add", addOf(fmt.Sprint("waiting-", i), ns)) })
+	}
+	waitFor(t, func() bool { return r.source.Waiting() == maxWaiting })
+	patience := within(t)
+	for range pluginConnections - maxWaiting {
+		if err := callAlone(patience, r, "Add", addOf("late", ns)); err == nil || !strings.Contains(err.Error(), "no free address") {
+			t.Fatalf("an ADD too many: %v", err)
+		}
+	}
+	if err := callAlone(within(t), r, "Status", &rpc.StatusRequest{}); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	again := addOf("first", "/run/netns/first")
+	if err := callAlone(within(t), r, "Add", again); err != nil {
+		t.Errorf("an ADD that need not wait: %v", err)
+	}
+	if err := callAlone(within(t), r, "Del", delOf("first")); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+}
+
+func TestDelVariants(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	defer n.tick()()
+	mustDel(t, r, "never-seen")
+	ns := n.newNetns("a")
+	mustAdd(t, r, "a", ns)
+	n.removeNetns(ns)
+	mustDel(t, r, "a")
+	mustDel(t, r, "a")
+	if len(r.Store.Records()) != 0 {
+		t.Errorf("records %v", r.Store.Records())
+	}
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
+	n.wantKernel(t, 0, 0)
+}
+
+func TestGCReleasesOnlyItsNetwork(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	r := n.start()
+	mustAdd(t, r, "keep", n.newNetns("keep"))
+	mustAdd(t, r, "stale", n.newNetns("stale"))
+	other := addOf("other", n.newNetns("other"))
+	other.Attachment.Network = "another"
+	if _, err := r.client.Add(within(t), other); err != nil {
+		t.Fatal(err)
+	}
+	n.clock.Advance(time.Second)
+	reply, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "keep", IfName: "eth0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := reply.GetReleased(); len(got) != 1 || got[0].GetContainerId() != "stale" {
+		t.Errorf("released %v, want stale", got)
+	}
+	if len(r.Store.Records()) != 2 {
+		t.Errorf("records %v", r.Store.Records())
+	}
+}
+
+func TestCheck(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	ns := n.newNetns("a")
+	check := func(netns string, addrs ...string) error {
+		_, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").Attachment, Netns: netns, Addresses: addrs}, grpc.WaitForReady(true))
+		return err
+	}
+	wantFailure(t, check(ns), types.ErrUnknownContainer)
+	mustAdd(t, r, "a", ns)
+	if err := check(ns, "10.0.0.5/32"); err != nil {
+		t.Error(err)
+	}
+	wantFailure(t, check(ns, "10.0.0.9/32"), cnierror.CodeMismatch)
+	wantFailure(t, check(n.newNetns("b")), cnierror.CodeMismatch)
+	n.kernel.dropRoutes()
+	wantFailure(t, check(ns), cnierror.CodeMismatch)
 }

@@ -7,12 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
-	// changesAtOnce is how many attachments are changed at one moment: each may wait
+	// changesAtOnce is how many attachments are changed concurrently: each may wait
 	// for Open vSwitch, or for a port to carry packets.
 	changesAtOnce = 16
 
@@ -20,149 +21,116 @@ const (
 	changeMost = 30 * time.Second
 )
 
-// changes has what ready attachments have besides their addresses changed where that is to
-// be other than it is: one change of an attachment at a time, beside each other, and again
-// when they failed.
+// changes brings one part of ready attachments to what they should have: one change of an attachment
+// at a time, those of several concurrently, and again after a wait when they failed.
 type changes struct {
 	changing
-	daemon *Daemon
-	ended  retry.Signal // a change ended
-	wg     sync.WaitGroup
+	store    *attachment.Store
+	clock    clock.Clock
+	draining context.Context
+	ended    retry.Signal // a change ended
+	wg       sync.WaitGroup
 
-	mu  sync.Mutex // guards all below, memory only
-	all map[attachment.Key]*change
+	mu       sync.Mutex // guards inFlight, memory only
+	inFlight retry.InFlight[attachment.Key, change]
 }
 
-// changing is what changes are about: NICs, or egress.
+// changing is what changes are about.
 type changing struct {
-	// wanted tells whether there is something to change about a ready record, and what is
-	// wanted, by which a change that failed is known again. It answers from memory.
-	wanted func(rec attachment.Record) (what any, differ bool)
-	// change makes it so. Nothing is to be changed after it, if there was no error. A cancelled
-	// context tells that something else is wanted, or nothing any more.
+	// desired is part.Part.Desired.
+	desired func(rec attachment.Record) (what any, differs bool)
+	// change applies desired to an attachment. After it returned nil nothing differs. Its context is
+	// cancelled when something else is desired, or nothing.
 	change func(ctx context.Context, key attachment.Key) error
-	// done hears how each ended; news: with another error than the one before.
+	// done is called when a change ended; news: with another error than the one before.
 	done func(rec attachment.Record, err error, news bool)
 }
 
-// change is one that is under way, or that did not come to what is wanted.
+// change is one that runs, or that failed.
 type change struct {
-	end    context.CancelFunc // has it wait for nothing any more; nil: it is not under way
-	wanted any                // that it was about
-	failed string             // empty: it did not
-	wait   retry.Backoff
+	cancel  context.CancelFunc
+	desired any    // that it is about
+	failed  string // its error; empty: none
 }
 
-func newChanges(d *Daemon, of changing) *changes {
-	return &changes{changing: of, daemon: d, ended: retry.NewSignal(), all: map[attachment.Key]*change{}}
+func newChanges(store *attachment.Store, clk clock.Clock, draining context.Context, of changing) *changes {
+	return &changes{
+		changing: of, store: store, clock: clk, draining: draining, ended: retry.NewSignal(),
+		inFlight: retry.NewInFlight[attachment.Key, change](),
+	}
 }
 
-// begin begins the changes that are due, and tells when others are; zero: when there is
-// news, or one ended.
+// begin starts the changes that are due, and returns when to call it again; zero: after News, or when
+// a change ended.
 func (c *changes) begin(ctx context.Context) (next time.Time) {
-	d := c.daemon
-	now := d.Clock.Now()
-	records := d.Store.Records()
-	c.forget(records)
+	now := c.clock.Now()
+	desired := map[attachment.Key]any{}
+	records := c.store.Records()
 	for _, rec := range records {
-		if rec.State != attachment.Ready || ctx.Err() != nil {
+		if rec.State != attachment.Ready {
 			continue
 		}
-		wanted, differ := c.wanted(rec)
-		if !differ {
-			c.drop(rec.Key)
+		if what, differs := c.desired(rec); differs {
+			desired[rec.Key] = what
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inFlight.Retain(func(key attachment.Key) bool { _, ok := desired[key]; return ok })
+	for _, rec := range records {
+		what, ok := desired[rec.Key]
+		if !ok || ctx.Err() != nil {
 			continue
 		}
-		during, at := c.start(ctx, rec.Key, wanted, now)
+		during, at := c.start(ctx, rec.Key, what, now)
 		next = retry.Earliest(time.Time{}, next, at)
-		if during == nil {
-			continue
+		if during != nil {
+			c.wg.Go(func() { c.end(rec, c.change(during, rec.Key)) })
 		}
-		c.wg.Go(func() { c.end(rec, c.change(during, rec.Key)) })
 	}
 	return next
 }
 
-// start notes that a change is under way, which goes on while the context lasts that it
-// returns; nil: one is under way already, or it is to be waited until a moment. One that
-// waits while something else is wanted by now need not any longer.
-func (c *changes) start(ctx context.Context, key attachment.Key, wanted any, now time.Time) (_ context.Context, at time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	one := c.all[key]
-	same := one != nil && reflect.DeepEqual(one.wanted, wanted)
-	switch {
-	case one != nil && one.end != nil:
-		if !same {
-			one.end()
+// start registers a change as running, and returns its context; nil: one runs already, or the change
+// backs off until at. It cancels a running change when something else is desired by now. c.mu is held.
+func (c *changes) start(ctx context.Context, key attachment.Key, desired any, now time.Time) (_ context.Context, at time.Time) {
+	one := c.inFlight.Of(key)
+	running := c.inFlight.Running(func(k attachment.Key) bool { return k == key }) > 0
+	if !reflect.DeepEqual(one.Value.desired, desired) {
+		if running {
+			one.Value.cancel()
+			return nil, time.Time{}
 		}
-		return nil, time.Time{}
-	case c.underWay() >= changesAtOnce:
-		return nil, time.Time{} // when one of them has ended
-	case same && one.wait.Until.After(now):
-		return nil, one.wait.Until
-	case !same:
-		one = &change{wanted: wanted}
-		c.all[key] = one
+		one.Backoff, one.Value = retry.Backoff{}, change{desired: desired}
 	}
-	ctx, one.end = context.WithCancel(ctx)
+	if !running && c.inFlight.Running(nil) >= changesAtOnce {
+		return nil, time.Time{} // when one of them has ended
+	}
+	if one, at = c.inFlight.Start(key, now); one == nil {
+		return nil, at
+	}
+	ctx, one.Value.cancel = context.WithCancel(ctx)
 	return ctx, time.Time{}
 }
 
-// underWay is how many changes are. c.mu is held.
-func (c *changes) underWay() (n int) {
-	for _, one := range c.all {
-		if one.end != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// end notes what came of a change. If all is as it is to be, nothing is wanted any more; else
-// it is tried again after a wait.
+// end registers that a change ended. The next begin retries it after its backoff if something still
+// differs.
 func (c *changes) end(rec attachment.Record, err error) {
 	defer c.ended.Set()
-	d := c.daemon
 	c.mu.Lock()
-	one := c.all[rec.Key]
-	one.end()
-	one.end = nil
-	one.wait.Fail(d.Clock.Now(), retry.First, changeMost)
+	one := c.inFlight.End(rec.Key)
+	one.Value.cancel()
+	one.Fail(c.clock.Now(), retry.First, changeMost)
 	news := false
 	if err != nil {
-		news, one.failed = one.failed != err.Error(), err.Error()
+		news, one.Value.failed = one.Value.failed != err.Error(), err.Error()
 	}
 	c.mu.Unlock()
-	if d.draining.Err() != nil || errors.Is(err, context.Canceled) {
-		return // something else is wanted by now, or the daemon ends
+	if c.draining.Err() != nil || errors.Is(err, context.Canceled) {
+		return // something else is desired by now, or the daemon ends
 	}
 	c.done(rec, err, news)
 }
 
-// drop forgets an attachment that is as it is to be.
-func (c *changes) drop(key attachment.Key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if one := c.all[key]; one != nil && one.end == nil {
-		delete(c.all, key)
-	}
-}
-
-// forget drops attachments that are no more.
-func (c *changes) forget(records []attachment.Record) {
-	there := make(map[attachment.Key]bool, len(records))
-	for _, rec := range records {
-		there[rec.Key] = true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for key, one := range c.all {
-		if !there[key] && one.end == nil {
-			delete(c.all, key)
-		}
-	}
-}
-
-// wait returns once no change is under way. None may begin any more.
+// wait returns once no change runs. None may start any more.
 func (c *changes) wait() { c.wg.Wait() }

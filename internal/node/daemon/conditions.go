@@ -21,24 +21,23 @@ const (
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
 	ConditionChain      = "ChainComplete"
-	ConditionEgress     = "EgressReady"
 )
 
 // conditionDocs says when each is healthy.
 var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
-	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
-	{ConditionARP, "ARP requests of pods, which would fill the node's neighbour table, are dropped"},
-	{ConditionExclusive, "no link of the node has an address that is for pods"},
-	{ConditionSupply, "an address was usable once and no ADD waits for one"},
+	{ConditionForwarding, "no other packet filter on the node drops forwarded packets by default"},
+	{ConditionARP, "ARP requests of pods, which could fill the node's neighbour table, are dropped"},
+	{ConditionExclusive, "no link of the node has an address that belongs to pods"},
+	{ConditionSupply, "an address was usable at least once, and no ADD waits for one"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
-	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
-	{ConditionChain, "the plugins that are to be chained after berth work, those that the node has; with --ipam=none, that berth is after another network's"},
-	{ConditionEgress, "the node's kernel can set up the tunnels of Egresses' clients, when berthd is to"},
+	{ConditionInstalled, "plugin and configuration are installed, if berthd is configured to install them"},
+	{ConditionChain, "the plugins chained after berth that exist on the node work; with --ipam=none, berth comes after another network's plugin"},
+	{"EgressReady", "the node's kernel supports the tunnels of Egress clients, if egress is enabled"},
 }
 
-// Condition is one thing that a person may need to act on.
+// Condition is one aspect of the node that a person may need to act on.
 type Condition struct {
 	Type    string
 	Healthy bool

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/web/webtest"
 )
 
-// Programs on the node that connect and say nothing do not keep the plugin out.
+// Programs on the node that connect and send nothing do not lock the plugin out.
 func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -47,15 +47,15 @@ func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 	}
 }
 
-// Half of what a program usually may have at least stays free for its work.
+// At least half of a program's usual descriptors stay free for its work.
 func TestListenersLeaveDescriptors(t *testing.T) {
 	if n := pluginConnections + 2*web.Connections; n > 1024/2 {
 		t.Errorf("the listeners take up to %d connections", n)
 	}
 }
 
-// Pods that hold connections to a metrics port at the node's address keep scrapes out no more than
-// what the node itself asks.
+// Pods that hold connections to a metrics port at the node's address cannot block scrapes from the
+// node itself.
 func TestAttacksOnMetrics(t *testing.T) {
 	node, scraper := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.1.0.5")
 	d := newNode(t, "10.0.0.5").assemble()
@@ -70,8 +70,7 @@ func TestAttacksOnMetrics(t *testing.T) {
 	})
 }
 
-// isOpen tells whether the other side has not closed a connection on which it says
-// nothing.
+// isOpen reports whether the other side has not closed a silent connection.
 func isOpen(t *testing.T, c net.Conn) (open bool) {
 	t.Helper()
 	raw, err := c.(*net.UnixConn).SyscallConn()
@@ -87,8 +86,7 @@ func isOpen(t *testing.T, c net.Conn) (open bool) {
 	return open
 }
 
-// held opens connections of the plugin and sends the same on each, until the test
-// ends.
+// held opens connections of the plugin and sends the same on each, until the test ends.
 func held(t *testing.T, r *running, many int, frames []byte) {
 	t.Helper()
 	for range many {
@@ -103,7 +101,7 @@ func held(t *testing.T, r *running, many int, frames []byte) {
 	}
 }
 
-// callAlone makes a call as the plugin does: on a connection of its own.
+// callAlone makes a call as the plugin does, on its own connection.
 func callAlone(ctx context.Context, r *running, verb string, message proto.Message) error {
 	data, err := proto.Marshal(message)
 	if err != nil {
@@ -117,8 +115,8 @@ func callAlone(ctx context.Context, r *running, verb string, message proto.Messa
 	return err
 }
 
-// Who begins a connection or a call and does not go on does not keep the plugin
-// out for longer than its STATUS waits.
+// A client that starts a connection or a call and stops locks the plugin out no longer than its STATUS
+// waits.
 func TestCallsThatAreBegunOnlyGiveWay(t *testing.T) {
 	var preface, call bytes.Buffer
 	preface.WriteString(http2.ClientPreface)

@@ -13,13 +13,12 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// coolingSlack keeps a cooling record a little longer than the source keeps
-// the address back, so that the record never ends first: by one to two of it.
+// coolingSlack keeps a cooling record one to two times this longer than the source withholds the
+// address, so that the record never expires first.
 const coolingSlack = time.Second
 
-// coolingRecords removes the records of addresses that have cooled. Which
-// address may be handed out is the source's to know; the records only carry
-// that knowledge over a restart.
+// coolingRecords removes the records of addresses that have cooled. The source decides which addresses
+// may be leased; the records carry that over a restart.
 type coolingRecords struct {
 	store  *attachment.Store
 	period func() time.Duration
@@ -30,6 +29,10 @@ type coolingRecords struct {
 
 	mu    sync.Mutex // guards queue
 	queue []cooled   // by released
+}
+
+func newCoolingRecords(o Options) *coolingRecords {
+	return &coolingRecords{store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log, locks: newKeyLocks(), wake: retry.NewSignal()}
 }
 
 type cooled struct {
@@ -47,9 +50,8 @@ func (c *coolingRecords) put(ctx context.Context, rec attachment.Cooling) error 
 	return c.store.PutCooling(rec)
 }
 
-// begin writes the records of addresses that are being released, which are like one
-// another. Where there is no space for one, the others are written all the same, and
-// full says so.
+// begin writes the records of addresses that are being released, with the fields of like. When there
+// is no space for one it writes the others, and returns the error as full.
 func (c *coolingRecords) begin(ctx context.Context, addrs []netip.Addr, like attachment.Cooling) (full, err error) {
 	like.ReleasedBoot = c.clock.Boot()
 	for _, like.Addr = range addrs {
@@ -89,9 +91,8 @@ func (c *coolingRecords) run(ctx context.Context) {
 	}
 }
 
-// removeDue removes what is due and tells how long until the next is. Records
-// that fall due within the next moment go with them, so that the file of what
-// has cooled is written once a coolingSlack at most.
+// removeDue removes what is due, and returns how long until the next is. It includes records that fall
+// due within coolingSlack, so that the list of cooled addresses is written at most once in that time.
 func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, more bool) {
 	c.mu.Lock()
 	boot, keep := c.clock.Boot(), c.period()+coolingSlack
@@ -112,22 +113,22 @@ func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, mor
 	return wait, more
 }
 
-// end takes that addresses have cooled: when they were released is remembered
-// for the order in which they are handed out, and then their records go.
+// end moves addresses from the cooling records to the list of freed addresses, which keeps the order
+// in which they may be leased again.
 func (c *coolingRecords) end(ctx context.Context, done []cooled) {
 	freed := make([]attachment.Freed, len(done))
 	for i, d := range done {
 		freed[i] = attachment.Freed{Addr: d.addr, ReleasedBoot: d.released}
 	}
 	if err := c.store.AddFreed(freed); err != nil {
-		c.log.Warn("after a restart addresses may be handed out in another order", "err", err)
+		c.log.Warn("recording cooled addresses; after a restart they may be leased in another order", "err", err)
 	}
 	for _, d := range done {
 		c.remove(ctx, d)
 	}
 }
 
-// remove leaves a record alone that a later release of the address wrote.
+// remove removes the cooling record of an address, unless a later release wrote it.
 func (c *coolingRecords) remove(ctx context.Context, done cooled) {
 	unlock, err := c.locks.lock(ctx, done.addr.String())
 	if err != nil {

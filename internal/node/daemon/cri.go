@@ -17,7 +17,7 @@ type Runtime struct {
 
 var _ Sandboxes = (*Runtime)(nil)
 
-// NewRuntime returns the runtime at a unix socket. It connects when first asked.
+// NewRuntime returns the runtime at a unix socket. It connects with the first call.
 func NewRuntime(socket string) (*Runtime, error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20))) // the kubelet's own limit
@@ -27,8 +27,8 @@ func NewRuntime(socket string) (*Runtime, error) {
 	return &Runtime{conn, runtime.NewRuntimeServiceClient(conn)}, nil
 }
 
-// Sandboxes implements Sandboxes: all that the runtime has not removed,
-// stopped ones included. The ID of a sandbox is CNI's container ID.
+// Sandboxes implements Sandboxes: all sandboxes that the runtime has not removed, including stopped
+// ones. A sandbox ID is CNI's container ID.
 func (r *Runtime) Sandboxes(ctx context.Context) (map[string]bool, error) {
 	reply, err := r.client.ListPodSandbox(ctx, &runtime.ListPodSandboxRequest{})
 	if err != nil {

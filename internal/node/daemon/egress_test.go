@@ -11,16 +11,19 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newEgressNode is a node whose pods may have egress.
+// newEgressNode returns a node whose pods may have egress.
 func newEgressNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.tunnels = newTunnels()
@@ -31,8 +34,8 @@ func checkOf(container string) *rpc.CheckRequest {
 	return &rpc.CheckRequest{Attachment: addOf(container, "").GetAttachment(), Netns: "/run/netns/" + container}
 }
 
-// A client is set up at its ADD, answered again, compared, and cleared at its DEL; of a pod
-// that is none nothing is done.
+// A client is set up at its ADD, repeated, checked, and cleared at its DEL. Nothing is done for other
+// pods.
 func TestPodWithEgress(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -53,12 +56,12 @@ func TestPodWithEgress(t *testing.T) {
 	must(t, err)
 	n.tunnels.lose()
 	_, err = r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, CodeMismatch); !strings.Contains(f.GetDetails(), "egress: the namespace has") {
+	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "egress: the namespace has") {
 		t.Errorf("CHECK says %v", f)
 	}
 	mustAdd(t, r, "a", "/run/netns/a")
 	n.tunnels.want(t, "internet/nat", "internet/partner")
-	view := r.podView(within(t), "default", "pod-a")
+	view := r.inspector.podView(within(t), "default", "pod-a")
 	if got := view.Attachments[0].Egress; got == nil || len(got.Egresses) != 2 || got.Egresses[1].Name != "partner" || len(got.Egresses[1].Gateways) != 2 {
 		t.Errorf("/ip-manager/pod has %+v", got)
 	}
@@ -73,7 +76,7 @@ func TestPodWithEgress(t *testing.T) {
 	}
 }
 
-// An ADD waits for the operator's word, and says for what it waits. A DEL ends that.
+// An ADD waits for the operator, and reports for what. A DEL ends the wait.
 func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.warmWait = 50 * time.Millisecond
@@ -92,7 +95,7 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	added := make(chan error, 1)
 	go func() { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); added <- err }()
 	waitFor(t, func() bool { return r.egress.Why(keyFor("a")) != nil })
-	if w := r.podView(within(t), "default", "pod-a").Waiting; len(w) != 1 || w[0].Reason != "egress-unknown" {
+	if w := r.inspector.podView(within(t), "default", "pod-a").Waiting; len(w) != 1 || w[0].Reason != "egress-unknown" {
 		t.Errorf("waiting are %+v", w)
 	}
 	kind, cause, _ := r.front.whyWaits(keyFor("a"))
@@ -109,8 +112,8 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// An ADD goes on when the gateways serve the pod, or without them when its time is over; a DEL
-// ends that, and then gateways are told of the pod no more.
+// An ADD goes on when the gateways serve the pod, or without them after a timeout. A DEL ends the
+// wait, and gateways then drop the pod.
 func TestADDWaitsForGateways(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), time.Minute
@@ -160,7 +163,7 @@ func TestADDWaitsForGateways(t *testing.T) {
 	waits(3)
 }
 
-// Annotations of a prefix reach who looks at them, and others do not.
+// Parts that read a prefix of annotations get all with that prefix, and no others.
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": "nat", "egress.berth.dev/other": "b", "berth.dev/pool": "p", "berth.dev/x": "y"}}
@@ -177,19 +180,19 @@ func TestAnnotationsByPrefix(t *testing.T) {
 	}
 }
 
-// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing, others run, and
-// a pod that becomes a client later goes on as it was; once the kernel can, so it is.
+// On a kernel without Foo-over-UDP a client's ADD fails and leaves nothing. Other pods run, and a pod
+// that becomes a client later runs on unchanged until the kernel supports it.
 func TestKernelWithoutFoU(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
 	no := fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU)
 	n.tunnels.set("Supported", no)
 	n.tunnels.set("Apply", no)
 	r := n.restart(nil)
-	waitFor(t, func() bool { _, ok := r.conditions.get(ConditionEgress); return ok })
-	r.conditions.want(t, ConditionEgress, false, "NoFoU: "+tunnel.ErrNoFoU.Error())
+	waitFor(t, func() bool { _, ok := r.conditions.get(egresspart.ConditionEgress); return ok })
+	r.conditions.want(t, egresspart.ConditionEgress, false, "NoFoU: "+tunnel.ErrNoFoU.Error())
 	r.egress.says("pod-a", testEgress("nat"))
 	_, err := r.attachPod(t, "a", n.newNetns("a"))
-	if f := failureOf(err); f.Reason != "no-fou" || f.Code != types.ErrTryAgainLater || !strings.Contains(f.Error(), "internet/nat") || !strings.Contains(f.Error(), "module fou") {
+	if f := cnierror.Of(err); f.Reason != "no-fou" || f.Code != types.ErrTryAgainLater || !strings.Contains(f.Error(), "internet/nat") || !strings.Contains(f.Error(), "module fou") {
 		t.Errorf("the ADD says %d %s %v", f.Code, f.Reason, f)
 	}
 	if len(r.Store.Records()) != 0 {
@@ -213,20 +216,21 @@ func TestKernelWithoutFoU(t *testing.T) {
 	waitFor(t, func() bool { n.clock.Advance(time.Minute); return n.tunnels.agree("internet/nat") == nil })
 	waitFor(t, func() bool {
 		n.clock.Advance(time.Minute)
-		c, _ := r.conditions.get(ConditionEgress)
+		c, _ := r.conditions.get(egresspart.ConditionEgress)
 		return c.Healthy
 	})
 }
 
-// attachPod is an ADD of a pod past the socket.
+// attachPod is an ADD of a pod without the socket.
 func (r *running) attachPod(t *testing.T, container, netns string) (attachment.Record, error) {
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
 	must(t, err)
-	return r.add(within(t), want, source.Wish{})
+	return r.attachments.add(within(t), want, source.Wish{})
 }
 
-// What somebody removes in a pod's namespace is back at the next interval, and after a start.
+// What other software removes in a pod's namespace is restored at the next interval, and after a
+// start.
 func TestEgressIsRepaired(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
@@ -261,7 +265,7 @@ func TestEgressIsRepaired(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A pod whose egress cannot be taken away goes all the same.
+// A pod whose egress cannot be cleared is removed anyway.
 func TestEgressThatCannotBeCleared(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -274,8 +278,7 @@ func TestEgressThatCannotBeCleared(t *testing.T) {
 	}
 }
 
-// Running pods follow what the operator says, beside each other; one that blocks, and one that
-// fails, hold up no other.
+// Running pods follow the operator concurrently; one that blocks or fails delays no other.
 func TestEgressOfRunningPods(t *testing.T) {
 	var addrs []string
 	for i := range 40 {
@@ -332,7 +335,7 @@ func cutAll(names []string) (cut []string) {
 	return cut
 }
 
-// What fails is tried again, after longer and longer, and at once if something else is wanted.
+// A failed change is retried with growing delays, and at once if something else is desired.
 func TestEgressThatCannotBeSetUp(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -353,15 +356,22 @@ func TestEgressThatCannotBeSetUp(t *testing.T) {
 	if rec, _ := r.Store.Get(keyFor("a")); rec.Egress == nil || rec.Egress.State != attachment.EgressChanging {
 		t.Errorf("recorded is %+v", rec.Egress)
 	}
-	if got := r.egressClients(); got["changing"] != 1 || got["set-up"] != 0 {
-		t.Errorf("counted %v", got)
+	for _, m := range r.Source.Snapshot().Detail.Metrics() {
+		if !strings.Contains(m.Desc().String(), `"berth_egress_clients"`) {
+			continue
+		}
+		var got dto.Metric
+		must(t, m.Write(&got))
+		if state := got.GetLabel()[0].GetValue(); (got.GetGauge().GetValue() == 1) != (state == "changing") {
+			t.Errorf("counted %v clients that are %s", got.GetGauge().GetValue(), state)
+		}
 	}
 	n.tunnels.set("Apply", nil)
 	r.egress.says("pod-a", testEgress("partner"))
 	n.tunnels.settles(t, "internet/partner")
 }
 
-// What the interfaces of a pod become, its egress follows.
+// Egress follows changes of the pod's interfaces.
 func TestEgressFollowsNICs(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
@@ -388,7 +398,7 @@ func TestEgressFollowsNICs(t *testing.T) {
 	n.tunnels.settles(t, "internet/nat")
 }
 
-// A daemon that was started without egress says so of pods that have it, and lets them go.
+// A daemon without egress reports pods that have it, and lets them be removed.
 func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -398,15 +408,15 @@ func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	n.tunnels, r = nil, nil
 	r = n.restart(nil)
 	_, err := r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, CodeMismatch); !strings.Contains(f.GetDetails(), errNoEgress.Error()) {
+	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "not configured to set that up") {
 		t.Errorf("CHECK says %v", f)
 	}
-	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), CodeKernel)
+	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), cnierror.CodeKernel)
 	mustDel(t, r, "a")
 }
 
-// A daemon is killed at each step of an ADD, of its undoing, of a change and of a DEL. The next
-// one has set up what ready records have and nothing else, and the runtime's next call works.
+// A daemon is killed at each step of an ADD, its undoing, a change and a DEL. The next one has set up
+// exactly what ready records have, and the runtime's next call works.
 func TestCrashesWithEgress(t *testing.T) {
 	mine := []string{"internet/nat"}
 	was, other := testEgress("nat"), testEgress("partner")
@@ -422,14 +432,16 @@ func TestCrashesWithEgress(t *testing.T) {
 		{[]string{"daemon.add.ready"}, nil, was, func(r *running, rec attachment.Record, _ string) error { return r.addTo(rec) }, mine},
 		{[]string{"daemon.egress.cleared", "daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded"}, nil, was, (*running).undone, nil},
 		{[]string{"daemon.del.marked", "daemon.del.cooling", "daemon.egress.cleared", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"}, was, was,
-			func(r *running, rec attachment.Record, _ string) error { return r.del(context.Background(), rec.Key) }, nil},
+			func(r *running, rec attachment.Record, _ string) error {
+				return r.attachments.del(context.Background(), rec.Key)
+			}, nil},
 		{[]string{"daemon.egress.recorded", "daemon.egress.applied", "daemon.egress.changed"}, was, other,
 			func(r *running, rec attachment.Record, _ string) error {
-				return r.Daemon.egress.change(context.Background(), rec.Key)
+				return r.changeEgress(context.Background(), rec.Key)
 			}, []string{"internet/partner"}},
 		{[]string{"daemon.egress.recorded", "daemon.egress.changed"}, was, nil,
 			func(r *running, rec attachment.Record, _ string) error {
-				return r.Daemon.egress.change(context.Background(), rec.Key)
+				return r.changeEgress(context.Background(), rec.Key)
 			}, []string{}},
 	} {
 		for _, point := range c.points {
@@ -471,21 +483,21 @@ func TestCrashesWithEgress(t *testing.T) {
 	}
 }
 
-// undone is an ADD that fails once all is set up, and its undoing.
+// undone is an ADD that fails at the end and is undone.
 func (r *running) undone(rec attachment.Record, point string) error {
 	broken, err := failpoint.Set("daemon.add.wired=error@1," + point + "=error@1")
 	if err != nil {
 		return err
 	}
 	defer broken()
-	if rec, err = r.trySetUp(context.Background(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
+	if rec, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
 		return errors.New("the ADD did not fail as it should")
 	}
-	return r.undo(context.Background(), rec)
+	return r.attachments.undo(context.Background(), rec)
 }
 
-// Changes go on beside the runtime's calls about the same container, and restarts: at the
-// end record, namespace and operator agree.
+// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
+// the end record, namespace and operator agree.
 func TestEgressChangesBesideCalls(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -507,7 +519,7 @@ func TestEgressChangesBesideCalls(t *testing.T) {
 		for _, call := range []func() error{
 			func() error { _, err := r.client.Check(within(t), checkOf("a")); return err },
 			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
-			func() error { r.Daemon.egress.look(ctx); return nil },
+			func() error { r.egressKeeper().check(ctx, r.Store.Records()); return nil },
 		} {
 			wg.Go(func() {
 				for ctx.Err() == nil {

@@ -10,12 +10,12 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// tunnels are what pods have of egress in their namespaces, and what the operator heard of
-// it: both outlive daemons.
+// tunnels are the egress in pods' namespaces, and what the operator knows of it. Both outlive daemons.
 type tunnels struct {
 	fakeCalls // its mu guards all
 	has       map[attachment.Netns]setUp
@@ -26,13 +26,13 @@ type tunnels struct {
 	waited    int           // ADDs, for them
 }
 
-// setUp is what one namespace has.
+// setUp is the egress of one namespace.
 type setUp struct {
 	egress        attachment.Egress
 	addrs, others []netip.Addr
 }
 
-// heard is what the operator heard last of a sandbox.
+// heard is the operator's last report of a sandbox.
 type heard struct {
 	state    string // Coming, SetUp or Failed; Gone is not kept
 	egresses []string
@@ -43,7 +43,7 @@ func newTunnels() *tunnels {
 	return &tunnels{fakeCalls: newFakeCalls(), has: map[attachment.Netns]setUp{}, told: map[attachment.Key]heard{}}
 }
 
-// fakeEgress is an Egress in memory that follows the contracts of the interface.
+// fakeEgress is an egresspart.Egress in memory.
 type fakeEgress struct {
 	*tunnels
 	news retry.Signal
@@ -53,13 +53,13 @@ type fakeEgress struct {
 	open      bool                          // nothing is said of a pod: it has nothing, and need not wait
 }
 
-var _ Egress = (*fakeEgress)(nil)
+var _ egresspart.Egress = (*fakeEgress)(nil)
 
 func newFakeEgress(t *tunnels) *fakeEgress {
 	return &fakeEgress{tunnels: t, news: retry.NewSignal(), fakeWaits: newFakeWaits("egress-unknown"), wants: map[string]*attachment.Egress{}, open: true}
 }
 
-// says has the operator say what a pod is to have.
+// says sets what the operator assigns to a pod.
 func (f *fakeEgress) says(pod string, e *attachment.Egress) {
 	f.change(func() { f.wants[pod] = e })
 	f.news.Set()
@@ -100,10 +100,10 @@ func (f *fakeEgress) Apply(ctx context.Context, rec attachment.Record) error {
 	if err != nil {
 		return err
 	}
-	if stored, ok := f.records().Get(rec.Key); !ok || !reflect.DeepEqual(settledEgress(stored.Egress), settledEgress(rec.Egress)) {
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is given %v, which its record does not say", rec.Key, egressNames(rec)))
+	if stored, ok := f.records().Get(rec.Key); !ok || !reflect.DeepEqual(stored.Egress.Settled(), rec.Egress.Settled()) {
+		f.wrong = append(f.wrong, fmt.Sprintf("%s is given %v, which its record does not say", rec.Key, rec.EgressNames()))
 	}
-	if settledEgress(rec.Egress) == nil {
+	if rec.Egress.Settled() == nil {
 		delete(f.has, nsOf(rec))
 		return nil
 	}
@@ -144,7 +144,7 @@ func (f *fakeEgress) Wanted(rec attachment.Record) (*attachment.Egress, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	wanted, known := f.wants[rec.Pod.Name]
-	return wanted, known && !reflect.DeepEqual(settledEgress(wanted), settledEgress(rec.Egress))
+	return wanted, known && !reflect.DeepEqual(wanted.Settled(), rec.Egress.Settled())
 }
 
 func (f *fakeEgress) TakeUp(ready []attachment.Record) {
@@ -162,10 +162,10 @@ func (f *fakeEgress) TakeUp(ready []attachment.Record) {
 	}
 }
 
-// hear has the operator hear of an attachment. The tunnels' mu is held.
+// hear reports an attachment to the operator. The tunnels' mu is held.
 func (f *fakeEgress) hear(rec attachment.Record, state string) {
 	delete(f.told, rec.Key)
-	if names := egressNames(rec); len(names) > 0 {
+	if names := rec.EgressNames(); len(names) > 0 {
 		f.told[rec.Key] = heard{state, names, rec.OwnAddrs()}
 	}
 }
@@ -233,15 +233,15 @@ func (f *fakeEgress) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// lose is somebody's removal of all that pods have.
+// lose removes all egress, like other software.
 func (t *tunnels) lose() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.has)
 }
 
-// agree tells how what namespaces have, and what the operator heard, differs from the ready
-// records, which are to have these Egresses each; what was wrong on the way is said too.
+// agree returns how namespaces and the operator differ from the ready records, all of which must have
+// the given Egresses, or which contract was violated.
 func (t *tunnels) agree(names ...string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -250,7 +250,7 @@ func (t *tunnels) agree(names ...string) error {
 	}
 	count := 0
 	for _, rec := range t.records().Records() {
-		got := egressNames(rec)
+		got := rec.EgressNames()
 		have, ok := t.has[nsOf(rec)]
 		switch {
 		case rec.State != attachment.Ready || !slices.Equal(got, names) || rec.Egress != nil && rec.Egress.State != attachment.EgressSetUp:
@@ -270,7 +270,7 @@ func (t *tunnels) agree(names ...string) error {
 	return nil
 }
 
-// want asserts that all agree.
+// want asserts agree.
 func (t *tunnels) want(tb testing.TB, names ...string) {
 	tb.Helper()
 	if err := t.agree(names...); err != nil {
@@ -278,7 +278,7 @@ func (t *tunnels) want(tb testing.TB, names ...string) {
 	}
 }
 
-// settles waits until all agree.
+// settles waits until agree returns nil.
 func (t *tunnels) settles(tb testing.TB, names ...string) {
 	tb.Helper()
 	var err error
@@ -290,8 +290,7 @@ func (t *tunnels) settles(tb testing.TB, names ...string) {
 	waitFor(tb, func() bool { err = t.agree(names...); return err == nil })
 }
 
-// testEgress is what a client of some Egresses of namespace internet has, each with two
-// gateways.
+// testEgress is the egress of a client of Egresses of namespace internet, each with two gateways.
 func testEgress(names ...string) *attachment.Egress {
 	e := &attachment.Egress{}
 	for i, name := range names {
@@ -305,3 +304,5 @@ func testEgress(names ...string) *attachment.Egress {
 	}
 	return e
 }
+
+func (f *fakeEgress) Describe(*source.Snapshot) {}

@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// switchboard is what NICs are plugged into: a node's Open vSwitch and links, which
-// outlive its daemons.
+// switchboard is the node's Open vSwitch and links, which outlive its daemons.
 type switchboard struct {
 	fakeCalls // its mu guards all
 	plugs     map[plugged]attachment.NIC
@@ -31,7 +31,7 @@ func newSwitchboard() *switchboard {
 	return &switchboard{fakeCalls: newFakeCalls(), plugs: map[plugged]attachment.NIC{}, told: map[string]bool{}, holder: map[string]attachment.Key{}}
 }
 
-// fakeNICs is a NICs in memory that follows the contracts of the interface.
+// fakeNICs is a nicpart.NICs in memory.
 type fakeNICs struct {
 	*switchboard
 	keys    []string
@@ -45,7 +45,7 @@ type fakeNICs struct {
 	late      bool                        // nobody has brought the links yet
 }
 
-var _ NICs = (*fakeNICs)(nil)
+var _ nicpart.NICs = (*fakeNICs)(nil)
 
 func newFakeNICs(board *switchboard) *fakeNICs {
 	return &fakeNICs{
@@ -54,33 +54,33 @@ func newFakeNICs(board *switchboard) *fakeNICs {
 	}
 }
 
-// bind has the ports of a pod bound to this node.
+// bind binds the ports of a pod to this node.
 func (f *fakeNICs) bind(pod string, nics ...attachment.NIC) {
 	f.change(func() { f.bound[pod] = nics })
 }
 
-// hush has what is plugged carry packets or not.
+// hush stops or starts the packets of plugged NICs.
 func (f *fakeNICs) hush(quiet bool) { f.change(func() { f.quiet = quiet }) }
 
-// delay has the links that NICs are plugged from be there or not.
+// delay removes or creates the links from which NICs are plugged.
 func (f *fakeNICs) delay(late bool) { f.change(func() { f.late = late }) }
 
-// lose is somebody's removal of all that is plugged.
+// lose unplugs everything, like other software.
 func (s *switchboard) lose() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.plugs)
 }
 
-// plug is what a daemon that is no more left.
+// plug leaves a port plugged, like a former daemon.
 func (s *switchboard) plug(hostLink, port string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plugs[plugged{hostLink, port}] = attachment.NIC{Port: port}
 }
 
-// hear has the operator compare what it believes with what is plugged, as those do who
-// implement NICs where no record tells them.
+// hear compares the operator's view with the records, as implementations of NICs do where no record
+// exists.
 func (s *switchboard) hear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +90,8 @@ func (s *switchboard) hear() {
 	}
 }
 
-// want asserts what is plugged, by port, that nothing was done that may not be, and
-// what the operator heard of each port.
+// want asserts which ports are plugged, that no contract was violated, and the operator's view of each
+// port.
 func (s *switchboard) want(t testing.TB, ports ...string) {
 	t.Helper()
 	waitFor(t, func() bool { // the operator hears of it after it is recorded
@@ -193,14 +193,14 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 
 func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 
-// LinkChanged has all be looked at.
+// LinkChanged causes a check of all NICs.
 func (f *fakeNICs) LinkChanged(string, net.HardwareAddr) { f.changed.Set() }
 
 func (f *fakeNICs) News() <-chan struct{} { return f.news }
 
 func (f *fakeNICs) Touched() ([]string, bool) { return nil, true }
 
-// Wanted goes by bind.
+// Wanted returns what bind set.
 func (f *fakeNICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -225,7 +225,7 @@ func (f *fakeNICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ 
 	return nics, differ || len(nics) != len(rec.NICs)
 }
 
-// Plugged takes that none but the record's ports are plugged for its attachment.
+// Plugged reports that exactly the record's ports are plugged for its attachment.
 func (f *fakeNICs) Plugged(rec attachment.Record) {
 	for _, n := range f.tellLess(rec) {
 		if n.State == attachment.Plugging {
@@ -238,7 +238,7 @@ func (f *fakeNICs) Plugged(rec attachment.Record) {
 	}
 }
 
-// tellLess takes that nothing is plugged of an attachment, and returns its NICs.
+// tellLess reports that an attachment has no ports, and returns its NICs.
 func (f *fakeNICs) tellLess(rec attachment.Record) []attachment.NIC {
 	f.switchboard.mu.Lock()
 	defer f.switchboard.mu.Unlock()
@@ -279,17 +279,6 @@ func (f *fakeNICs) Plugs(ctx context.Context) (links []string, err error) {
 	return links, err
 }
 
-func (f *fakeNICs) Clear(ctx context.Context, hostLink string) error {
-	err := f.enter(ctx, "Clear")
-	defer f.switchboard.mu.Unlock()
-	for p := range f.plugs {
-		if p.hostLink == hostLink && err == nil {
-			delete(f.plugs, p)
-		}
-	}
-	return err
-}
-
 func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
 	err := f.enter(ctx, "Sweep")
 	defer f.switchboard.mu.Unlock()
@@ -311,3 +300,5 @@ func (f *fakeNICs) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
+
+func (f *fakeNICs) Describe(*source.Snapshot) {}

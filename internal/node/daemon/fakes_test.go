@@ -3,13 +3,16 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"sync"
 
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/datapath/datapathfake"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// fakeCalls is what fakes have in common that tests have fail, or look at.
+// fakeCalls counts calls of a fake, and injects errors and hooks.
 type fakeCalls struct {
 	mu    sync.Mutex        // guards all
 	fail  map[string]error  // by method
@@ -21,7 +24,7 @@ func newFakeCalls() fakeCalls {
 	return fakeCalls{fail: map[string]error{}, hook: map[string]func(){}, calls: map[string]int{}}
 }
 
-// enter runs a method's hook without the lock and returns its armed error with the lock held.
+// enter runs a method's hook without the lock, and returns its injected error with the lock held.
 func (s *fakeCalls) enter(ctx context.Context, method string) error {
 	s.mu.Lock()
 	s.calls[method]++
@@ -34,7 +37,7 @@ func (s *fakeCalls) enter(ctx context.Context, method string) error {
 	return errors.Join(s.fail[method], ctx.Err())
 }
 
-// set arms an error for a method, nil disarms it.
+// set injects an error into a method; nil removes it.
 func (s *fakeCalls) set(method string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +58,7 @@ func (s *fakeCalls) count(method string) int {
 	return s.calls[method]
 }
 
-// fakeWaits is who waits for something of a fake that a test brings.
+// fakeWaits lets callers of a fake wait until a test provides something.
 type fakeWaits struct {
 	reason string // of the errors
 
@@ -68,7 +71,7 @@ func newFakeWaits(reason string) fakeWaits {
 	return fakeWaits{reason: reason, waiting: map[attachment.Key]string{}, kick: make(chan struct{})}
 }
 
-// change changes what others may wait for.
+// change changes something that callers wait for.
 func (f *fakeWaits) change(what func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -77,7 +80,7 @@ func (f *fakeWaits) change(what func()) {
 	f.kick = make(chan struct{})
 }
 
-// until waits until ok, which is asked with f.mu held, or says why not.
+// until waits until ok returns true, with f.mu held, or returns why it did not.
 func (f *fakeWaits) until(ctx context.Context, key attachment.Key, why string, ok func() bool) error {
 	defer func() {
 		f.mu.Lock()
@@ -102,7 +105,7 @@ func (f *fakeWaits) until(ctx context.Context, key attachment.Key, why string, o
 	}
 }
 
-// Why is that of NICs and Egress.
+// Why implements part.Part.
 func (f *fakeWaits) Why(key attachment.Key) *source.Exhausted {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,4 +113,36 @@ func (f *fakeWaits) Why(key attachment.Key) *source.Exhausted {
 		return &source.Exhausted{Reason: f.reason, Message: why}
 	}
 	return nil
+}
+
+// fakeKernel is a data path in memory with injected errors and hooks.
+type fakeKernel struct {
+	fakeCalls
+	*datapathfake.Node
+	all *datapathfake.Kernel
+}
+
+var _ Kernel = (*fakeKernel)(nil)
+
+func newFakeKernel() *fakeKernel {
+	k := &fakeKernel{fakeCalls: newFakeCalls(), all: datapathfake.NewKernel()}
+	k.all.AnyNetns = true
+	k.Node = k.all.Open(func(method string, effect func()) error {
+		err := k.enter(context.Background(), method)
+		defer k.mu.Unlock()
+		if err == nil {
+			effect()
+		}
+		return err
+	})
+	return k
+}
+
+// dropRoutes removes all routes, like other software.
+func (k *fakeKernel) dropRoutes() {
+	k.all.Edit(func(_ map[string]datapath.Pod, routes map[netip.Addr]string) { clear(routes) })
+}
+
+func (k *fakeKernel) dropRoute(a netip.Addr) {
+	k.all.Edit(func(_ map[string]datapath.Pod, routes map[netip.Addr]string) { delete(routes, a) })
 }

@@ -17,14 +17,17 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// node is a machine that outlives the daemons that are started on it: its
-// kernel, its directory, its namespaces.
+// node is a machine with kernel, directory and namespaces, which outlives the daemons that a test
+// starts on it.
 type node struct {
 	t       *testing.T
 	dir     string
@@ -40,6 +43,7 @@ type node struct {
 	chained     bool          // pods' interfaces are another network's
 	warmWait    time.Duration // real time, as contexts have it
 	gatewayWait time.Duration
+	nicWait     time.Duration
 
 	mu     sync.Mutex                  // guards netns
 	netns  map[string]datapath.NetnsID // by path
@@ -70,7 +74,7 @@ func newNode(t *testing.T, addrs ...string) *node {
 	return n
 }
 
-// newNetns makes a namespace known and returns its path.
+// newNetns creates a namespace and returns its path.
 func (n *node) newNetns(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -110,8 +114,8 @@ func (n *node) assemble() *running {
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
-		StateDir: n.dir, WarmWait: n.warmWait, GatewayWait: n.gatewayWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
-		InspectNetns: n.inspect,
+		Node: Node{StateDir: n.dir, Chained: n.chained}, Times: Times{WarmWait: n.warmWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute},
+		InspectNetns: n.inspect, Parts: []part.Part{nicpart.Unconfigured(log), egresspart.Unconfigured(log)},
 	}
 	if n.nodeLocal {
 		o.Source = nodelocal.New(src, true, true, n.clock)
@@ -124,22 +128,26 @@ func (n *node) assemble() *running {
 		n.board.records = func() *attachment.Store { return store }
 		n.board.mu.Unlock()
 		r.nics = newFakeNICs(n.board)
-		o.NICs, o.RepairInterval = r.nics, time.Hour
+		o.Parts[0] = nicpart.New(nicpart.Options{NICs: r.nics, Store: store, Wait: n.nicWait, Count: o.Metrics.CountNICs, Log: log})
+		o.RepairInterval = time.Hour
 	}
-	o.Chained, src.Nothing = n.chained, n.chained
+	src.Nothing = n.chained
 	if n.tunnels != nil {
 		n.tunnels.mu.Lock()
 		n.tunnels.records = func() *attachment.Store { return store }
 		n.tunnels.mu.Unlock()
 		r.egress = newFakeEgress(n.tunnels)
-		o.Egress, o.RepairInterval = r.egress, time.Hour
+		o.Parts[1] = egresspart.New(egresspart.Options{
+			Egress: r.egress, Store: store, GatewayWait: n.gatewayWait, Count: o.Metrics.CountEgress, Clients: EgressClients, InspectNetns: n.inspect, Log: log,
+		})
+		o.RepairInterval = time.Hour
 	}
 	r.Daemon, r.source = New(o), src
 	return r
 }
 
-// start runs a daemon until the test or stop ends it. Who lets the clock tick
-// takes restart, since a call waits for a daemon that starts by the clock.
+// start runs a daemon until the test or stop ends it. A test that advances the clock uses restart,
+// since a call waits for a starting daemon by the clock.
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()
@@ -153,8 +161,8 @@ func (n *node) start() *running {
 	return r
 }
 
-// restart ends a daemon as a crash would leave the node: its records and the
-// kernel stay as they are. Then it starts another and waits until that serves.
+// restart stops a daemon with records and kernel as after a crash, starts another and waits until it
+// serves.
 func (n *node) restart(r *running) *running {
 	n.t.Helper()
 	if r != nil {
@@ -196,12 +204,12 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// attach is an ADD past the socket.
+// attach is an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
-	return d.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
+	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
 }
 
-// attached is an attach that works.
+// attached is an attach that succeeds.
 func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Record {
 	t.Helper()
 	rec, err := d.attach(context.Background(), container, netns)
@@ -217,8 +225,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// tick lets short waits of the daemon (the reaper's gathering) pass while a
-// test waits for real; the returned function ends it.
+// tick advances the clock in small steps while a test waits in real time, until the returned function
+// is called.
 func (n *node) tick() (stop func()) {
 	quit := make(chan struct{})
 	var wg sync.WaitGroup
@@ -267,7 +275,7 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	return reply
 }
 
-// wantAddress has a pod in a namespace of its own get an address.
+// wantAddress adds a pod in a namespace and asserts its address.
 func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	t.Helper()
 	if got := mustAdd(t, r, container, netns).GetAddresses(); len(got) != 1 || got[0] != address+"/32" {
@@ -275,7 +283,7 @@ func (r *running) wantAddress(t *testing.T, container, netns, address string) {
 	}
 }
 
-// refused makes an ADD that fails with a CNI code.
+// refused makes an ADD that must fail with a CNI code.
 func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Failure {
 	t.Helper()
 	_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
@@ -289,7 +297,7 @@ func mustDel(t *testing.T, r *running, container string) {
 	}
 }
 
-// want asserts that a condition is healthy, or why it is not.
+// want asserts the health of a condition, and its reason and message.
 func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) {
 	t.Helper()
 	if c, ok := c.get(kind); !ok || c.Healthy != healthy || !strings.Contains(c.Reason+": "+c.Message, says) {
@@ -297,7 +305,7 @@ func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) 
 	}
 }
 
-// wantFailure checks the CNI error that a call carried.
+// wantFailure asserts the CNI error of a call.
 func wantFailure(t *testing.T, err error, code uint) *rpc.Failure {
 	t.Helper()
 	for _, d := range status.Convert(err).Details() {
@@ -320,7 +328,7 @@ func (n *node) wantKernel(t *testing.T, links, routes int) {
 	}
 }
 
-// waitFor waits for what another goroutine is about to do.
+// waitFor waits for another goroutine.
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -341,4 +349,16 @@ func recordOf(container string, lease attachment.Lease) attachment.Record {
 		Key: keyFor(container), Lease: lease, HostLink: hostLinkName(keyFor(container)), State: attachment.Pending,
 		Since: time.Unix(1700000000, 0).UTC(),
 	}
+}
+
+// changeNICs is one change of an attachment's NICs.
+func (r *running) changeNICs(ctx context.Context, key attachment.Key) error {
+	return r.keepers[0].changes.change(ctx, key)
+}
+
+func (r *running) egressKeeper() *keeper { return r.keepers[len(r.keepers)-1] }
+
+// changeEgress is one change of an attachment's egress.
+func (r *running) changeEgress(ctx context.Context, key attachment.Key) error {
+	return r.egressKeeper().changes.change(ctx, key)
 }

@@ -35,7 +35,7 @@ func TestDocument(t *testing.T) {
 	for _, c := range []string{"a", "b"} {
 		d.attached(t, c, n.newNetns(c))
 	}
-	must(t, d.del(within(t), keyFor("a")))
+	must(t, d.attachments.del(within(t), keyFor("a")))
 	n.clock.Advance(10 * time.Second)
 	code, body := get(frontOf(d).introspectionHandler(), "localhost:6666", introspect.Path)
 	var doc introspect.Document

@@ -13,12 +13,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// TestInterleavings has ADDs, DELs, GCs, CHECKs and sweeps of a few containers run
-// into each other in any order, ADDs cancelled at any moment. Nobody ever has an
-// address or port that another has, and at rest records, kernel and source say the same.
+// TestInterleavings runs ADDs, DELs, GCs, CHECKs and sweeps of a few containers in random
+// interleavings, and cancels ADDs at random moments. No address or port ever has two holders, and in
+// the end records, kernel and source agree.
 func TestInterleavings(t *testing.T) {
 	t.Run("addresses alone", func(t *testing.T) { interleavings(t, newNode) })
 	t.Run("with NICs", func(t *testing.T) { interleavings(t, newPortNode) })
@@ -77,22 +78,22 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 					switch rnd.IntN(10) {
 					case 0, 1, 2, 3, 4:
 						want := attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}, Pod: attachment.Pod{Name: key.ContainerID}}
-						_, err := r.add(ctx, want, source.Wish{})
+						_, err := r.attachments.add(ctx, want, source.Wish{})
 						// An address that another has is refused by the records or by the kernel.
-						if err != nil && failureOf(err).Code != types.ErrTryAgainLater {
+						if err != nil && cnierror.Of(err).Code != types.ErrTryAgainLater {
 							t.Errorf("ADD %s: %v", key, err)
 						}
 					case 5, 6, 7:
-						if err := r.del(context.Background(), key); err != nil {
+						if err := r.attachments.del(context.Background(), key); err != nil {
 							t.Errorf("DEL %s: %v", key, err)
 						}
 					case 8:
-						_ = r.check(ctx, key, netns[key.ContainerID], nil)
+						_ = r.attachments.check(ctx, key, netns[key.ContainerID], nil)
 					case 9:
-						if _, err := r.gc(context.Background(), key.Network, keys[:4]); err != nil {
+						if _, err := r.attachments.gc(context.Background(), key.Network, keys[:4]); err != nil {
 							t.Errorf("GC: %v", err)
 						}
-						r.sweep(ctx)
+						r.sweeper.sweep(ctx)
 					}
 					cancel()
 				}
@@ -106,7 +107,7 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 		}
 	}
 	for _, k := range keys {
-		if err := r.del(within(t), k); err != nil {
+		if err := r.attachments.del(within(t), k); err != nil {
 			t.Errorf("DEL %s: %v", k, err)
 		}
 	}
@@ -115,7 +116,9 @@ func interleavings(t *testing.T, newNode func(t *testing.T, addrs ...string) *no
 	if n.board != nil {
 		n.board.want(t)
 	}
-	waitFor(t, func() bool { return r.document().Totals.Available == len(addrs) && len(r.Store.CoolingRecords()) == 0 })
+	waitFor(t, func() bool {
+		return r.inspector.document().Totals.Available == len(addrs) && len(r.Store.CoolingRecords()) == 0
+	})
 }
 
 // atRest compares records, kernel and source.
@@ -145,7 +148,7 @@ func atRest(t *testing.T, n *node, r *running, addrs int) {
 		slices.Sort(ports)
 		n.board.want(t, ports...)
 	}
-	if d := r.document().Totals; d.Allocated != len(records) || d.Allocated+d.Cooling+d.Available != addrs {
+	if d := r.inspector.document().Totals; d.Allocated != len(records) || d.Allocated+d.Cooling+d.Available != addrs {
 		t.Errorf("totals %+v with %d records", d, len(records))
 	}
 }

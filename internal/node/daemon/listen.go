@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,10 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+
+	"github.com/berthnet/berth/internal/listener"
 )
 
-// Listen makes the daemon's socket, mode 0600, in place of one that a dead
-// daemon left. The caller holds the Lock, so a living one cannot be cut off.
+// Listen creates the daemon's socket with mode 0600, in place of one that a former daemon left. The
+// caller holds the Lock, so that no running daemon is cut off.
 func Listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("creating the socket's directory: %w", err)
@@ -23,8 +31,8 @@ func Listen(path string) (net.Listener, error) {
 	case info.Mode()&fs.ModeSocket == 0:
 		return nil, fmt.Errorf("%s exists and is not a socket; remove it or choose another with --socket", path)
 	}
-	// Bound under another name and renamed, the socket is never there with a
-	// wider mode, and never missing while one daemon replaces another.
+	// Bound under another name and renamed, the socket never has a wider mode, and is never missing
+	// while one daemon replaces another.
 	tmp := temporaryName(path)
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("removing a stale socket: %w", err)
@@ -40,11 +48,59 @@ func Listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// temporaryName is a name beside path that is no longer: a socket's path may
-// already have all the bytes that the kernel allows (unix(7)).
+// temporaryName is a name beside path that is no longer than path, which may already have the maximum
+// length of a socket path (unix(7)).
 func temporaryName(path string) string {
 	if stem, ok := strings.CutSuffix(path, "~"); ok {
 		return stem + "+"
 	}
 	return path[:len(path)-1] + "~"
+}
+
+// The plugin's listener closes an idle connection to make room for a new one. Calls mark their
+// connections as busy.
+
+// knownConns are insecure credentials that give a call the listener's connection on which it came.
+type knownConns struct {
+	credentials.TransportCredentials
+}
+
+func newKnownConns() credentials.TransportCredentials { return knownConns{insecure.NewCredentials()} }
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (k knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	same, info, err := k.TransportCredentials.ServerHandshake(c)
+	if limited, ok := c.(*listener.Conn); ok && err == nil {
+		return same, &knownConn{AuthInfo: info, conn: limited}, nil
+	}
+	return same, info, err
+}
+
+type knownConn struct {
+	credentials.AuthInfo
+	conn *listener.Conn
+
+	mu    sync.Mutex // guards calls
+	calls int        // in flight
+}
+
+// atWork marks the connection of a call as busy until end is called.
+func atWork(ctx context.Context) (end func()) {
+	p, _ := peer.FromContext(ctx)
+	if p == nil {
+		return func() {}
+	}
+	k, ok := p.AuthInfo.(*knownConn)
+	if !ok {
+		return func() {}
+	}
+	k.count(1)
+	return func() { k.count(-1) }
+}
+
+func (k *knownConn) count(n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.calls += n
+	k.conn.Working(k.calls > 0)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// TestTwoDaemonsCannotServeOneNode: a second one is told at once, with the
-// process, unless the first was asked to end.
+// TestTwoDaemonsCannotServeOneNode: a second daemon fails at once and names the process, unless the
+// first is shutting down.
 func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 	taken := fmt.Sprintf("another berthd (process %d) serves ", os.Getpid())
 	for name, tt := range map[string]struct {

@@ -37,21 +37,21 @@ func (r *running) settles(t *testing.T, ports ...string) attachment.Record {
 	return rec
 }
 
-// given tells a daemon what NICs its pod is to have by now.
+// given sets the NICs that the pod should have now.
 func (r *running) given(nics ...attachment.NIC) {
 	r.nics.bind("pod-a", nics...)
 	r.nics.news.Set()
 }
 
-// checks has the runtime CHECK with what it remembers of the ADD.
+// checks is a CHECK with the prevResult of the ADD.
 func (r *running) checks(t *testing.T, links ...*rpc.Link) error {
 	t.Helper()
 	_, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a", Links: links})
 	return err
 }
 
-// A running pod gets NICs and gives them up: the runtime's CHECK with what it remembers
-// works, as does its ADD once more, and its DEL.
+// A running pod gets and loses NICs: CHECK with the first prevResult works, as do a repeated ADD and
+// DEL.
 func TestNICsOfARunningPod(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestNICsOfARunningPod(t *testing.T) {
 	}
 }
 
-// A port that has other addresses now is changed in place.
+// New addresses of a port are changed in place.
 func TestAddressesOfARunningPod(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
@@ -109,8 +109,8 @@ func TestAddressesOfARunningPod(t *testing.T) {
 	must(t, r.checks(t, &rpc.Link{Sandbox: &rpc.Interface{Name: "eth1"}, Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24"}}}))
 }
 
-// What cannot be plugged is tried again, after longer and longer, at once if something else is
-// wanted, and does not keep the rest: neither other NICs nor the runtime's calls.
+// A NIC that cannot be plugged is retried with growing delays, and at once if something else is
+// desired. It delays neither other NICs nor the runtime's calls.
 func TestNICThatCannotBePlugged(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
@@ -142,7 +142,7 @@ func TestNICThatCannotBePlugged(t *testing.T) {
 	n.board.want(t, "p-1", "p-3")
 }
 
-// While a NIC comes to carry packets, nobody waits for it: not CHECK, DEL, or another change.
+// CHECK, DEL and other changes do not wait for a NIC that carries no packets yet.
 func TestNICThatCarriesNoPackets(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
@@ -169,8 +169,7 @@ func TestNICThatCarriesNoPackets(t *testing.T) {
 	r.nics.hush(false)
 }
 
-// While the link of a pod's first NIC beside its address is waited for, the pod is as its record
-// has it: CHECK finds nothing.
+// While the link of a pod's first further NIC is missing, the pod is as recorded: CHECK succeeds.
 func TestFirstNICThatIsWaitedFor(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{})
@@ -188,8 +187,7 @@ func TestFirstNICThatIsWaitedFor(t *testing.T) {
 	r.settles(t, "p-1")
 }
 
-// A NIC whose unplugging fails stays, and what is to have its name or port waits; the rest
-// does not.
+// A NIC that cannot be unplugged stays, and delays NICs with its name or port, but no others.
 func TestNICThatCannotBeUnplugged(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1"), testNIC("eth2", "p-2")})
@@ -204,7 +202,7 @@ func TestNICThatCannotBeUnplugged(t *testing.T) {
 	n.board.want(t, "p-1", "p-3", "p-4")
 }
 
-// A pod whose sandbox was made anew has its NICs there, and not in the one that goes.
+// A pod with a new sandbox has its NICs there, and not in the former one.
 func TestNICsOfALaterSandbox(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.startPorts(nil)
@@ -225,8 +223,8 @@ func TestNICsOfALaterSandbox(t *testing.T) {
 	}
 }
 
-// A daemon is killed at each step of a change. The next one goes on from there: record,
-// switch and operator agree, whatever is wanted by then.
+// A daemon is killed at each step of a change. The next one continues: record, switch and operator
+// agree, whatever is desired by then.
 func TestCrashesOfChanges(t *testing.T) {
 	changes := map[string]struct {
 		before, after []attachment.NIC // but for the first
@@ -287,8 +285,8 @@ func TestCrashesOfChanges(t *testing.T) {
 	}
 }
 
-// Changes go on beside the runtime's calls about the same container, and restarts: at the
-// end record, switch and operator agree.
+// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
+// the end record, switch and operator agree.
 func TestChangesBesideCalls(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	own := testNIC("eth1", "p-1")
@@ -312,7 +310,7 @@ func TestChangesBesideCalls(t *testing.T) {
 			func() error { return r.checks(t) },
 			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
 			func() error {
-				_, err := r.gc(t.Context(), "berth", []attachment.Key{keyFor("a")})
+				_, err := r.attachments.gc(t.Context(), "berth", []attachment.Key{keyFor("a")})
 				return err
 			},
 		} {

@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// portPods are pods with two NICs: beside an address, alone, and of a branch that the node routes
-// to, where others have addresses. Their names are short,
-// as they become part of a socket's path.
+// portPods are pods with two NICs: in addition to an address, alone, and with a branch that the node
+// routes to. Names are short, as they become part of a socket path.
 var portPods = map[string]struct {
 	addrs []string
 	nics  []attachment.NIC
@@ -25,7 +24,7 @@ var portPods = map[string]struct {
 	"alone":  {nil, []attachment.NIC{testNIC("eth0", "p-1"), testNIC("eth1", "p-2")}},
 }
 
-// startPorts starts a daemon of which a pod with two NICs may be asked for.
+// startPorts starts a daemon for a pod with these NICs.
 func (n *node) startPorts(nics []attachment.NIC) *running {
 	n.t.Helper()
 	r := n.restart(nil)
@@ -55,8 +54,8 @@ func (n *node) wantAllPlugged(t *testing.T, r *running, ports ...string) {
 	n.wantKernel(t, links, links)
 }
 
-// A daemon is killed at each step of an ADD, of its undoing and of a DEL. The next one
-// has plugged what ready records have and nothing else, and the runtime's next call works.
+// A daemon is killed at each step of an ADD, its undoing and a DEL. The next one has plugged exactly
+// what ready records have, and the runtime's next call works.
 func TestCrashesWithNICs(t *testing.T) {
 	add := []string{
 		"daemon.add.leased", "daemon.add.recorded", "daemon.nics.plugged=1", "daemon.nics.plugged=2",
@@ -86,10 +85,10 @@ func TestCrashesWithNICs(t *testing.T) {
 						broken, err := failpoint.Set("daemon.nics.active=error@1," + point + "=error@1")
 						must(t, err)
 						defer broken()
-						if rec, err = r.trySetUp(t.Context(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
+						if rec, err = r.attachments.trySetUp(t.Context(), rec, time.Now().Add(time.Minute)); !errors.Is(err, failpoint.ErrHit) {
 							t.Fatalf("err = %v", err)
 						}
-						return r.undo(t.Context(), rec)
+						return r.attachments.undo(t.Context(), rec)
 					})
 					r := n.startPorts(pod.nics)
 					n.wantAllPlugged(t, r)
@@ -102,7 +101,7 @@ func TestCrashesWithNICs(t *testing.T) {
 					r := n.startPorts(pod.nics)
 					mustAdd(t, r, "a", n.newNetns("a"))
 					r.stop()
-					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error { return r.del(t.Context(), rec.Key) })
+					n.crash(t, point, pod.nics, func(r *running, rec attachment.Record) error { return r.attachments.del(t.Context(), rec.Key) })
 					r = n.startPorts(pod.nics)
 					n.wantAllPlugged(t, r)
 					mustDel(t, r, "a") // as the runtime, which heard nothing, does
@@ -114,17 +113,17 @@ func TestCrashesWithNICs(t *testing.T) {
 	}
 }
 
-// addTo takes a begun attachment to its end.
+// addTo completes an ADD whose record exists.
 func (r *running) addTo(rec attachment.Record) error {
-	err := r.begin(rec)
+	err := r.attachments.begin(rec)
 	if err == nil {
-		_, err = r.trySetUp(context.Background(), rec, time.Now().Add(time.Minute))
+		_, err = r.attachments.trySetUp(context.Background(), rec, time.Now().Add(time.Minute))
 	}
 	return err
 }
 
-// crash leaves a node as a daemon leaves it that is killed at a failpoint of something
-// it does with the pod's attachment. point may end in "=" and which hit it is.
+// crash leaves a node as a daemon that is killed at a failpoint. point may end in "=" and the number
+// of the hit.
 func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(*running, attachment.Record) error) {
 	t.Helper()
 	r := n.assemble()
@@ -140,9 +139,9 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 			must(t, r.Source.Restore(source.Request{Key: rec.Key}, rec.Lease))
 		}
 	} else {
-		ns, err := r.netnsOf(n.newNetns("a"))
+		ns, err := r.attachments.netnsOf(n.newNetns("a"))
 		must(t, err)
-		rec, _, err = r.acquire(t.Context(), rec, source.Wish{})
+		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.Wish{})
 		must(t, err)
 		rec.Netns = ns
 		must(t, r.Store.Put(rec))
@@ -165,7 +164,7 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	}
 }
 
-// lives has the runtime ask for the pod, and end it.
+// lives adds the pod and deletes it.
 func (n *node) lives(t *testing.T, r *running) {
 	t.Helper()
 	defer n.tick()()

@@ -19,12 +19,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newPortNode is a node whose pods may have NICs.
+// newPortNode returns a node whose pods may have NICs.
 func newPortNode(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.board = newSwitchboard()
@@ -48,8 +49,8 @@ func testBranch(port string) attachment.NIC {
 	return n
 }
 
-// A pod whose first interface is a branch takes no address of its node, and is told what one with
-// such an address is. A pod beside it is as without.
+// A pod whose first interface is a branch takes no address of its node, and gets the reply of a pod
+// with such an address. Other pods are not affected.
 func TestPodOfABranch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -79,12 +80,12 @@ func TestPodOfABranch(t *testing.T) {
 		return err
 	}
 	must(t, check("192.168.0.12/32"))
-	wantFailure(t, check("10.0.0.5/32"), CodeMismatch)
+	wantFailure(t, check("10.0.0.5/32"), cnierror.CodeMismatch)
 	a := askPod(t, frontOf(r), "namespace=default&name=pod-a").Attachments[0]
 	if a.Address.String() != "192.168.0.12" || a.HostLink != link || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.NICs) != 2 {
 		t.Errorf("%+v", a)
 	}
-	if doc := r.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
+	if doc := r.inspector.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
 		t.Errorf("the document has %+v and %+v", doc.Allocated, doc.NICs)
 	}
 
@@ -172,8 +173,7 @@ func TestPodOfNICsAlone(t *testing.T) {
 	}
 }
 
-// CHECK compares what is plugged, and the addresses that the runtime remembers of each
-// interface that is ours.
+// CHECK compares plugged NICs, and the prevResult's addresses of each interface of Berth's.
 func TestCheckWithNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -188,12 +188,12 @@ func TestCheckWithNICs(t *testing.T) {
 	}
 	must(t, check("eth1", "192.168.0.12/24"))
 	must(t, check("net1", "192.168.0.13/24")) // another plugin's
-	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
+	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), cnierror.CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
 		t.Errorf("message %q", f.GetMessage())
 	}
 	wantFailure(t, check("eth1", "x"), types.ErrInvalidNetworkConfig)
 	n.board.lose()
-	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
+	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
 		t.Errorf("details %q", f.GetDetails())
 	}
 	// The same ADD puts it back.
@@ -201,8 +201,8 @@ func TestCheckWithNICs(t *testing.T) {
 	must(t, check("eth1", "192.168.0.12/24"))
 }
 
-// The node's documents have the NICs; the address of a pod of NICs alone is that of the
-// NIC with the interface's name.
+// The node's documents have the NICs. The address of a pod of NICs alone is that of the NIC with the
+// interface's name.
 func TestDocumentsHaveNICs(t *testing.T) {
 	n := newPortNode(t)
 	r := n.assemble()
@@ -211,9 +211,9 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	six.Addresses = append(six.Addresses, attachment.NICAddress{CIDR: netip.MustParsePrefix("2001:db8::5/64")})
 	r.nics.bind("web-0", testNIC("eth1", "p-1"), six)
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-	_, err := r.add(within(t), want, source.Wish{})
+	_, err := r.attachments.add(within(t), want, source.Wish{})
 	must(t, err)
-	doc := r.document()
+	doc := r.inspector.document()
 	nic := func(ifName, port string, addrs ...string) introspect.NIC {
 		n := introspect.NIC{
 			Namespace: "shop", Pod: "web-0", ContainerID: "a", Network: "berth", Interface: ifName, PodNIC: "nic-" + port, Port: port,
@@ -245,8 +245,8 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	}
 }
 
-// What somebody unplugs is plugged again: when that is seen, and at a start. What is of
-// no record goes at the start, or once it can.
+// NICs that other software unplugs are plugged again, when that is seen and at a start. Ports without
+// a record are removed at the start, or once that is possible.
 func TestNICsAreKept(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
@@ -269,7 +269,7 @@ func TestNICsAreKept(t *testing.T) {
 	n.board.want(t, "p-1")
 
 	// A call about the container is at work: soon after it.
-	unlock, err := r.locks.lock(t.Context(), "a")
+	unlock, err := r.attachments.locks.lock(t.Context(), "a")
 	must(t, err)
 	n.board.lose()
 	r.nics.changed.Set()
@@ -302,8 +302,8 @@ func TestNICsAreKept(t *testing.T) {
 	}
 }
 
-// What cannot be plugged again is tried after longer and longer, at most at the interval of
-// repairs, and then soon again when it fails anew.
+// A NIC that cannot be plugged again is retried with growing delays up to the interval of repairs, and
+// soon again after a new failure.
 func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -347,8 +347,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 	}
 }
 
-// A port that was made again is plugged in place of the one that went, also where the
-// daemon ends in between.
+// A port that was created again replaces the former one, also across a crash.
 func TestPortMadeAgain(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -391,7 +390,7 @@ func TestPortMadeAgain(t *testing.T) {
 	n.board.want(t)
 }
 
-// A start does not wait for what does not answer, and what could not be unplugged is
+// A start does not wait for a switch that does not answer; what could not be unplugged is unplugged
 // later.
 func TestStartWithoutASwitch(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -428,8 +427,8 @@ func TestStartWithoutASwitch(t *testing.T) {
 	n.board.want(t, "p-c")
 }
 
-// While Open vSwitch is away one look at it is enough, and nothing is plugged again; so
-// where the daemon ends.
+// While Open vSwitch does not answer, one check of it is enough and nothing is plugged; likewise at
+// shutdown.
 func TestKeepingNICsWithoutASwitch(t *testing.T) {
 	for _, kind := range []plug.Kind{plug.OVS, plug.Netns, plug.VLAN, plug.RoutedVLAN} {
 		n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
@@ -441,13 +440,12 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 			mustAdd(t, r, c, n.newNetns(c))
 		}
 		r.stop()
-		k := newNICKeeper(r.Daemon)
-		k.swept, k.began = true, true
+		k := r.keepers[0]
 		look := func(ctx context.Context, name string, wantChecks, wantPlugs int) {
 			t.Helper()
 			n.board.lose()
 			checks, plugs := n.board.count("Check"), n.board.count("Plug")
-			k.look(ctx)
+			k.check(ctx, r.Store.Records())
 			if checks, plugs = n.board.count("Check")-checks, n.board.count("Plug")-plugs; checks != wantChecks || plugs != wantPlugs {
 				t.Errorf("%s, %s: %d NICs looked at and %d plugged, want %d and %d", kind, name, checks, plugs, wantChecks, wantPlugs)
 			}
@@ -462,7 +460,7 @@ func TestKeepingNICsWithoutASwitch(t *testing.T) {
 	}
 }
 
-// A damaged record of a pod whose NICs are plugged is kept, until the pod's DEL.
+// The damaged record of a pod with plugged NICs is kept until the pod's DEL.
 func TestDamagedRecordWithNICs(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -472,7 +470,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 			r.stop()
 			n.damage("a", 30)
 			r = n.startPorts(nil)
-			r.sweep(within(t))
+			r.sweeper.sweep(within(t))
 			n.board.mu.Lock()
 			left := len(n.board.plugs)
 			n.board.mu.Unlock()
@@ -493,7 +491,7 @@ func TestDamagedRecordWithNICs(t *testing.T) {
 	}
 }
 
-// A reboot ends links, and leaves rows in the switch's database: they go with the record.
+// A reboot removes links but leaves rows in the switch's database, which are removed with the record.
 func TestRebootWithNICs(t *testing.T) {
 	for name, pod := range portPods {
 		t.Run(name, func(t *testing.T) {
@@ -518,8 +516,8 @@ func TestRebootWithNICs(t *testing.T) {
 	}
 }
 
-// A daemon that is not configured for NICs keeps the addresses of pods that have some,
-// says so, and lets the pods go.
+// A daemon that is not configured for NICs keeps the addresses of pods that have some, reports that,
+// and lets the pods be removed.
 func TestNICsThatNobodyPlugs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
@@ -529,7 +527,7 @@ func TestNICsThatNobodyPlugs(t *testing.T) {
 	n.board = nil
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 1)
-	if f := r.refused(t, addOf("a", "/run/netns/a"), CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
+	if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
 		t.Errorf("%v", f)
 	}
 	mustDel(t, r, "a")
@@ -540,7 +538,7 @@ func TestNICsThatNobodyPlugs(t *testing.T) {
 	r.stop()
 }
 
-// What fails of a NIC has a code that tells whose matter it is.
+// Errors of NICs have codes and reasons.
 func TestFailuresOfNICs(t *testing.T) {
 	for err, want := range map[error]struct {
 		code   uint
@@ -553,7 +551,7 @@ func TestFailuresOfNICs(t *testing.T) {
 		plug.ErrNotReady:        {types.ErrTryAgainLater, "nic-not-ready"},
 		plug.ErrPortInUse:       {types.ErrTryAgainLater, "port-in-use"},
 		datapath.ErrNoNetns:     {types.ErrInvalidNetNS, "netns-missing"},
-		plug.ErrInterfaceExists: {CodeKernel, "nic"},
+		plug.ErrInterfaceExists: {cnierror.CodeKernel, "nic"},
 		error(&source.Exhausted{Reason: "agent-away", Message: "m"}): {types.ErrTryAgainLater, "agent-away"},
 	} {
 		n := newPortNode(t, "10.0.0.5")
@@ -565,8 +563,8 @@ func TestFailuresOfNICs(t *testing.T) {
 		if f.GetMessage() != "plugging NIC eth1, port p-1" || f.GetDetails() != "plugging: "+err.Error() {
 			t.Errorf("%v: %v", err, f)
 		}
-		if got := failureOf(nicFailure("x", err)).Reason; got != want.reason {
-			t.Errorf("%v: reason %s, want %s", err, got, want.reason)
+		if _, err := r.keepers[0].part.SetUp(t.Context(), attachment.Record{NICs: []attachment.NIC{testNIC("eth1", "p-1")}}); cnierror.Of(err).Reason != want.reason {
+			t.Errorf("%v, want reason %s", err, want.reason)
 		}
 		stop()
 		n.board.want(t)
@@ -575,7 +573,7 @@ func TestFailuresOfNICs(t *testing.T) {
 	}
 }
 
-// Where a NIC leads elsewhere, the pod's own interface does not, as far as it is told.
+// A NIC with the default route replaces the one of the pod's own interface in the reply.
 func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
 	routes := func(r *rpc.AddReply) (out []string) {
@@ -601,8 +599,8 @@ func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	}
 }
 
-// A pod of NICs alone has no link whose absence would tell that its namespace is gone:
-// the runtime's word is waited for.
+// A pod of NICs alone has no link as evidence that its namespace is gone: it is released only if the
+// runtime confirms that.
 func TestVanishedSandboxOfNICsAlone(t *testing.T) {
 	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
 		n := newPortNode(t)
@@ -613,9 +611,9 @@ func TestVanishedSandboxOfNICsAlone(t *testing.T) {
 		ns := n.newNetns("a")
 		r.attached(t, "a", ns)
 		n.removeNetns(ns)
-		r.sweep(within(t))
+		r.sweeper.sweep(within(t))
 		n.clock.Advance(time.Minute)
-		r.sweep(within(t))
+		r.sweeper.sweep(within(t))
 		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
 			t.Errorf("the runtime lists %v: released %v", listed, gone)
 		}

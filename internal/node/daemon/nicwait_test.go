@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
@@ -25,9 +27,10 @@ func unbound(ifName, port string) attachment.NIC {
 	return nic
 }
 
-// An ADD waits for its NICs, then for an address, then for its NICs to carry packets,
-// and all of that no longer than the longer of the two waits.
+// An ADD waits for its NICs, then for an address, then until its NICs carry packets, and for all
+// together no longer than the longer of the two waits.
 func TestWaitsOfAnAddWithNICs(t *testing.T) {
+	const noNICs, noLinks, noTraffic = "no NICs for the pod: ", "the pod's NICs are not on the node yet: ", "the pod's NICs carry no packets yet: "
 	const bound, build = "NIC eth1: port p-1 is bound to no node", "NIC eth1: port p-1 is BUILD"
 	for name, tc := range map[string]struct {
 		prepare func(n *node, r *running)
@@ -60,7 +63,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 			time.Minute, types.ErrTryAgainLater, "port-build", noLinks + "NIC eth1: port p-1 has no link"},
 		"a DEL while it waits for the link": {func(_ *node, r *running) {
 			r.nics.delay(true)
-			time.AfterFunc(time.Second, func() { _ = r.del(context.Background(), keyFor("a")) })
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noLinks + errDeleted.Error()},
 		"active in time": {func(_ *node, r *running) {
 			r.nics.hush(true)
@@ -70,15 +73,15 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 			time.Minute, types.ErrTryAgainLater, "port-build", noTraffic + build},
 		"a DEL while it waits to be bound": {func(_ *node, r *running) {
 			r.nics.bind("pod-a", unbound("eth1", "p-1"))
-			time.AfterFunc(time.Second, func() { _ = r.del(context.Background(), keyFor("a")) })
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noNICs + errDeleted.Error()},
 		"a DEL while it waits to be active": {func(_ *node, r *running) {
 			r.nics.hush(true)
-			time.AfterFunc(time.Second, func() { _ = r.del(context.Background(), keyFor("a")) })
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
 		}, time.Second, types.ErrTryAgainLater, "deleted", noTraffic + errDeleted.Error()},
 		"the daemon ends": {func(_ *node, r *running) {
 			r.nics.hush(true)
-			time.AfterFunc(time.Second, func() { r.drain(errDraining) })
+			time.AfterFunc(time.Second, func() { r.drain(part.ErrDraining) })
 		}, time.Second, types.ErrTryAgainLater, "draining", "berthd is being restarted"},
 		"NICs that fail": {func(n *node, _ *running) { n.board.set("Acquire", errors.New("no idea")) },
 			0, types.ErrTryAgainLater, "source", noNICs + "no idea"},
@@ -97,8 +100,8 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newPortNode(t, "10.0.0.5", "10.0.0.6")
+				n.nicWait = time.Minute
 				r := n.assemble()
-				r.NICWait = time.Minute
 				r.nics.bind("pod-a", testNIC("eth1", "p-1"))
 				ctx, end := context.WithCancel(context.Background())
 				var reaped = make(chan struct{})
@@ -107,7 +110,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				begun := time.Now()
 				tc.prepare(n, r)
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
-				rec, err := r.add(ctx, want, source.Wish{})
+				rec, err := r.attachments.add(ctx, want, source.Wish{})
 				if took := time.Since(begun); took != tc.after {
 					t.Errorf("it took %v, want %v", took, tc.after)
 				}
@@ -116,11 +119,11 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 					n.board.want(t, "p-1")
 					return
 				}
-				if f := failureOf(err); err == nil || f.Code != tc.code || f.Reason != tc.reason || !strings.HasPrefix(f.Message, tc.says) {
+				if f := cnierror.Of(err); err == nil || f.Code != tc.code || f.Reason != tc.reason || !strings.HasPrefix(f.Message, tc.says) {
 					t.Errorf("%+v, %+v", rec, err)
 				}
 				synctest.Wait()
-				if _, ok := r.Store.Get(keyFor("a")); ok || len(r.waits.adds) > 0 {
+				if _, ok := r.Store.Get(keyFor("a")); ok || len(r.attachments.acquirer.waits.adds) > 0 {
 					t.Error("something is left")
 				}
 				n.board.want(t)
@@ -133,7 +136,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 	}
 }
 
-// What a pod cannot have is refused at once. NICs hear of their annotations.
+// What a pod cannot have is rejected at once. NICs get their annotations.
 func TestWishesForNICs(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.start()
@@ -151,13 +154,12 @@ func TestWishesForNICs(t *testing.T) {
 	}
 }
 
-// A pod is told what its ADD waits for, on the node's page and by Events: of its NICs it is
-// no matter of addresses.
+// The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
 func TestPodIsToldOfItsNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
+		n.nicWait = 10 * time.Second
 		told, req := newTeller(n, false), addOf("a", n.newNetns("a"))
-		told.daemon.NICWait = 10 * time.Second
 		nics := told.daemon.nics
 		nics.bind("pod-a", unbound("eth1", "p-1"))
 		begun := told.daemon.Clock.Now().UTC()
@@ -188,7 +190,7 @@ func TestPodIsToldOfItsNICs(t *testing.T) {
 	})
 }
 
-// The sweep does not wait for an ADD that waits for its NICs, and leaves it alone.
+// The sweep neither waits for an ADD that waits for NICs, nor removes it.
 func TestSweepBesideAnAddThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
@@ -203,7 +205,7 @@ func TestSweepBesideAnAddThatWaits(t *testing.T) {
 		synctest.Wait()
 		n.clock.Advance(kernelTimeout)
 		begun := time.Now()
-		r.sweep(t.Context())
+		r.sweeper.sweep(t.Context())
 		if took := time.Since(begun); took > 0 {
 			t.Errorf("the sweep took %v", took)
 		}

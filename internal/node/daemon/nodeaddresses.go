@@ -14,13 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 )
 
-// Network managers give the addresses of an ENI, which are for pods, to its link. The kernel takes such an
-// address for the node's own, whatever the routes say: a pod that has it too is cut off.
+// Some network managers add the addresses of an ENI to its link. The kernel then takes such an address
+// for the node's own, whatever the routes say, and cuts off the pod that has it.
 
-// nodeAddresses keeps from pods what the node has itself, and tells of pods that it happened to.
+// nodeAddresses finds addresses of pods on links of the node, and reports the pods that they cut off.
 type nodeAddresses struct {
 	remove bool                 // of running pods, from the node's links (--foreign-addresses=remove)
-	tell   func(podevents.News) // nil: nobody
+	tell   func(podevents.News) // may be nil
 
 	mu       sync.Mutex // guards all below
 	cut      map[netip.Addr]attachment.Key
@@ -33,7 +33,7 @@ type cutOff struct {
 	pod attachment.Record
 }
 
-// findCutOff compares the addresses of running pods that the node routes to with those that it has.
+// findCutOff returns the running pods with addresses that the node has itself.
 func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut []cutOff) {
 	pods := map[netip.Addr]attachment.Record{}
 	for _, rec := range records {
@@ -60,7 +60,7 @@ func findCutOff(have []datapath.NodeAddress, records []attachment.Record) (cut [
 	return cut
 }
 
-// addressCondition is what the node is told.
+// addressCondition is the condition AddressesExclusive.
 func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []netip.Addr) (healthy bool, reason, message string) {
 	var messages, own []string
 	foreign := false
@@ -73,7 +73,7 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 	for _, c := range cut {
 		reason = "PodAddressOnNode"
 		classify(c.NodeAddress)
-		messages = append(messages, fmt.Sprintf("%s is that of pod %s/%s, which nobody reaches", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
+		messages = append(messages, fmt.Sprintf("%s is the address of pod %s/%s, which is unreachable", c, c.pod.Pod.Namespace, c.pod.Pod.Name))
 	}
 	if len(withheld) > 0 {
 		var free []string
@@ -89,7 +89,7 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 		if reason == "" {
 			reason = "AddressesWithheld"
 		}
-		messages = append(messages, "no pod gets "+shortList(free))
+		messages = append(messages, "withheld from pods: "+shortList(free))
 	}
 	if reason == "" {
 		return true, "Exclusive", ""
@@ -110,7 +110,7 @@ func addressCondition(have []datapath.NodeAddress, cut []cutOff, withheld []neti
 	return false, reason, strings.Join(messages, "; ")
 }
 
-// shortList names the first of many.
+// shortList joins the first elements of a list.
 func shortList(list []string) string {
 	const most = 5
 	if len(list) <= most {
@@ -119,7 +119,8 @@ func shortList(list []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// lookAtAddresses compares the addresses of the node's links with those for pods.
+// lookAtAddresses keeps the condition AddressesExclusive, and withholds addresses that the node has
+// from pods.
 func (r *repairer) lookAtAddresses(ctx context.Context) {
 	have, cut, err := r.findAddresses(ctx)
 	if err != nil {
@@ -138,8 +139,8 @@ func (r *repairer) lookAtAddresses(ctx context.Context) {
 	r.addresses.note(cut, len(withheld))
 }
 
-// findAddresses lists the node's addresses, and the pods that they cut off. It removes these
-// if it is to, but for the node's own.
+// findAddresses lists the node's addresses and the pods that they cut off. It removes those addresses
+// if configured to, except the node's own.
 func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddress, cut []cutOff, err error) {
 	if have, err = r.upkeep.NodeAddresses(ctx); err != nil {
 		return nil, nil, err
@@ -159,18 +160,18 @@ func (r *repairer) findAddresses(ctx context.Context) (have []datapath.NodeAddre
 			continue
 		}
 		if err := r.upkeep.RemoveNodeAddress(ctx, c.Addr); err != nil {
-			r.log.Warn("removing a pod's address from the node, will try again", forLog(c.pod, "address", c.String(), "err", err)...)
+			r.log.Warn("removing a pod's address from the node, will try again", c.pod.ForLog("address", c.String(), "err", err)...)
 			left = append(left, c)
 			continue
 		}
 		r.repairs.WithLabelValues().Inc()
-		r.log.Warn("removed a pod's address from the node", forLog(c.pod, "address", c.String())...)
+		r.log.Warn("removed a pod's address from the node", c.pod.ForLog("address", c.String())...)
 		have = slices.DeleteFunc(have, func(a datapath.NodeAddress) bool { return a == c.NodeAddress })
 	}
 	return have, left, nil
 }
 
-// note keeps what was found for metrics, and tells each pod once that it is cut off.
+// note keeps the counts for metrics, and reports each pod that is cut off once.
 func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 	n.mu.Lock()
 	before := n.cut
@@ -185,17 +186,17 @@ func (n *nodeAddresses) note(cut []cutOff, withheld int) {
 		}
 		news := podevents.News{
 			Pod: c.pod.Pod, IfName: c.pod.Key.IfName, Kind: podevents.AddressShared, Cause: podevents.OnNode,
-			Message: fmt.Sprintf("the node has the pod's address %s too, so that nobody reaches the pod", c),
+			Message: fmt.Sprintf("the node has the pod's address %s as well, so the pod is unreachable", c),
 		}
 		if c.Own {
 			news.Cause = podevents.UsedElsewhere
-			news.Message += ", and needs it: delete the pod to have it get another address"
+			news.Message += ", and needs it: delete the pod so that it gets another address"
 		}
 		n.tell(news)
 	}
 }
 
-// counts are those for metrics.
+// counts returns the counts for metrics.
 func (n *nodeAddresses) counts() (pods, withheld int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -38,8 +38,8 @@ func (k *addressedKernel) RemoveNodeAddress(_ context.Context, addr netip.Addr) 
 	return nil
 }
 
-// Addresses that the node has itself are kept from new pods. A running pod that has one is told of it once, and the
-// address is removed from the node only if the setting says so.
+// Addresses that the node has itself are withheld from new pods. A running pod that has one gets one
+// Event, and the address is removed from the node only if configured.
 func TestAddressesOfTheNode(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -55,11 +55,11 @@ func TestAddressesOfTheNode(t *testing.T) {
 		withheld int
 	}{
 		{"none", []string{"10.0.0.1", "192.0.2.1"}, false, false, "", "", 0, 2, "10.0.0.6", 0, 0},
-		{"a pod's", []string{"10.0.0.5"}, false, false, "PodAddressOnNode", "10.0.0.5 on ens6 is that of pod ns/pod", 1, 1, "10.0.0.6", 1, 0},
+		{"a pod's", []string{"10.0.0.5"}, false, false, "PodAddressOnNode", "10.0.0.5 on ens6 is the address of pod ns/pod", 1, 1, "10.0.0.6", 1, 0},
 		{"a pod's node-local one", []string{"169.254.172.9"}, false, false, "PodAddressOnNode", "169.254.172.9 on ens6", 1, 1, "10.0.0.6", 1, 0},
 		{"a pod's of IPv6", []string{"2001:db8::5"}, false, false, "PodAddressOnNode", "2001:db8::5 on ens6", 1, 1, "10.0.0.6", 1, 0},
-		{"a free one", []string{"10.0.0.6"}, false, false, "AddressesWithheld", "no pod gets 10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
-		{"all free ones and a pod's", []string{"10.0.0.5", "10.0.0.6", "10.0.0.7"}, false, false, "PodAddressOnNode", "no pod gets 10.0.0.6 on ens6, 10.0.0.7 on ens6", 1, 3, "", 1, 2},
+		{"a free one", []string{"10.0.0.6"}, false, false, "AddressesWithheld", "withheld from pods: 10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
+		{"all free ones and a pod's", []string{"10.0.0.5", "10.0.0.6", "10.0.0.7"}, false, false, "PodAddressOnNode", "withheld from pods: 10.0.0.6 on ens6, 10.0.0.7 on ens6", 1, 3, "", 1, 2},
 		{"a pod's, removed", []string{"10.0.0.1", "10.0.0.5"}, true, false, "", "", 0, 1, "10.0.0.6", 0, 0},
 		{"a free one, not removed", []string{"10.0.0.6"}, true, false, "AddressesWithheld", "10.0.0.6 on ens6", 0, 1, "10.0.0.7", 0, 1},
 		{"a pod's, the node's own", []string{"10.0.0.5 own"}, true, false, "PodAddressOnNode", "the node needs 10.0.0.5 on eth0: move the pool to other subnets, or delete the pod", 1, 1, "10.0.0.6", 1, 0},

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// newNodeLocal is a node whose pods have IPv6 addresses, and node-local ones of IPv4.
+// newNodeLocal returns a node whose pods have IPv6 addresses, and node-local IPv4 ones.
 func newNodeLocal(t *testing.T, addrs ...string) *node {
 	n := newNode(t, addrs...)
 	n.nodeLocal = true
@@ -33,8 +33,8 @@ func (r *running) local(t *testing.T, container string) netip.Addr {
 	return rec.Lease.NodeLocal
 }
 
-// A node-local address is the kernel's and the record's, and neither the runtime nor CHECK
-// hears of it. It is kept over a restart, and goes with the pod.
+// A node-local address is in kernel and record, but not in the reply or CHECK. It survives a restart,
+// and ends with the pod.
 func TestNodeLocalAddress(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5", "2001:db8::6")
 	r := n.restart(nil)
@@ -47,7 +47,7 @@ func TestNodeLocalAddress(t *testing.T) {
 	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").Attachment, Netns: ns, Addresses: reply.GetAddresses()}, grpc.WaitForReady(true)); err != nil {
 		t.Error(err)
 	}
-	if got := r.document().Allocated[0]; got.Address != n.addrs[0] || got.NodeLocal != local {
+	if got := r.inspector.document().Allocated[0]; got.Address != n.addrs[0] || got.NodeLocal != local {
 		t.Errorf("introspection tells %+v", got)
 	}
 	n.wantKernel(t, 1, 2)
@@ -75,8 +75,8 @@ func TestNodeLocalAddress(t *testing.T) {
 	}
 }
 
-// Whenever a daemon is killed while a pod goes, its node-local address is nobody's before
-// it has cooled.
+// Whenever a daemon is killed during a DEL, the node-local address has no new holder before it has
+// cooled.
 func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
 		t.Run(point, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 				rec, _ := d.Store.Get(keyFor("a"))
 				local = rec.Lease.NodeLocal
 				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, rec.Lease))
-				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
+				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})
@@ -106,8 +106,8 @@ func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
 	}
 }
 
-// Of a damaged record the addresses are known by what is left of it and by the kernel's
-// routes: the node-local one is held too, wherever the file ends, and cools with the pod.
+// The addresses of a damaged record are known from its rest and from the kernel's routes: the
+// node-local one is withheld, too, and cools with the pod.
 func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	for keep := 5; keep < 100; keep += 10 {
 		t.Run(fmt.Sprint(keep), func(t *testing.T) {
@@ -132,21 +132,21 @@ func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	}
 }
 
-// What a pod loses of its node-local address is put back, and goes with the pod.
+// What is removed of a node-local address is restored, and removed with the pod.
 func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)
 	rec := r.attached(t, "a", n.newNetns("a"))
 	n.kernel.dropRoute(rec.Lease.NodeLocal)
-	rp := &repairer{store: r.Store, kernel: n.kernel, again: r.addAgainLater}
+	rp := &repairer{store: r.Store, kernel: n.kernel, again: r.attachments.addAgainLater}
 	if did, err := rp.repairPods(within(t)); err != nil || len(did) != 1 {
 		t.Errorf("repaired %v, %v", did, err)
 	}
 	n.wantKernel(t, 1, 2)
-	must(t, r.unwire(within(t), rec)) // the link stays until it is reaped, without a route
+	must(t, r.attachments.wiring.unwire(within(t), rec)) // the link stays until it is reaped, without a route
 	n.wantKernel(t, 1, 0)
 	defer n.tick()()
-	must(t, r.undo(within(t), rec))
+	must(t, r.attachments.undo(within(t), rec))
 	n.wantKernel(t, 0, 0)
 	if again := r.attached(t, "b", n.newNetns("b")); again.Lease.NodeLocal != rec.Lease.NodeLocal {
 		t.Errorf("an address that no pod had is not handed out again, but %s", again.Lease.NodeLocal)

@@ -12,25 +12,25 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// quarantine has the damaged records. One may belong to a pod that lives: its
-// kernel state is left alone and its addresses are held, until a DEL of that
-// attachment comes or its link is gone.
+// quarantine keeps the damaged records. Each may belong to a running pod: its kernel state is not
+// touched and its addresses are withheld until a DEL of the attachment comes or its link is gone.
 type quarantine struct {
-	conditions *conditions
+	attachments *attachments
+	conditions  *conditions
 
 	mu   sync.Mutex // guards list
 	list []attachment.Quarantined
 }
 
-func (q *quarantine) all() []attachment.Quarantined {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return slices.Clone(q.list)
+func (k *quarantine) all() []attachment.Quarantined {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.list)
 }
 
-// links names the links of damaged records, which no repair may take for nobody's.
-func (q *quarantine) links() (links []string) {
-	for _, one := range q.all() {
+// links returns the host links of damaged records, which repairs must not remove.
+func (k *quarantine) links() (links []string) {
+	for _, one := range k.all() {
 		if one.HostLink != "" {
 			links = append(links, one.HostLink)
 		}
@@ -38,127 +38,136 @@ func (q *quarantine) links() (links []string) {
 	return links
 }
 
-// setAddresses notes what the kernel tells of a record that tells no addresses.
-func (q *quarantine) setAddresses(file string, addrs []netip.Addr) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for i := range q.list {
-		if q.list[i].File == file {
-			q.list[i].Addresses = addrs
+// partLinks returns host links of attachments of which parts have anything on the node: at least those
+// of damaged records, for which there is no other evidence.
+func (k *quarantine) partLinks(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
+	defer cancel()
+	links, err := k.attachments.parts.links(ctx)
+	if err != nil {
+		k.attachments.log.Warn("listing NICs and other parts on the node; damaged records are kept", "err", err)
+		return k.links()
+	}
+	return links
+}
+
+// setAddresses stores the addresses that the kernel routes to the link of a damaged record.
+func (k *quarantine) setAddresses(file string, addrs []netip.Addr) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range k.list {
+		if k.list[i].File == file {
+			k.list[i].Addresses = addrs
 		}
 	}
 }
 
-// remove forgets a damaged record of which nothing is left.
-func (q *quarantine) remove(file string) {
-	q.mu.Lock()
-	q.list = slices.DeleteFunc(q.list, func(o attachment.Quarantined) bool { return o.File == file })
-	q.mu.Unlock()
-	q.report()
+// remove drops a damaged record of which nothing is left.
+func (k *quarantine) remove(file string) {
+	k.mu.Lock()
+	k.list = slices.DeleteFunc(k.list, func(o attachment.Quarantined) bool { return o.File == file })
+	k.mu.Unlock()
+	k.report()
 }
 
 // report sets the condition.
-func (q *quarantine) report() {
+func (k *quarantine) report() {
 	var files []string
-	for _, one := range q.all() {
+	for _, one := range k.all() {
 		files = append(files, one.File)
 	}
 	if len(files) == 0 {
-		q.conditions.set(ConditionRecords, true, "AllRead", "")
+		k.conditions.set(ConditionRecords, true, "AllRead", "")
 		return
 	}
-	q.conditions.set(ConditionRecords, false, "Quarantined",
+	k.conditions.set(ConditionRecords, false, "Quarantined",
 		fmt.Sprintf("damaged records of attachments that still have a link: %s; their addresses are held until the pods are deleted", strings.Join(files, ", ")))
 }
 
-// quarantineKey is the holder, in the source, of a damaged record's addresses.
+// quarantineKey holds a damaged record's addresses in the source.
 func quarantineKey(q attachment.Quarantined) attachment.Key {
 	return attachment.Key{Network: "quarantined", ContainerID: q.File, IfName: q.HostLink}
 }
 
-// delQuarantined is DEL for a key without a record: of a damaged one, or of
-// an attachment that is not known at all.
-func (d *Daemon) delQuarantined(ctx context.Context, key attachment.Key) error {
+// del handles a DEL without a record: of a damaged one, or of an unknown attachment.
+func (k *quarantine) del(ctx context.Context, key attachment.Key) error {
 	link := hostLinkName(key)
-	for _, q := range d.quarantine.all() {
+	for _, q := range k.all() {
 		if q.HostLink == link {
-			return d.releaseQuarantined(ctx, q)
+			return k.release(ctx, q)
 		}
 	}
-	d.Source.Release(key) // a lease whose ADD broke off before it was recorded
+	k.attachments.source.Release(key) // a lease whose ADD failed before it was recorded
 	return nil
 }
 
-// ofNoLink tells whether a damaged record is of no attachment that can be: no
-// link has the name that its file says.
+// ofNoLink reports whether a damaged record cannot belong to an attachment, as its file is named after
+// no possible link.
 func ofNoLink(q attachment.Quarantined) bool {
 	return !q.Cooling && !datapath.IsHostLinkName(q.HostLink)
 }
 
-// releaseNameless lets go of a damaged record of no attachment that can be. The
-// addresses in it cool, unless somebody has them; its file is kept.
-func (d *Daemon) releaseNameless(ctx context.Context, q attachment.Quarantined) error {
-	d.Log.Warn("a damaged record is of no pod's link: nothing depends on it, its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
-	if err := d.coolUnheld(ctx, "", q.Addresses); err != nil {
+// releaseNameless releases a damaged record that cannot belong to an attachment. Its addresses cool
+// unless they are held. The file is kept.
+func (k *quarantine) releaseNameless(ctx context.Context, q attachment.Quarantined) error {
+	k.attachments.log.Warn("a damaged record belongs to no pod's link; its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
+	if err := k.coolUnheld(ctx, "", q.Addresses); err != nil {
 		return err
 	}
-	if err := d.Store.Keep(q); err != nil {
+	if err := k.attachments.store.Keep(q); err != nil {
 		return recordFailure(err)
 	}
-	d.quarantine.remove(q.File)
+	k.remove(q.File)
 	return nil
 }
 
-// coolUnheld has addresses cool, of a link if it is known, that no attachment
-// holds and that do not cool yet.
-func (d *Daemon) coolUnheld(ctx context.Context, link string, addrs []netip.Addr) error {
+// coolUnheld lets addresses cool that no attachment holds and that do not cool yet.
+func (k *quarantine) coolUnheld(ctx context.Context, link string, addrs []netip.Addr) error {
 	for _, a := range addrs {
-		_, held := d.Store.ByAddr(a)
-		_, cools := d.Store.Cooling(a)
+		_, held := k.attachments.store.ByAddr(a)
+		_, cools := k.attachments.store.Cooling(a)
 		if held || cools {
 			continue
 		}
-		released := d.Clock.Boot()
-		if err := d.cooling.put(ctx, attachment.Cooling{Addr: a, HostLink: link, ReleasedBoot: released}); err != nil {
+		released := k.attachments.clock.Boot()
+		if err := k.attachments.cooling.put(ctx, attachment.Cooling{Addr: a, HostLink: link, ReleasedBoot: released}); err != nil {
 			return recordFailure(err)
 		}
-		d.Source.RestoreCooling(a, d.Clock.Now())
-		d.cooling.add(released, a)
+		k.attachments.source.RestoreCooling(a, k.attachments.clock.Now())
+		k.attachments.cooling.add(released, a)
 	}
 	return nil
 }
 
-// releaseQuarantined removes what a damaged record stood for. Its addresses cool.
-// Without space for that the outcome is heldBack.
-func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantined) error {
+// release removes the attachment of a damaged record. Its addresses cool. Without space for cooling
+// records the error is a heldBack.
+func (k *quarantine) release(ctx context.Context, q attachment.Quarantined) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
 	if ofNoLink(q) {
-		return d.releaseNameless(kctx, q)
+		return k.releaseNameless(kctx, q)
 	}
-	full, err := d.cooling.begin(kctx, q.Addresses, attachment.Cooling{HostLink: q.HostLink})
+	full, err := k.attachments.cooling.begin(kctx, q.Addresses, attachment.Cooling{HostLink: q.HostLink})
 	if err != nil {
 		return err
 	}
 	if q.HostLink != "" {
-		if d.NICs != nil {
-			if err := d.NICs.Clear(kctx, q.HostLink); err != nil {
-				return nicFailure("unplugging what "+q.HostLink+" has left", err)
-			}
+		if err := k.attachments.parts.clear(kctx, q.HostLink); err != nil {
+			return err
 		}
-		if err := d.Kernel.DetachPod(kctx, q.HostLink, q.Addresses); err != nil {
+		if err := k.attachments.wiring.kernel.DetachPod(kctx, q.HostLink, q.Addresses); err != nil {
 			return kernelFailure(err)
 		}
-		d.reaper.add(q.HostLink, attachment.Netns{})
+		k.attachments.reaper.add(q.HostLink, attachment.Netns{})
 	}
 	if full != nil {
 		return recordFailure(&heldBack{full})
 	}
-	if err := d.Store.Discard(q); err != nil {
+	if err := k.attachments.store.Discard(q); err != nil {
 		return recordFailure(err)
 	}
-	d.Source.Release(quarantineKey(q))
-	d.cooling.add(d.Clock.Boot(), q.Addresses...)
-	d.quarantine.remove(q.File)
+	k.attachments.source.Release(quarantineKey(q))
+	k.attachments.cooling.add(k.attachments.clock.Boot(), q.Addresses...)
+	k.remove(q.File)
 	return nil
 }

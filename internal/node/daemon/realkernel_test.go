@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/uplinks"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -132,9 +133,9 @@ func (m *machine) start(period time.Duration) *started {
 	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
 	d := New(Options{
-		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
-		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Minute, DrainTimeout: time.Minute,
-		NetnsGrace: time.Minute, RepairInterval: time.Minute,
+		Source: src, Kernel: network, Repair: Repair{Upkeep: network}, Store: store, Quarantined: bad, Metrics: NewMetrics(),
+		Clock: clock.Real{}, Log: log, Node: Node{StateDir: m.dir},
+		Times: Times{WarmWait: time.Minute, DrainTimeout: time.Minute, NetnsGrace: time.Minute, RepairInterval: time.Minute},
 	})
 	front, end := run(m.t, d, filepath.Join(m.dir, "berthd.sock"))
 	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(end)}
@@ -143,7 +144,7 @@ func (m *machine) start(period time.Duration) *started {
 	return s
 }
 
-// empty waits for the removal of links, and asserts that the kernel has none left.
+// empty waits until links are removed, and asserts that none is left.
 func (m *machine) empty(s *started) {
 	m.t.Helper()
 	waitFor(m.t, func() bool { return s.reaper.count() == 0 })
@@ -152,7 +153,7 @@ func (m *machine) empty(s *started) {
 	}
 }
 
-// deleteLink is somebody's removal of a link.
+// deleteLink removes a link, like other software.
 func (m *machine) deleteLink(name string) {
 	m.t.Helper()
 	link, err := m.net.LinkByName(name)
@@ -179,23 +180,23 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	ns, _ := newSpace(t)
 	ctx := context.Background()
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: ns}, MTU: 1400}
-	first, err := s.add(ctx, want, source.Wish{})
+	first, err := s.attachments.add(ctx, want, source.Wish{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if first.MTU != 1400 || len(first.HostMAC) == 0 || len(first.PodMAC) == 0 {
 		t.Errorf("record %+v", first)
 	}
-	if again, err := s.add(ctx, want, source.Wish{}); err != nil || replyOf(again).String() != replyOf(first).String() {
+	if again, err := s.attachments.add(ctx, want, source.Wish{}); err != nil || replyOf(again).String() != replyOf(first).String() {
 		t.Errorf("again %+v, %v; first %+v", again, err, first)
 	}
-	if err := s.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
+	if err := s.attachments.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
 
 	s.stop() // a live pod is not touched by the end and the start of a daemon
 	s = m.start(time.Hour)
-	if err := s.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
+	if err := s.attachments.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
 		t.Errorf("CHECK after a restart: %v", err)
 	}
 	if second, err := s.attach(ctx, "b", mustSpace(t)); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
@@ -203,12 +204,12 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	}
 
 	// The same namespace again under another container ID, right after the DEL.
-	must(t, s.del(ctx, keyFor("a")))
+	must(t, s.attachments.del(ctx, keyFor("a")))
 	if _, err := s.attach(ctx, "c", ns); err != nil {
 		t.Errorf("ADD into the namespace of a removed pod: %v", err)
 	}
 	for _, c := range []string{"a", "b", "c", "d"} {
-		if err := s.del(ctx, keyFor(c)); err != nil {
+		if err := s.attachments.del(ctx, keyFor(c)); err != nil {
 			t.Errorf("DEL %s: %v", c, err)
 		}
 	}
@@ -224,7 +225,7 @@ func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
-	s.Kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
+	s.attachments.wiring.kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
 	if _, err := s.attach(ctx, "a", mustSpace(t)); !errors.Is(err, context.Canceled) {
 		t.Fatalf("err = %v", err)
 	}
@@ -259,7 +260,7 @@ func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
 	if links, routes := m.inventory(s); links != 1 || routes != 1 {
 		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
 	}
-	must(t, s.del(context.Background(), keyFor("a")))
+	must(t, s.attachments.del(context.Background(), keyFor("a")))
 	m.empty(s)
 }
 
@@ -275,7 +276,7 @@ func TestNotANetns(t *testing.T) {
 		plain + "x": "does not exist", strings.Repeat("/x", 5000): "too long",
 	} {
 		_, err := s.attach(context.Background(), "a", path)
-		if f := failureOf(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
+		if f := cnierror.Of(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
 			t.Errorf("%.40s: %.200v", path, err)
 		}
 	}
@@ -287,7 +288,7 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	ns := mustSpace(t)
 	rec := s.attached(t, "a", ns)
 	intact := func() bool {
-		return s.check(context.Background(), keyFor("a"), ns, previous{"eth0": rec.Lease.Addrs()}) == nil
+		return s.attachments.check(context.Background(), keyFor("a"), ns, previous{"eth0": rec.Lease.Addrs()}) == nil
 	}
 	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
@@ -309,7 +310,7 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 	ns := mustSpace(t)
 	for range 4 {
 		s.attached(t, "a", ns)
-		must(t, s.del(context.Background(), keyFor("a")))
+		must(t, s.attachments.del(context.Background(), keyFor("a")))
 	}
 	waitFor(t, func() bool { return s.reaper.count() == 0 })
 	// A link of someone else is the last event: all before it were looked at.
@@ -338,7 +339,7 @@ func TestParallelAddsAndDels(t *testing.T) {
 				if _, err := s.attach(context.Background(), key.ContainerID, ns); err != nil {
 					t.Errorf("ADD %s: %v", key, err)
 				}
-				if err := s.del(context.Background(), key); err != nil {
+				if err := s.attachments.del(context.Background(), key); err != nil {
 					t.Errorf("DEL %s: %v", key, err)
 				}
 			}
@@ -351,8 +352,8 @@ func TestParallelAddsAndDels(t *testing.T) {
 	}
 }
 
-// What is at the path of a pod's namespace may change at any time: between the
-// look at it and the set-up, and while the pod runs. Its address stays its own.
+// The path of a pod's namespace may lead elsewhere at any time: between inspection and setup, and
+// while the pod runs. Its address stays its own.
 func TestPathOfANetnsThatChanges(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
@@ -373,22 +374,22 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 		}
 	}
 	kernel := s.Kernel
-	s.Kernel = &interceptedKernel{Kernel: kernel, before: func() { lead(other) }}
+	s.attachments.wiring.kernel = &interceptedKernel{Kernel: kernel, before: func() { lead(other) }}
 	lead(own)
 	_, err := s.attach(ctx, "a", path)
-	if err == nil || failureOf(err).Reason != "netns-missing" {
+	if err == nil || cnierror.Of(err).Reason != "netns-missing" {
 		t.Errorf("ADD: %v", err)
 	}
 	untouched("ADD")
 
-	s.Kernel = kernel
+	s.attachments.wiring.kernel = kernel
 	lead(own)
 	rec := s.attached(t, "a", path)
 	lead(other)
 	m.deleteLink(rec.HostLink)
 	s.repairer.repair(ctx)
 	untouched("repair")
-	if err := s.del(ctx, keyFor("a")); err != nil {
+	if err := s.attachments.del(ctx, keyFor("a")); err != nil {
 		t.Error(err)
 	}
 	untouched("DEL")

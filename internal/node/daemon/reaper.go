@@ -12,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Removing a link waits for the kernel (some 20 ms), and links removed
-// together share the wait: so they are gathered and removed behind the reply.
+// Removing a link takes the kernel some 20 ms, and links removed together share that time. So links
+// are batched and removed after the reply.
 const (
-	reapGather  = 50 * time.Millisecond // how long links gather when nobody waits for one
+	reapGather  = 50 * time.Millisecond // how long links are collected when no call waits for one
 	reapBatch   = 256
 	reapTimeout = 30 * time.Second
 	reapRetry   = 100 * time.Millisecond // doubles up to reapMax, with jitter
@@ -28,19 +28,19 @@ type reaper struct {
 	clock  clock.Clock
 	log    *slog.Logger
 	wake   retry.Signal // capacity 1: there are links
-	hurry  retry.Signal // capacity 1: somebody waits for a link
+	hurry  retry.Signal // capacity 1: a call waits for a link
 
 	mu      sync.Mutex // guards pending
 	pending map[string]*reaping
 }
 
-// reaping is one link on its way out.
+// reaping is one link that is being removed.
 type reaping struct {
 	link  string
 	netns attachment.Netns
 	since time.Time
 	done  chan struct{} // closed once the link is gone
-	err   error         // why it is not yet
+	err   error         // of the last attempt
 }
 
 func newReaper(remove func(context.Context, []string) error, clk clock.Clock, log *slog.Logger) *reaper {
@@ -110,8 +110,7 @@ func (r *reaper) count() int {
 	return len(r.pending)
 }
 
-// run removes links until ctx ends. What is then still queued is found by the
-// next start, which lists the kernel's links.
+// run removes links until ctx ends. The next start finds what is left, as it lists the kernel's links.
 func (r *reaper) run(ctx context.Context) {
 	for {
 		select {
@@ -146,7 +145,7 @@ func (r *reaper) drain(ctx context.Context) {
 		now := r.clock.Now()
 		backoff.Fail(now, reapRetry, reapMax)
 		wait := backoff.Until.Sub(now)
-		r.log.Warn("removing pod links failed, trying again", "links", len(batch), "in", wait, "err", err)
+		r.log.Warn("removing pod links, will try again", "links", len(batch), "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -161,7 +160,7 @@ func (r *reaper) reap(ctx context.Context, links []string) error {
 	return r.remove(ctx, links)
 }
 
-// batch takes the links that were queued first.
+// batch returns the oldest queued links.
 func (r *reaper) batch() []string {
 	var links []string
 	for _, p := range r.list() {
@@ -172,7 +171,7 @@ func (r *reaper) batch() []string {
 	return links
 }
 
-// reaped ends the waits for links that are gone, and notes why others are not.
+// reaped ends the waits for links that are gone, and stores the error of the others.
 func (r *reaper) reaped(links []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

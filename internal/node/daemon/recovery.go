@@ -7,32 +7,31 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// recovery is one start's comparison of records, kernel and runtime.
+// recovery compares records, kernel and runtime at one start.
 type recovery struct {
 	d      *Daemon
 	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
-	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
-	owned  map[string]bool         // links that a record or a damaged record stands for
-	plugs  []string                // host links of attachments with NICs plugged, where records are damaged
-	later  bool                    // a NIC could not be unplugged: others wait for the sweep, not each for itself
+	listed map[string]bool         // container IDs that the runtime knows; nil: unknown
+	owned  map[string]bool         // links of records and damaged records
+	parts  []string                // partLinks of the quarantine
+	later  bool                    // removing a part failed: the sweep removes others, so that the start does not wait for each
 }
 
-// recoverState finishes or undoes what an earlier daemon left half done, tells
-// the source what is held and what cools, and removes kernel state that nobody
-// accounts for. The daemon serves only after it. The reaper runs already.
+// recoverState finishes or undoes what a former daemon left incomplete, restores leases and cooling
+// addresses in the source, and removes kernel state without a record. The daemon serves only after it.
+// The reaper runs already.
 func (d *Daemon) recoverState(ctx context.Context) error {
 	d.usable.read()
 	inv, err := d.Kernel.Inventory(ctx)
 	if err != nil {
 		return fmt.Errorf("listing the kernel's pod links: %w", err)
 	}
-	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
+	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.sweeper.runtimeLists(ctx)}
 	for _, l := range inv.Links {
 		r.links[l.Name] = nil
 	}
@@ -41,7 +40,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			r.links[route.Link] = append(r.links[route.Link], route.Addr)
 		}
 	}
-	r.cooling(ctx) // first: what is released below begins to cool anew
+	r.cooling(ctx) // first: addresses that are released below start to cool
 	for _, rec := range d.Store.Records() {
 		if err := r.attachment(ctx, rec); err != nil {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
@@ -49,7 +48,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	}
 	damaged := d.quarantine.all()
 	if len(damaged) > 0 {
-		r.plugs = d.plugsOfDamaged(ctx)
+		r.parts = d.quarantine.partLinks(ctx)
 	}
 	for _, q := range damaged {
 		if err := r.quarantined(ctx, q); err != nil {
@@ -58,41 +57,20 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 	}
 	d.quarantine.report()
 	r.leftovers(ctx)
-	if d.nics != nil {
-		d.nics.takeUp(ctx)
-	}
-	if d.egress != nil {
-		d.egress.takeUp()
-	}
+	d.keepers.takeUp(ctx)
 	r.awaitReaper(ctx)
 	return nil
 }
 
-// runtimeLists asks the container runtime which sandboxes it knows. Nil when
-// none is configured or it does not answer: then nothing is concluded from it.
-func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
-	if d.Sandboxes == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	list, err := d.Sandboxes.Sandboxes(ctx)
-	if err != nil {
-		d.Log.Warn("asking the container runtime for its sandboxes", "err", err)
-		return nil
-	}
-	return list
-}
-
-// attachment takes one record up, finishes or undoes it.
+// attachment restores, finishes or undoes one record.
 func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
 	_, inKernel := r.links[rec.HostLink]
-	rebooted := rec.BootID != r.d.Store.Node().BootID && !inKernel
-	if rebooted && len(rec.NICs) == 0 {
+	rebooted, parts := rec.BootID != r.d.Store.Node().BootID && !inKernel, r.d.attachments.parts.have(rec)
+	if rebooted && !parts {
 		return r.forget(rec)
 	}
 	r.owned[rec.HostLink] = true
-	// Held first: an undo that fails must not leave the address to others.
+	// Restored first: when an undo fails, no other pod must get the address.
 	if !rec.Lease.Empty() {
 		if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
 			return fmt.Errorf("restoring its addresses: %w", err)
@@ -101,35 +79,34 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	if rec.State == attachment.Ready && !rebooted {
 		return r.ready(ctx, rec)
 	}
-	if len(rec.NICs) > 0 && r.later {
-		return errors.New("its NICs are left to the sweep, as those of another could not be unplugged")
+	if parts && r.later {
+		return errors.New("left to the sweep, as NICs of another attachment could not be unplugged")
 	}
 	err := r.finish(ctx, rec, rebooted)
-	r.later = r.later || err != nil && len(rec.NICs) > 0
+	r.later = r.later || err != nil && parts
 	return err
 }
 
-// finish undoes or finishes what was half done, or ended by a reboot, which leaves some
-// of NICs (rows of Open vSwitch's database).
+// finish undoes or finishes an attachment that was incomplete, or that a reboot ended. A reboot leaves
+// some state of NICs, such as rows of Open vSwitch's database.
 func (r *recovery) finish(ctx context.Context, rec attachment.Record, rebooted bool) error {
 	switch {
 	case rebooted:
 		kctx, cancel := kernelContext(ctx)
 		defer cancel()
-		if err := r.d.unplug(kctx, rec); err != nil {
+		if err := r.d.attachments.parts.remove(kctx, rec); err != nil {
 			return err
 		}
-		r.d.tellUnplugged(rec)
 		if err := r.forget(rec); err != nil {
 			return err
 		}
 		r.d.Source.Cancel(rec.Key)
 		return nil
 	case rec.State == attachment.Pending:
-		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
-		return r.d.undo(ctx, rec)
+		r.d.Log.Info("undoing an attachment that was set up in part", "attachment", rec.Key.String())
+		return r.d.attachments.undo(ctx, rec)
 	default:
-		return r.d.release(ctx, rec, "removal that was half done")
+		return r.d.attachments.release(ctx, rec, "finishing an interrupted removal")
 	}
 }
 
@@ -139,32 +116,31 @@ func (r *recovery) forget(rec attachment.Record) error {
 	return r.d.Store.Delete(rec.Key)
 }
 
-// ready takes up an attachment that was complete; its NICs and its egress are looked at behind the
-// start. When its sandbox is gone it is released now only if the runtime says so too,
-// else by the sweep in time.
+// ready restores a complete attachment; keepers check its parts after the start. When its sandbox is
+// gone it is released now if the runtime confirms that, and otherwise by the sweep.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
-	alive, err := r.d.netnsAlive(rec.Netns)
+	alive, err := r.d.attachments.netnsAlive(rec.Netns)
 	if err != nil {
-		return fmt.Errorf("looking at its network namespace: %w", err)
+		return fmt.Errorf("inspecting its network namespace: %w", err)
 	}
 	if !alive {
 		if r.listed == nil || r.listed[rec.Key.ContainerID] {
 			return nil
 		}
-		return r.d.release(ctx, rec, "sandbox gone")
+		return r.d.attachments.release(ctx, rec, "sandbox gone")
 	}
-	_, err = r.d.again(ctx, rec, r.d.wireLease)
+	_, err = r.d.attachments.again(ctx, rec, r.d.attachments.wiring.wireLease)
 	return err
 }
 
-// quarantined holds the addresses of a damaged record whose link lives, and
-// lets those of the others cool.
+// quarantined withholds the addresses of a damaged record whose link exists, and lets those of the
+// others cool.
 func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
 	if ofNoLink(q) {
-		return r.d.releaseNameless(ctx, q)
+		return r.d.quarantine.releaseNameless(ctx, q)
 	}
 	routed, inKernel := r.links[q.HostLink]
-	for _, a := range routed { // a part of the file may be lost
+	for _, a := range routed { // the file may be incomplete
 		if !slices.Contains(q.Addresses, a) {
 			q.Addresses = append(slices.Clone(q.Addresses), a)
 		}
@@ -172,9 +148,9 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	r.d.quarantine.setAddresses(q.File, q.Addresses)
 	free := func(a netip.Addr) bool { _, held := r.d.Store.ByAddr(a); return !held }
 	if len(q.Addresses) > 0 && !slices.ContainsFunc(q.Addresses, free) {
-		return r.d.Store.Discard(q) // intact records speak for all of them
+		return r.d.Store.Discard(q) // intact records hold all of them
 	}
-	lives := inKernel || slices.Contains(r.plugs, q.HostLink)
+	lives := inKernel || slices.Contains(r.parts, q.HostLink)
 	if lives {
 		r.owned[q.HostLink] = true
 	}
@@ -186,10 +162,10 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 	if lives {
 		return nil
 	}
-	return r.d.releaseQuarantined(ctx, q)
+	return r.d.quarantine.release(ctx, q)
 }
 
-// leaseOf is the first address of each family.
+// leaseOf returns a lease of the first address of each family.
 func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 	for _, a := range addrs {
 		if a.Is4() && !lease.IPv4.IsValid() {
@@ -202,11 +178,11 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 	return lease
 }
 
-// cooling tells the source what still cools, and before that, in the order of
-// release, what has cooled since the machine booted. A reboot ends cooling, and
-// an attachment's record outranks a cooling record of its address.
+// cooling restores in the source the addresses that still cool and, before them in the order of
+// release, those that have cooled since boot. A reboot ends cooling, and an attachment's record takes
+// precedence over a cooling record.
 func (r *recovery) cooling(ctx context.Context) {
-	boot := r.d.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
+	boot := r.d.Clock.Boot() // first: a stall between the two readings prolongs cooling and never shortens it
 	now := r.d.Clock.Now()
 	var over, still []cooled
 	for _, c := range r.d.Store.CoolingRecords() {
@@ -236,38 +212,37 @@ func (r *recovery) cooling(ctx context.Context) {
 	}
 }
 
-// leftovers removes pod links that no record stands for. Whatever their
-// addresses are now, they were in use until this moment, so they cool.
+// leftovers removes pod links without a record. Their addresses were in use until now, so they cool.
 func (r *recovery) leftovers(ctx context.Context) {
 	for link, addrs := range r.links {
 		if r.owned[link] {
 			continue
 		}
-		level := slog.LevelInfo // the end of a DEL that a crash left to us
+		level := slog.LevelInfo // a crash interrupted the DEL
 		if len(addrs) > 0 {
 			level = slog.LevelWarn
 		}
-		r.d.Log.Log(ctx, level, "removing a pod link that no record stands for", "link", link, "addresses", addrs)
+		r.d.Log.Log(ctx, level, "removing a pod link without a record", "link", link, "addresses", addrs)
 		if err := r.leftover(ctx, link, addrs); err != nil {
-			r.d.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
+			r.d.Log.Error("removing a pod link without a record", "link", link, "err", err)
 		}
 	}
 }
 
-// awaitReaper waits a while for the links that recovery removed.
+// awaitReaper waits up to kernelTimeout for the links that recovery removed.
 func (r *recovery) awaitReaper(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
 	for _, p := range r.d.reaper.list() {
 		if err := r.d.reaper.await(ctx, p.link, attachment.Netns{}); err != nil {
-			r.d.Log.Warn("a pod link of before is not gone yet", "link", p.link, "err", err)
+			r.d.Log.Warn("a removed pod link still exists", "link", p.link, "err", err)
 			return
 		}
 	}
 }
 
 func (r *recovery) leftover(ctx context.Context, link string, addrs []netip.Addr) error {
-	if err := r.d.coolUnheld(ctx, link, addrs); err != nil {
+	if err := r.d.quarantine.coolUnheld(ctx, link, addrs); err != nil {
 		return err
 	}
 	if err := r.d.Kernel.DetachPod(ctx, link, addrs); err != nil {

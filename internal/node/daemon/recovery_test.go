@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +16,11 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/statefile"
+	"github.com/berthnet/berth/test/harness/samples"
 )
 
-// leave has a daemon attach pods and end.
+// leave lets a daemon attach pods and stop.
 func (n *node) leave(containers ...string) {
 	n.t.Helper()
 	r := n.restart(nil)
@@ -27,7 +30,7 @@ func (n *node) leave(containers ...string) {
 	r.stop()
 }
 
-// sweeps lets the kernel remove pods again, which the sweep then does.
+// sweeps lets the kernel remove pods again, and sweeps.
 func (n *node) sweeps(r *running) {
 	n.t.Helper()
 	n.kernel.set("DetachPod", nil)
@@ -40,7 +43,7 @@ func (n *node) sweeps(r *running) {
 	n.wantKernel(n.t, 0, 0)
 }
 
-// breakAt makes a failpoint return an error: what was done before it stays.
+// breakAt lets a failpoint return an error, without undoing what was done before.
 func breakAt(t *testing.T, name string) {
 	t.Helper()
 	restore, err := failpoint.Set(name + "=error")
@@ -50,7 +53,7 @@ func breakAt(t *testing.T, name string) {
 	t.Cleanup(restore)
 }
 
-// halted leaves a node as it is when the daemon is killed at a failpoint.
+// halted leaves a node as a daemon that is killed at a failpoint.
 func halted(t *testing.T, n *node, point string, do func(d *running)) {
 	t.Helper()
 	d := n.assemble()
@@ -72,7 +75,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
 				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}))
-				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
+				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})
@@ -81,15 +84,15 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			if recs := r.Store.Records(); len(recs) != 0 {
 				t.Errorf("records %v", recs)
 			}
-			if doc := r.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
+			if doc := r.inspector.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
 				t.Errorf("totals %+v, want the address cooling", doc.Totals)
 			}
 			n.clock.Advance(max(0, 29*time.Second-n.clock.Now().Sub(released)))
-			if doc := r.document(); doc.Totals.Cooling != 1 {
+			if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
 				t.Error("the address cooled too short")
 			}
 			n.clock.Advance(31 * time.Second)
-			if doc := r.document(); doc.Totals.Available != 1 {
+			if doc := r.inspector.document(); doc.Totals.Available != 1 {
 				t.Error("the address never cooled")
 			}
 			waitFor(t, func() bool { // who removes the record may not have begun to wait yet
@@ -106,15 +109,15 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
 			ns := n.newNetns("a")
 			halted(t, n, point, func(d *running) {
-				rec, until, err := d.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
+				rec, until, err := d.attachments.acquirer.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if rec.Netns, err = d.netnsOf(ns); err == nil {
-					err = d.begin(rec)
+				if rec.Netns, err = d.attachments.netnsOf(ns); err == nil {
+					err = d.attachments.begin(rec)
 				}
 				if err == nil {
-					_, err = d.trySetUp(within(t), rec, until)
+					_, err = d.attachments.trySetUp(within(t), rec, until)
 				}
 				if !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
@@ -167,7 +170,7 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
 		t.Errorf("records %v, cooling %v", recs, cools)
 	}
-	if doc := r.document(); doc.Totals.Available != 2 {
+	if doc := r.inspector.document(); doc.Totals.Available != 2 {
 		t.Errorf("totals %+v, want both addresses available", doc.Totals)
 	}
 }
@@ -217,8 +220,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	r.conditions.want(t, ConditionRecords, true, "")
 }
 
-// Files that no attachment's record can be: no link has such a name. They stand
-// for nothing that lives, and stay for a person to look at.
+// Files whose names fit no link belong to no attachment, and stay for people.
 func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.leave("a")
@@ -258,7 +260,7 @@ func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
 	r := n.restart(nil)
-	if doc := r.document(); doc.Totals.Cooling != 1 {
+	if doc := r.inspector.document(); doc.Totals.Cooling != 1 {
 		t.Errorf("totals %+v, want its address cooling", doc.Totals)
 	}
 	left, err := filepath.Glob(filepath.Join(n.dir, "attachments", "*.bad"))
@@ -291,12 +293,12 @@ func TestVanishedSandbox(t *testing.T) {
 			if tt.linkGone {
 				must(t, n.kernel.ReapLinks(t.Context(), []string{hostLinkName(keyFor("a"))}))
 			}
-			d.sweep(within(t))
+			d.sweeper.sweep(within(t))
 			if len(d.Store.Records()) != 1 {
 				t.Fatal("released without grace")
 			}
 			n.clock.Advance(time.Minute)
-			d.sweep(within(t))
+			d.sweeper.sweep(within(t))
 			if released := len(d.Store.Records()) == 0; released != tt.released {
 				t.Errorf("released: %v, want %v", released, tt.released)
 			}
@@ -311,12 +313,12 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	d.attached(t, "a", ns)
 	saved := n.netns[ns]
 	n.removeNetns(ns)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	n.netns[ns] = saved
 	n.clock.Advance(time.Minute)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	n.removeNetns(ns)
-	d.sweep(within(t))
+	d.sweeper.sweep(within(t))
 	if len(d.Store.Records()) != 1 {
 		t.Error("the grace period did not begin anew")
 	}
@@ -384,9 +386,9 @@ func TestEveryFailpointIsHit(t *testing.T) {
 				r.nics.bind("", testNIC("eth1", "p-1"))
 				addErr = errors.Join(addErr, r.changeNICs(within(t), rec.Key))
 				r.egress.change(func() { r.egress.wants[""] = testEgress("partner") })
-				addErr = errors.Join(addErr, r.Daemon.egress.change(within(t), rec.Key))
+				addErr = errors.Join(addErr, r.changeEgress(within(t), rec.Key))
 			}
-			delErr := r.del(within(t), keyFor(name))
+			delErr := r.attachments.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {
 					t.Errorf("ADD: %v", addErr)
@@ -394,7 +396,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			} else if !errors.Is(errors.Join(addErr, delErr), failpoint.ErrHit) {
 				t.Errorf("not hit: ADD %v, DEL %v", addErr, delErr)
 			}
-			if err := r.del(within(t), keyFor(name)); err != nil {
+			if err := r.attachments.del(within(t), keyFor(name)); err != nil {
 				t.Errorf("second DEL: %v", err)
 			}
 			if left := r.Store.Records(); len(left) != 0 {
@@ -419,7 +421,7 @@ func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
 	n.wantKernel(t, 1, 1)
 }
 
-// stalling is a clock of a machine that stands still after each look at it.
+// stalling is the clock of a machine that stalls after each reading.
 type stalling struct{ *clock.Fake }
 
 func (s stalling) Now() time.Time {
@@ -448,4 +450,56 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Warm {
 		t.Errorf("the address never cooled: %+v", got)
 	}
+}
+
+// The address that was released last is not leased first after a restart, even long after it has
+// cooled.
+func TestLongestFreeFirstAfterARestart(t *testing.T) {
+	for name, between := range map[string]struct {
+		ended bool // the daemon saw the end of cooling
+	}{"cooled before the restart": {true}, "cooled while no daemon ran": {false}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+			r := n.restart(nil)
+			first := mustAdd(t, r, "a", n.newNetns("a"))
+			must(t, r.attachments.del(within(t), keyFor("a")))
+			if between.ended {
+				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
+					n.clock.Advance(10 * time.Second)
+					return len(r.Store.CoolingRecords()) == 0
+				})
+			} else {
+				r.stop()
+				r = nil
+				n.clock.Advance(32 * time.Second)
+			}
+			r = n.restart(r)
+			if len(r.Store.CoolingRecords()) != 0 {
+				t.Errorf("cooling %v", r.Store.CoolingRecords())
+			}
+			var got []string
+			for _, name := range []string{"b", "c", "d"} {
+				mustAdd(t, r, name, n.newNetns(name))
+				rec, _ := r.Store.Get(keyFor(name))
+				got = append(got, rec.Lease.Addrs()[0].String())
+			}
+			if got[0] != "10.0.0.6" || got[1] != "10.0.0.7" || got[2] != "10.0.0.5" {
+				t.Errorf("handed out %v, the first pod had %v", got, first)
+			}
+		})
+	}
+}
+
+// Files of every release are readable, and files that are written have everything that each release
+// reads.
+func TestStoredMark(t *testing.T) {
+	samples.Check(t,
+		samples.Format{Files: usableName, Type: reflect.TypeFor[usableFile](), Again: func(data []byte) ([]byte, error) {
+			var f usableFile
+			if err := statefile.Decode(data, &f); err != nil {
+				return nil, err
+			}
+			return statefile.Encode(f)
+		}},
+	)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,21 +18,18 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Upkeep is what the daemon asks of the data path besides pods. Package uplinks
-// implements it.
+// Upkeep is the part of the data path that keeps the node's own state. Package uplinks implements it.
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
-	// Repair makes the node's own state and all pods as wanted, removes what
-	// is Berth's and not wanted, but for the pod links to spare, and names what
-	// it did. It fails with source.ErrSupplyUnknown, having done nothing, while the
-	// source has not told which blocks there are, or when there is state of an
-	// uplink, by number, that was not set up yet and that mayNeed does not disown.
+	// Repair sets up the node's own state and all pods, removes other state of Berth's except for the
+	// pod links in spare, and returns what it did. It returns source.ErrSupplyUnknown and does nothing
+	// while the source does not know its blocks, or when there is state of an uplink that was not set
+	// up yet and for which mayNeed returns true.
 	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
-	// ARPFiltered tells whether the kernel drops pods' ARP requests
-	// (datapath.Node.ARPFiltered).
+	// ARPFiltered reports whether the kernel drops pods' ARP requests (datapath.Node.ARPFiltered).
 	ARPFiltered() bool
 	// NodeAddresses lists the addresses that the node has itself (datapath.Node.NodeAddresses), and
 	// RemoveNodeAddress removes one.
@@ -41,10 +37,10 @@ type Upkeep interface {
 	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
 }
 
-// repairDebounce gathers the events of one disturbance.
+// repairDebounce collects the events of one disturbance.
 const repairDebounce = 200 * time.Millisecond
 
-// repairer keeps the kernel as the records want it.
+// repairer keeps the kernel as recorded.
 type repairer struct {
 	upkeep     Upkeep
 	kernel     Kernel
@@ -54,20 +50,27 @@ type repairer struct {
 	quarantine *quarantine
 	repairs    *prometheus.CounterVec
 	interval   time.Duration
-	// again sets up what is missing of an attachment, unless it is another by now.
-	again func(ctx context.Context, seen attachment.Record) error
-	// linkChanged is NICs.LinkChanged, or nil without NICs.
-	linkChanged func(name string, address net.HardwareAddr)
-	addresses   nodeAddresses
-	clock       clock.Clock
-	log         *slog.Logger
+	// again sets up what is missing of an attachment, unless it has changed since it was seen.
+	again     func(ctx context.Context, seen attachment.Record) error
+	parts     parts // receive events of links
+	addresses nodeAddresses
+	clock     clock.Clock
+	log       *slog.Logger
 }
 
-// run repairs what others change, at once when it is seen and at an
-// interval, until ctx ends.
+func newRepairer(o Options, d *Daemon) *repairer {
+	return &repairer{
+		upkeep: o.Repair.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
+		repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.attachments.addAgainLater, parts: o.Parts,
+		addresses: nodeAddresses{remove: o.Repair.RemoveForeignAddresses, tell: o.Repair.Tell},
+		clock:     o.Clock, log: o.Log,
+	}
+}
+
+// run repairs what other software changes, at kernel events and at an interval, until ctx ends.
 //
-// A repair that failed is tried again soon, and after longer and longer, up to the interval,
-// while it fails: a pod whose namespace is gone fails until its DEL comes.
+// A repair that failed is retried with growing delays up to the interval: a pod whose namespace is
+// gone fails until its DEL comes.
 func (r *repairer) run(ctx context.Context) {
 	var events <-chan datapath.Event
 	failures := 0
@@ -91,8 +94,7 @@ func (r *repairer) run(ctx context.Context) {
 	}
 }
 
-// await returns when there may be something to repair, or when events ended, which it begins
-// anew.
+// await returns when there may be something to repair. It watches anew when the events end.
 func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due <-chan time.Time) (_ <-chan datapath.Event, again bool) {
 	select {
 	case <-ctx.Done():
@@ -113,22 +115,22 @@ func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due 
 	return events, again
 }
 
-// watch never fails for good: without events, which the next repair asks for again, the interval remains.
+// watch returns nil when watching fails: then repairs happen at the interval, and the next one watches
+// again.
 func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 	events, err := r.upkeep.Watch(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.Warn("watching the kernel, repairing by the interval only", "err", err)
+			r.log.Warn("watching the kernel; repairs happen at the interval only", "err", err)
 		}
 		return nil
 	}
 	return events
 }
 
-// disturbed tells the source of links that came or went, and the NICs of changes that may concern one
-// of them, which StateLost without a link does not. It returns whether
-// there may be something to repair: not for a link that is no pod's, since a
-// link brings nothing of Berth's along, and takes with it what there was.
+// disturbed passes an event on to the source and to parts, and reports whether there may be something
+// to repair. A link that is no pod's does not need a repair: it brings no state of Berth's along, and
+// takes its state with it.
 func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind == datapath.AddressChanged {
 		return false
@@ -136,18 +138,19 @@ func (r *repairer) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
 		r.source.Kick()
 	}
-	if r.linkChanged != nil && (e.Kind != datapath.StateLost || e.Link != "") {
-		r.linkChanged(e.Link, e.MAC)
+	if e.Kind != datapath.StateLost || e.Link != "" {
+		for _, p := range r.parts {
+			p.LinkChanged(e.Link, e.MAC)
+		}
 	}
 	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
-	r.log.Debug("kernel state changed", "what", e.What) // the repair tells at Info if it was not our own doing
+	r.log.Debug("kernel state changed", "what", e.What) // the repair logs it if it was not our own change
 	return true
 }
 
-// drainEvents takes events until the end of the gathering time, and returns whether there may
-// be something to repair.
+// drainEvents receives events until end, and reports whether there may be something to repair.
 func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) (disturbed bool) {
 	for {
 		select {
@@ -164,7 +167,7 @@ func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event
 	}
 }
 
-// repair tells whether it did all that was to be done.
+// repair reports whether it did everything.
 func (r *repairer) repair(ctx context.Context) (done bool) {
 	var pods []datapath.Pod
 	for _, rec := range r.store.Records() {
@@ -189,8 +192,8 @@ func (r *repairer) repair(ctx context.Context) (done bool) {
 	return err == nil
 }
 
-// mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or
-// because the source has one or has not listed any yet.
+// mayNeedUplink reports whether an uplink may be in use: by a pod, or by the source, which may not
+// have listed its uplinks yet.
 func (r *repairer) mayNeedUplink(number int) bool {
 	groups := r.source.Snapshot().Groups
 	return len(groups) == 0 ||
@@ -198,7 +201,7 @@ func (r *repairer) mayNeedUplink(number int) bool {
 		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return !rec.Lease.Empty() && rec.Lease.Uplink == number })
 }
 
-// repairPods puts back what pods miss on the node and removes nothing.
+// repairPods sets up what pods lack on the node and removes nothing.
 func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
 	inv, err := r.kernel.Inventory(ctx)
 	if err != nil {
@@ -225,12 +228,12 @@ func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-// lookAtForwarding keeps the condition about others' packet filters.
+// lookAtForwarding keeps the condition about other packet filters.
 func (r *repairer) lookAtForwarding(ctx context.Context) {
 	found, err := r.upkeep.ForwardPolicy(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			r.log.Warn("looking for packet filters that drop forwarded packets", "err", err)
+			r.log.Warn("listing packet filters that drop forwarded packets", "err", err)
 		}
 		return
 	}
@@ -248,14 +251,14 @@ func (r *repairer) lookAtForwarding(ctx context.Context) {
 	r.conditions.set(ConditionForwarding, false, reason, strings.Join(messages, "; "))
 }
 
-// lookAtARP keeps the condition about pods' ARP requests. Pods have no use for
-// them, so nothing else shows on a kernel that cannot drop them.
+// lookAtARP keeps the condition about pods' ARP requests. Pods do not need ARP, so a kernel that
+// cannot drop it shows no other symptom.
 func (r *repairer) lookAtARP() {
 	switch {
 	case r.upkeep.ARPFiltered():
 		r.conditions.set(ConditionARP, true, "Dropped", "")
 	default:
 		r.conditions.set(ConditionARP, false, "NotSupported", "this kernel has no nftables tables of family arp (CONFIG_NF_TABLES_ARP): "+
-			"a pod that asks by ARP without end can fill the neighbour table that all of the node use")
+			"a pod that sends ARP requests without end can fill the node's neighbour table")
 	}
 }

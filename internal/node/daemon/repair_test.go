@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -13,14 +14,24 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/node/attachment"
-
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
-// The source hears of every link that came or went, which may be that of an ENI.
+// hearing is a part that hears of links.
+type hearing struct {
+	part.Part
+	changed *string
+}
+
+func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
+	*h.changed = strings.TrimSpace(name + " " + address.String())
+}
+
+// The source gets an event for every link that appears or vanishes, which may be that of an ENI.
 func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 	for name, tc := range map[string]struct {
 		event   datapath.Event
@@ -39,17 +50,14 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		"a branch's rule went":      {datapath.Event{Kind: datapath.PortStateLost}, 0, false, ""},
 	} {
 		src, changed := sourcefake.New(clock.Real{}, 0), "nothing"
-		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), linkChanged: func(name string, address net.HardwareAddr) {
-			changed = strings.TrimSpace(name + " " + address.String())
-		}}
+		r := &repairer{source: src, log: slog.New(slog.DiscardHandler), parts: parts{hearing{changed: &changed}}}
 		if repair := r.disturbed(tc.event); repair != tc.repair || src.Kicks() != tc.kicked || changed != tc.changed {
 			t.Errorf("%s: %d kicks, repair %v and %s changed, want %d, %v and %s", name, src.Kicks(), repair, changed, tc.kicked, tc.repair, tc.changed)
 		}
 	}
 }
 
-// refusingKernel fails repairs, a first few of them, and notes when each was. Its first watch
-// fails too.
+// refusingKernel fails the first repairs, and notes the time of each. Its first watch fails, too.
 type refusingKernel struct {
 	Upkeep
 	begun   time.Time
@@ -82,8 +90,8 @@ func (*refusingKernel) NodeAddresses(context.Context) ([]datapath.NodeAddress, e
 	return nil, nil
 }
 
-// A repair that fails is tried again soon, and then at longer intervals. Events that are
-// nothing to repair do not put off the next one.
+// A repair that fails is retried soon, and then with growing delays. Events that need no repair do not
+// delay the next one.
 func TestFailedRepairsAreTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &refusingKernel{begun: time.Now(), fails: 4, events: make(chan datapath.Event)}
@@ -116,4 +124,30 @@ func TestFailedRepairsAreTriedAgain(t *testing.T) {
 			t.Errorf("repairs at %v, want %v", k.at, want)
 		}
 	})
+}
+
+// arpless is a kernel that may lack nftables' family arp.
+type arpless struct {
+	Upkeep
+	lacks bool
+}
+
+func (a *arpless) ARPFiltered() bool { return !a.lacks }
+
+// A kernel that cannot drop pods' ARP requests is reported once in log and conditions, and so is one
+// that can.
+func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
+	var log bytes.Buffer
+	kernel := &arpless{lacks: true}
+	d := &repairer{upkeep: kernel, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
+	for range 3 {
+		d.lookAtARP()
+	}
+	d.conditions.want(t, ConditionARP, false, "CONFIG_NF_TABLES_ARP")
+	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
+		t.Errorf("told %d times:\n%s", n, log.String())
+	}
+	kernel.lacks = false // its module was loaded
+	d.lookAtARP()
+	d.conditions.want(t, ConditionARP, true, "")
 }

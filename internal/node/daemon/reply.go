@@ -4,19 +4,20 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).
+// The gateways inside pods (proposal for the Amazon VPC CNI, for IPv4). Package datapath sets them up.
 const (
 	podGateway4 = "169.254.1.1"
 	podGateway6 = "fe80::1"
 )
 
-// replyOf is an attachment for the plugin: its own interface, from the lease or from the
-// NIC of its name, and then the other NICs. Of what other plugins made nothing is said.
+// replyOf is the reply to an ADD: the attachment's own interface, from the lease or from the NIC of
+// its name, followed by the other NICs. It says nothing of interfaces of other plugins.
 func replyOf(rec attachment.Record) *rpc.AddReply {
 	if rec.Chained != nil {
 		return &rpc.AddReply{Chained: true, Addresses: texts(rec.Chained.Addresses)}
@@ -61,8 +62,8 @@ func replyOf(rec attachment.Record) *rpc.AddReply {
 	return reply
 }
 
-// routedAddrs are the addresses of an attachment's own interface that the node routes to: those of
-// the lease, or of the NIC of its name; none of a NIC that the VPC has a route to.
+// routedAddrs are the addresses of the attachment's own interface to which the node has routes. A NIC
+// to which the VPC routes has none.
 func routedAddrs(rec attachment.Record) []netip.Addr {
 	if first := rec.First(); first != nil && isRouted(*first) {
 		return rec.OwnAddrs()
@@ -70,7 +71,7 @@ func routedAddrs(rec attachment.Record) []netip.Addr {
 	return rec.Lease.Addrs()
 }
 
-// texts are addresses in CIDR form, each as a network of its own.
+// texts formats addresses as CIDRs of single hosts.
 func texts(addrs []netip.Addr) (cidrs []string) {
 	for _, a := range addrs {
 		cidrs = append(cidrs, netip.PrefixFrom(a, a.BitLen()).String())
@@ -78,8 +79,7 @@ func texts(addrs []netip.Addr) (cidrs []string) {
 	return cidrs
 }
 
-// leadByNIC tells whether packets of a family leave the pod for elsewhere by a NIC that the VPC
-// routes to.
+// leadByNIC reports whether the default route of a family leads through a NIC to which the VPC routes.
 func leadByNIC(rec attachment.Record, four bool) bool {
 	return slices.ContainsFunc(rec.NICs, func(nic attachment.NIC) bool {
 		return nic.DefaultRoute && !isRouted(nic) && slices.ContainsFunc(nic.Addresses, func(a attachment.NICAddress) bool {
@@ -116,8 +116,8 @@ func linkOf(nic attachment.NIC) *rpc.Link {
 	return link
 }
 
-// defaultRoutes is the route to anywhere of the family of nowhere, by the first gateway
-// of that family; none without one.
+// defaultRoutes returns the default route of the family of nowhere through the first gateway of that
+// family, or none.
 func defaultRoutes(nic attachment.NIC, nowhere netip.Addr) []*rpc.Route {
 	for _, a := range nic.Addresses {
 		if a.Gateway.IsValid() && a.Gateway.Is4() == nowhere.Is4() {
@@ -126,3 +126,6 @@ func defaultRoutes(nic attachment.NIC, nowhere netip.Addr) []*rpc.Route {
 	}
 	return nil
 }
+
+// isRouted reports whether the node has a route to a NIC, as to the address of a lease.
+func isRouted(nic attachment.NIC) bool { return plug.Kind(nic.Plug.Type) == plug.RoutedVLAN }

@@ -6,21 +6,21 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/heartbeat"
 )
 
-// Run recovers, then serves behind the front until ctx ends, then drains and
-// closes the front. Live pods are not touched by any of it. The error is nil
-// after an orderly end.
+// Run recovers, then serves behind the front until ctx ends, then drains and closes the front. Running
+// pods are not affected. The error is nil after an orderly shutdown.
 func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	// The loops outlive ctx, so that running calls can finish while draining.
+	// The loops outlive ctx, so that calls in flight can finish while draining.
 	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer front.Close()
 	defer stopLoops()
-	defer cancel(nil) // before the wait: whatever ended the daemon ends the heartbeat
+	defer cancel(nil) // before the wait, so that the heartbeat ends
 	wg.Go(func() { d.reaper.run(loops) })
 	wg.Go(func() { d.cooling.run(loops) })
 
@@ -31,26 +31,20 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
-			cancel(fmt.Errorf("the address source ended: %w", err))
+			cancel(fmt.Errorf("the address source stopped: %w", err))
 		}
 	})
-	if d.nics != nil {
+	for _, p := range d.Parts {
 		wg.Go(func() {
-			if err := d.NICs.Run(loops); err != nil && loops.Err() == nil {
-				cancel(fmt.Errorf("what brings NICs ended: %w", err))
+			if err := p.Run(loops); err != nil && loops.Err() == nil {
+				cancel(fmt.Errorf("the %s controller stopped: %w", p.About().Name, err))
 			}
 		})
-		wg.Go(func() { d.nics.run(loops) })
 	}
-	if d.egress != nil {
-		wg.Go(func() {
-			if err := d.Egress.Run(loops); err != nil && loops.Err() == nil {
-				cancel(fmt.Errorf("what brings egress ended: %w", err))
-			}
-		})
-		wg.Go(func() { d.egress.run(loops) })
+	for _, k := range d.keepers {
+		wg.Go(func() { k.run(loops) })
 	}
-	wg.Go(func() { d.sweepLoop(loops) })
+	wg.Go(func() { d.sweeper.run(loops) })
 	wg.Go(func() { d.writable.run(loops) })
 	wg.Go(func() { d.supply.run(loops) })
 	if d.repairer != nil {
@@ -61,7 +55,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	front.admit(d)
 	wg.Go(func() {
 		heartbeat.Run(ctx, front.Socket, d.Clock, func() bool { return d.status() == nil },
-			func(err error) { d.Log.Warn("telling the plugin that this daemon lives", "err", err) })
+			func(err error) { d.Log.Warn("writing the heartbeat", "err", err) })
 	})
 	d.Log.Info("serving", "socket", front.Socket, "attachments", len(d.Store.Records()))
 
@@ -70,7 +64,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return err
 	case <-ctx.Done():
 	}
-	d.drain(errDraining) // ADDs that wait for an address fail now
+	d.drain(part.ErrDraining) // ADDs that wait for an address fail now
 	front.drain(d.DrainTimeout)
 	d.Log.Info("stopped serving")
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {

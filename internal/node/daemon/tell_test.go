@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -51,7 +52,7 @@ func (t *teller) hear(n podevents.News) {
 	t.news = append(t.news, strings.TrimSpace(fmt.Sprintf("%v %s %s/%s %s: %s%s", time.Since(t.begun), names[n.Kind], n.Pod.Namespace, n.Pod.Name, n.Cause, n.Message, strings.Join(n.Addresses, ","))))
 }
 
-// add is an ADD as it comes from the socket.
+// add is an ADD as from the socket.
 func (t *teller) add(ctx context.Context, req *rpc.AddRequest) error {
 	s := &service{front: t.Front}
 	_, err := t.intercept(ctx, req, &grpc.UnaryServerInfo{FullMethod: rpc.Node_Add_FullMethodName},
@@ -69,7 +70,7 @@ func (t *teller) want(test *testing.T, want ...string) {
 	}
 }
 
-// What a pod is told of its ADD, and when: within 3 s if it waits, and how it ended.
+// Events on a pod appear within 3 s if its ADD waits, and at its end.
 func TestPodIsToldOfItsADD(t *testing.T) {
 	const none = "the fake source has no free address"
 	for name, c := range map[string]struct {
@@ -114,10 +115,10 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 		"another call about the container": {
 			prepare: func(_ *node, t *teller, _ *rpc.AddRequest) {
 				t.daemon.source.Supply(netip.MustParseAddr("10.0.0.5"))
-				unlock, _ := t.daemon.locks.lock(context.Background(), "a")
+				unlock, _ := t.daemon.attachments.locks.lock(context.Background(), "a")
 				time.AfterFunc(5*time.Second, unlock)
 			},
-			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, takes long", "5s attached default/pod-a : 10.0.0.5/32"},
+			want: []string{"2.5s waits for network default/pod-a busy: the kernel, or another call about the same container, is slow", "5s attached default/pod-a : 10.0.0.5/32"},
 		},
 		"a pod without a name":        {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod = nil }},
 		"a name that no pod can have": {prepare: func(_ *node, _ *teller, req *rpc.AddRequest) { req.Pod.Name = "a\nb" }},
@@ -135,7 +136,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 					time.AfterFunc(c.leaves, cancel)
 				}
 				if c.deleted > 0 {
-					time.AfterFunc(c.deleted, func() { told.daemon.waits.del(keyFor("a")) })
+					time.AfterFunc(c.deleted, func() { told.daemon.attachments.acquirer.waits.del(keyFor("a")) })
 				}
 				_ = told.add(ctx, req)
 				time.Sleep(10 * time.Second) //nolint:forbidigo // virtual time: nothing comes after the end
@@ -145,7 +146,7 @@ func TestPodIsToldOfItsADD(t *testing.T) {
 	}
 }
 
-// A daemon that starts says what it waits for.
+// A daemon that starts reports what it waits for.
 func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -157,4 +158,15 @@ func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 			"2.5s waits for network default/pod-a starting: berthd is starting: the instance metadata service",
 			"10s failed default/pod-a starting: berthd is starting: the instance metadata service")
 	})
+}
+
+// The cost of Events for a warm ADD.
+func BenchmarkFollowedADD(b *testing.B) {
+	teller := podevents.New(podevents.Options{Node: "n", Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler), Counted: func(podevents.Result, int) {}})
+	f := &Front{FrontOptions: FrontOptions{Tell: teller.Tell}}
+	req := addOf("a", "/run/netns/a")
+	b.ReportAllocs()
+	for b.Loop() {
+		f.follow(req).end(nil, nil)
+	}
 }

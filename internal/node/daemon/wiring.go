@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -11,32 +10,33 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 )
 
-// What an attachment has in the kernel is set up, compared and taken down here, and
-// nowhere else: a link to the pod, with the addresses of the lease and their routes,
-// where there is a lease, then its NICs, and then its egress, whose packets leave by one of them.
+// wiring is what an attachment has in the kernel: a link to the pod with the addresses of the lease and their
+// routes, where there is a lease, then its NICs, and then its egress, whose packets leave by one of them. It is
+// set up, compared and removed here, and nowhere else.
+type wiring struct {
+	kernel Kernel
+	parts  parts
+}
 
-// wire sets up all that a record says, as far as it is not there, and returns the
-// record with what the kernel tells of it. The error is a Failure.
-func (d *Daemon) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
-	rec, err := d.wireLease(ctx, rec)
-	if err != nil {
-		return rec, err
+// wire sets up everything that a record has and the kernel lacks, and returns the record with what the
+// kernel reports. The error is a Failure.
+func (w *wiring) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	rec, err := w.wireLease(ctx, rec)
+	for i := 0; i < len(w.parts) && err == nil; i++ {
+		rec, err = w.parts[i].SetUp(ctx, rec)
 	}
-	rec, err = d.plug(ctx, rec)
-	if err != nil {
-		return rec, err
-	}
-	return d.applyEgress(ctx, rec)
+	return rec, err
 }
 
 // wireLease is wire for the lease alone.
-func (d *Daemon) wireLease(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+func (w *wiring) wireLease(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	if rec.Lease.Empty() {
 		return rec, nil
 	}
-	links, err := d.Kernel.AddPod(ctx, podOf(rec))
+	links, err := w.kernel.AddPod(ctx, podOf(rec))
 	if err != nil {
 		return rec, kernelFailure(err)
 	}
@@ -44,35 +44,38 @@ func (d *Daemon) wireLease(ctx context.Context, rec attachment.Record) (attachme
 	return rec, nil
 }
 
-// unwire takes down what leads to the pod. The link of the lease is left for the
-// reaper. The error is a Failure. The lease is seen to also where a NIC fails.
-func (d *Daemon) unwire(ctx context.Context, rec attachment.Record) error {
-	if err := d.clearEgress(ctx, rec); err != nil {
-		return err
-	}
-	err := d.unplug(ctx, rec)
+// unwire removes what leads to the pod, except for the link of the lease, which the reaper removes. It
+// removes the lease even if a part fails. The error is a Failure.
+func (w *wiring) unwire(ctx context.Context, rec attachment.Record) error {
+	err := w.parts.remove(ctx, rec)
 	if rec.Lease.Empty() {
 		return err
 	}
-	if err := d.Kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Held()); err != nil {
+	if err := w.kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Held()); err != nil {
 		return kernelFailure(err)
 	}
 	return err
 }
 
-// wired tells how the kernel differs from a record, and changes nothing.
-func (d *Daemon) wired(ctx context.Context, rec attachment.Record) error {
-	var err error
+// check returns how the kernel differs from a record, or nil, and changes nothing.
+func (w *wiring) check(ctx context.Context, rec attachment.Record) error {
 	if !rec.Lease.Empty() {
-		err = d.Kernel.CheckPod(ctx, podOf(rec))
+		if err := w.kernel.CheckPod(ctx, podOf(rec)); err != nil {
+			return err
+		}
 	}
-	return cmp.Or(err, d.plugged(ctx, rec), d.egressDiffers(ctx, rec))
+	for _, p := range w.parts {
+		if err := p.Check(ctx, rec); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// podOf is a record with a lease as the data path wants it.
+// podOf converts a record with a lease for the data path.
 func podOf(r attachment.Record) datapath.Pod {
 	p := datapath.Pod{
-		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),
+		Netns: r.Netns.Path, NetnsID: datapath.NetnsID{Dev: r.Netns.Dev, Inode: r.Netns.Inode},
 		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
 		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
@@ -96,13 +99,13 @@ func podOf(r attachment.Record) datapath.Pod {
 	return p
 }
 
-// kernelFailure says what a person can do about a data path error.
+// kernelFailure is the Failure of a data path error.
 func kernelFailure(err error) error {
 	switch {
 	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
-		return failf(types.ErrInvalidNetNS, "netns-missing", "%s", err)
+		return cnierror.New(types.ErrInvalidNetNS, "netns-missing", "%s", err)
 	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
-		return failf(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
+		return cnierror.New(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
 	}
-	return &Failure{Code: CodeKernel, Reason: "kernel", Message: "the kernel refused a step of the pod's network", Details: err.Error(), Err: err}
+	return cnierror.Because(err, cnierror.CodeKernel, "kernel", "the kernel rejected a step of the pod's network setup")
 }

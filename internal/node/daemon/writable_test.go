@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// TestRecordsThatCannotBeWritten fills the folder of records, and makes it
-// read-only. Both are told, pods are not evicted for it, and the daemon goes on
-// when they are over.
+// TestRecordsThatCannotBeWritten fills the folder of records, and makes it read-only. Both are
+// reported, pods are not evicted, and the daemon recovers.
 func TestRecordsThatCannotBeWritten(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test mounts a file system and needs root")
@@ -41,7 +41,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	} {
 		waitFor(t, recovered)
 		must(t, tt.begin())
-		r.refused(t, addOf("a", ns), CodeRecord)
+		r.refused(t, addOf("a", ns), cnierror.CodeRecord)
 		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
@@ -60,8 +60,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	mustDel(t, r, "before")
 }
 
-// A daemon starts on a full disk, as after a crash there: who has the lock is
-// remembered for later only.
+// A daemon starts on a full disk, as after a crash there.
 func TestStartOnAFullDisk(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	n.onSmallDisk()
@@ -78,7 +77,7 @@ func TestStartOnAFullDisk(t *testing.T) {
 	}
 }
 
-// onSmallDisk gives the node's folder a file system of its own.
+// onSmallDisk mounts a small file system for the node's folder.
 func (n *node) onSmallDisk() {
 	n.t.Helper()
 	must(n.t, unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"))
@@ -91,7 +90,7 @@ func (n *node) onSmallDisk() {
 
 func (n *node) filler() string { return filepath.Join(n.dir, "filler") }
 
-// fill leaves no space on the small disk.
+// fill fills the small disk.
 func (n *node) fill() error {
 	if err := os.WriteFile(n.filler(), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("the folder is not full: %w", err)
@@ -101,9 +100,9 @@ func (n *node) fill() error {
 
 func (n *node) empty() error { return os.Remove(n.filler()) }
 
-// TestPodsAreRemovedOnAFullDisk: a DEL, and a GC, succeed where no record can be
-// written, also for a damaged record. The address is given to nobody, over a restart
-// too, until there is space again and it has cooled.
+// TestPodsAreRemovedOnAFullDisk: DEL and GC succeed where no record can be written, also for a damaged
+// record. The address is withheld, across a restart, too, until there is space again and it has
+// cooled.
 func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	n.onSmallDisk()
@@ -126,13 +125,13 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 		}
 		waitFor(t, func() bool { return r.reaper.count() == 0 })
 		n.wantKernel(t, 0, 0)
-		if doc := r.document(); doc.Totals.Available != 0 {
+		if doc := r.inspector.document(); doc.Totals.Available != 0 {
 			t.Errorf("totals %+v: an address of a removed pod is free", doc.Totals)
 		}
 	}
 	removed()
 	removed() // again is no error
-	r.refused(t, addOf("a", n.newNetns("new")), CodeRecord)
+	r.refused(t, addOf("a", n.newNetns("new")), cnierror.CodeRecord)
 	stop()
 	r.stop()
 	r = n.restart(nil)
@@ -146,6 +145,6 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	})
 	waitFor(t, func() bool {
 		n.clock.Advance(30 * time.Second)
-		return r.document().Totals.Available == 3
+		return r.inspector.document().Totals.Available == 3
 	})
 }

@@ -1,15 +1,15 @@
-// Package heartbeat tells a daemon that is restarting from one that is gone.
+// Package heartbeat distinguishes a daemon that is restarting from one that is gone.
 //
-// The plugin holds no state, and a STATUS that fails because berthd is being
-// restarted would make the node NotReady and get its pods evicted. So berthd
-// leaves a file beside its socket, and renews it for as long as its own STATUS
-// is good; the plugin looks how old it is when nobody answers.
+// The plugin has no state, and a STATUS that fails during a restart of berthd would make the node
+// NotReady and get its pods evicted. So berthd keeps a file beside its socket up to date while its own
+// STATUS succeeds. The plugin checks the file's age when nobody answers.
 //
-// Age is measured by the boot clock, which nobody sets. The file is on the
-// tmpfs of the socket, so that a reboot ends it.
+// Age is measured on the boot clock, which cannot be set. The file is on the tmpfs of the socket, so
+// that it does not survive a reboot.
 package heartbeat
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/statefile"
 )
 
@@ -30,11 +31,10 @@ const Interval = 5 * time.Second
 // restarting (docs/architecture.md, "The life of a pod": STATUS does not fail then).
 const Grace = time.Minute
 
-// Path is the file that belongs to a socket.
+// Path is the heartbeat file of a socket.
 func Path(socket string) string { return filepath.Join(filepath.Dir(socket), "heartbeat") }
 
-// Beat renews the heartbeat of a socket's daemon. boot is the time now, since
-// the machine booted.
+// Beat renews the heartbeat of a socket's daemon. boot is the time since the machine booted.
 func Beat(socket string, boot time.Duration) error {
 	path := Path(socket)
 	tmp := path + ".new"
@@ -53,9 +53,8 @@ func Beat(socket string, boot time.Duration) error {
 	return nil
 }
 
-// overwrite renews a heartbeat that is there, on a file system without space for
-// another: a few bytes, of which whoever reads them at this moment sees the old
-// ones or the new ones, of two moments that are seconds apart.
+// overwrite renews an existing heartbeat on a full file system. A reader sees either the old or the
+// new bytes, from moments that are seconds apart.
 func overwrite(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -65,8 +64,7 @@ func overwrite(path string, data []byte) error {
 	return errors.Join(err, f.Truncate(int64(len(data))), f.Close())
 }
 
-// Stop removes the heartbeat: from now on the daemon is not restarting but
-// not ready. A heartbeat that is not there is no error.
+// Stop removes the heartbeat, if there is one: the daemon is not ready from now on.
 func Stop(socket string) error {
 	if err := os.Remove(Path(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("removing the heartbeat: %w", err)
@@ -74,8 +72,8 @@ func Stop(socket string) error {
 	return nil
 }
 
-// Recent tells whether the last heartbeat is younger than Grace. A missing or
-// unreadable one is not, nor is one from a future that this boot has not seen.
+// Recent reports whether the last heartbeat is younger than Grace. It is false for a missing or
+// unreadable one, and for one from the future.
 func Recent(socket string, boot time.Duration) bool {
 	data, err := statefile.Read(Path(socket))
 	if err != nil {
@@ -87,4 +85,34 @@ func Recent(socket string, boot time.Duration) bool {
 	}
 	age := boot - time.Duration(last)
 	return age >= 0 && age < Grace
+}
+
+// retry is how often a daemon that is not ready checks whether it is, so that one that is killed soon
+// after has left a heartbeat.
+const retry = 100 * time.Millisecond
+
+// Run renews the heartbeat of a socket while good returns true, and removes it otherwise. It passes an
+// error to failed once until renewing works again. When ctx ends it returns and leaves the heartbeat
+// for a successor.
+func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, failed func(error)) {
+	failing := false
+	for {
+		var err error
+		next := retry
+		if good() {
+			err = Beat(socket, clk.Boot())
+			next = Interval
+		} else {
+			err = Stop(socket)
+		}
+		if err != nil && !failing {
+			failed(err)
+		}
+		failing = err != nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-clk.After(next):
+		}
+	}
 }

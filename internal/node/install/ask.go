@@ -20,16 +20,15 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// What a plugin that is asked may take: as its answer is a line of JSON, both are
-// far more than an honest one needs.
+// Bounds of asking a plugin, whose answer is a line of JSON.
 const (
 	askTimeout = 5 * time.Second
 	mostOutput = 64 << 10              // bytes
-	writePause = 20 * time.Millisecond // for whoever still writes the file
+	writePause = 20 * time.Millisecond // while the file is still being written
 )
 
-// exitNotFound is the status by which a dynamic loader says that a library is
-// missing, as a shell does of a command.
+// exitNotFound is the exit status of a dynamic loader that misses a library, and of a shell that
+// misses a command.
 const exitNotFound = 127
 
 // asker asks plugins which CNI versions they speak, each file once.
@@ -43,8 +42,7 @@ type known struct {
 	answer answer
 }
 
-// identity tells whether a file is the one that was looked at: it changes with
-// whatever is done to the file.
+// identity identifies the content of a file: every change of the file changes it.
 type identity struct {
 	dev, ino     uint64
 	size         int64
@@ -60,7 +58,7 @@ func identify(info fs.FileInfo) identity {
 	return id
 }
 
-// ask finds out what a plugin of a chain speaks. conf is its entry in the list.
+// ask returns the CNI versions of a plugin of a chain. conf is its entry in the list.
 func (k *asker) ask(ctx context.Context, dir string, conf pluginConf) answer {
 	path := filepath.Join(dir, conf.Type)
 	info, err := os.Stat(path)
@@ -79,8 +77,8 @@ func (k *asker) ask(ctx context.Context, dir string, conf pluginConf) answer {
 	return a
 }
 
-// askFile executes a plugin. The answer is final unless another time may have
-// another, such as when the machine is too busy.
+// askFile executes a plugin. final: the answer would be the same another time, unlike when the machine
+// is too busy.
 func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf pluginConf) (_ answer, final bool) {
 	if info.Mode().Perm()&0o111 == 0 {
 		return answer{broken: path + " is not executable"}, true
@@ -98,8 +96,8 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 	case errors.Is(err, syscall.ENOEXEC):
 		return answer{broken: path + " is no program for this machine: is it for another architecture?"}, true
 	case isNotFromHere(err), errors.As(err, &exit) && exit.ExitCode() == exitNotFound:
-		// The file is there and may be executed. Its loader or libraries are not
-		// here, in berthd's container, which says nothing about the node.
+		// The file is executable. Its loader or libraries are missing in berthd's container, which
+		// says nothing about the node.
 		return answer{versions: common, unasked: "it needs what berthd's container lacks, such as libraries"}, true
 	case err != nil:
 		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, !passes(err)
@@ -119,9 +117,8 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 	return answer{versions: versions}, final
 }
 
-// passes tells whether a call failed for what may be over the next time: it was
-// killed, as by the kernel when memory is short, or there were too few resources to
-// start it.
+// passes reports whether a call failed for a temporary reason: the plugin was killed, as by the OOM
+// killer, or could not be started for lack of resources.
 func passes(err error) bool {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
@@ -135,7 +132,7 @@ func passes(err error) bool {
 	return false
 }
 
-// pause tells whether ctx goes on after it.
+// pause waits, and reports whether ctx goes on.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -149,8 +146,8 @@ func isNotFromHere(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM)
 }
 
-// askStatus asks a plugin that says it speaks withStatus whether it does: were it
-// wrong, every STATUS of the list would fail, and the node never be Ready.
+// askStatus verifies STATUS for a plugin that claims withStatus: if the claim were wrong, every STATUS
+// of the list would fail and the node would never be Ready.
 func askStatus(ctx context.Context, path string, conf pluginConf) error {
 	stdin, err := json.Marshal(struct {
 		CNIVersion string `json:"cniVersion"`
@@ -165,21 +162,20 @@ func askStatus(ctx context.Context, path string, conf pluginConf) error {
 	return err
 }
 
-// hasStatus tells by a plugin's answer to STATUS whether it has that. That it is
-// not available is an answer (CNI specification 1.1.0, "STATUS").
+// hasStatus reports by a plugin's answer to STATUS whether it implements it. "Not available" is an
+// answer (CNI specification 1.1.0, "STATUS").
 func hasStatus(err error) bool {
 	var e *types.Error
 	return err == nil || errors.As(err, &e) && (e.Code == types.ErrPluginNotAvailable || e.Code == types.ErrLimitedConnectivity)
 }
 
-// bounded executes plugins that nobody vouches for: what they print is bounded,
-// they get nothing of berthd's environment, and whatever they start ends with ctx.
+// bounded executes untrusted plugins: their output is bounded, they get no environment of berthd's,
+// and their processes end with ctx.
 type bounded struct{ version.PluginDecoder }
 
 var _ invoke.Exec = (*bounded)(nil)
 
-// ExecPlugin implements invoke.Exec. A plugin that fails with a CNI error has that
-// as *types.Error.
+// ExecPlugin implements invoke.Exec. The CNI error of a plugin is returned as *types.Error.
 func (*bounded) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, path)
@@ -199,9 +195,9 @@ func (*bounded) ExecPlugin(ctx context.Context, path string, stdin []byte, env [
 		return nil, fmt.Errorf("executing it: %w", err)
 	}
 	err := cmd.Wait()
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // what it left
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // processes that it left
 	if stdout.over {
-		return nil, errTooMuch // what became of it then is beside the point
+		return nil, errTooMuch // the cause of any other error
 	}
 	if err == nil {
 		return out.Bytes(), nil
@@ -219,7 +215,7 @@ func (*bounded) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
-// limited takes so many bytes and then fails.
+// limited accepts a number of bytes and then fails.
 type limited struct {
 	to   io.Writer
 	left int

@@ -16,24 +16,22 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// A node's image may lack plugins that its pods need. Those that come with berthd
-// are put into BinDir then, and replaced there with those of later versions; a file
-// of someone else's is left alone. Whose a file is, is told by its content: what
-// Berth put there is written down, beside the plugins, before it is put there.
+// A node's image may lack plugins that its pods need. Berth installs those that come with berthd into
+// BinDir, and updates them with later versions. It leaves the files of others alone: a list in BinDir,
+// written before each installation, has the hashes of Berth's files.
 
-// loopback is what a runtime needs besides a network's plugins, for a pod's lo
-// (containerd 1.x).
+// loopback is a plugin that a runtime needs besides a network's, for a pod's lo (containerd 1.x).
 const loopback = "loopback"
 
-// bundledName holds, in BinDir, the SHA-256 in hexadecimal of what Berth puts there
-// and of what it replaces, by plugin: either may be in place after a crash.
+// bundledName is a file in BinDir with the SHA-256, in hexadecimal, of what Berth installs and of what
+// that replaces, by plugin: after a crash either may be in place.
 const (
 	bundledName = ".berth-plugins.json"
 	bundledMode = 0o644
 )
 
-// installBundled puts plugins in place that dir has and BinDir lacks. It returns
-// the paths of those that it changed, and which it could not install, and why.
+// installBundled installs plugins that dir has and BinDir lacks. It returns the paths that it changed,
+// and the plugins that it could not install, with the reason.
 func installBundled(dir, binDir string, plugins []string) (changed []string, failed []Unusable) {
 	ours := readBundled(binDir)
 	for _, name := range plugins {
@@ -48,8 +46,7 @@ func installBundled(dir, binDir string, plugins []string) (changed []string, fai
 	return changed, failed
 }
 
-// installOne puts one plugin in place, unless there is none to install, or the one
-// that is there is not ours.
+// installOne installs one plugin, unless there is none to install or the file in place is not Berth's.
 func installOne(from, path string, ours map[string][]string) (changed bool, err error) {
 	source, err := openSource(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,8 +85,8 @@ func installOne(from, path string, ours map[string][]string) (changed bool, err 
 	return put(path, source, pluginMode)
 }
 
-// sumOf is sumAll of what is at path. What is no plain file, such as a link that leads
-// nowhere, is someone's, whatever it holds.
+// sumOf is sumAll of the file at path. Anything but a plain file, such as a dangling link, belongs to
+// others.
 func sumOf(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -106,7 +103,7 @@ func sumOf(path string) (string, error) {
 	return sumAll(f)
 }
 
-// sumAll is the SHA-256 of all that is read, in hexadecimal.
+// sumAll returns the SHA-256 of all content, in hexadecimal.
 func sumAll(r io.Reader) (string, error) {
 	h := sha256.New()
 	if _, err := io.Copy(h, r); err != nil {
@@ -115,8 +112,8 @@ func sumAll(r io.Reader) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// readBundled is what Berth put into a directory. Where that cannot be read it is
-// nothing, and all files there are someone else's.
+// readBundled returns what Berth installed into a directory. If that cannot be read, all files there
+// belong to others.
 func readBundled(binDir string) map[string][]string {
 	ours := map[string][]string{}
 	data, err := statefile.Read(filepath.Join(binDir, bundledName))

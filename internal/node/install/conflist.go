@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Network is what the installed configuration says.
+// Network is the content of the installed configuration.
 type Network struct {
 	CNIVersions []string      // of the configuration, oldest first; at least one
 	Name        string        // of the network
 	Socket      string        // of the daemon
 	MTU         int           // bytes; 0: the daemon's choice
 	Timeout     time.Duration // of the plugin's calls; 0: the plugin's default
-	Tells       []string      // capabilities: what the runtime is to tell the plugin
+	Tells       []string      // capabilities of the plugin
 	Chain       []string      // plugins after berth, by type
 
 	foreign []foreign
 }
 
-// capabilities are what the reference plugins must be declared to take from
-// the runtime (CNI conventions).
+// capabilities are those that the reference plugins must declare to get arguments from the runtime
+// (CNI conventions).
 var capabilities = map[string]string{
 	"portmap":   "portMappings",
 	"bandwidth": "bandwidth",
@@ -33,7 +33,7 @@ type conflist struct {
 	CNIVersions  []string `json:"cniVersions,omitempty"`
 	Name         string   `json:"name"`
 	Plugins      []any    `json:"plugins"`
-	BerthPlugins []string `json:"berthPlugins"` // types of Berth's entries; runtimes ignore the field
+	BerthPlugins []string `json:"berthPlugins"` // types of Berth's entries; runtimes ignore this field
 }
 
 type pluginConf struct {
@@ -44,7 +44,7 @@ type pluginConf struct {
 	Capabilities map[string]bool `json:"capabilities,omitempty"`
 }
 
-// Conflist is the network configuration as a file.
+// Conflist returns the content of the configuration file.
 func (n Network) Conflist() ([]byte, error) {
 	own := []pluginConf{n.plugin()}
 	for _, kind := range n.Chain {
@@ -95,7 +95,7 @@ const (
 	others
 )
 
-// owner tells whose network configuration a text is.
+// owner returns who owns a network configuration.
 func owner(text []byte) ownership {
 	result := nobodys
 	for _, p := range pluginsOf(text) {
@@ -107,8 +107,8 @@ func owner(text []byte) ownership {
 	return result
 }
 
-// pluginsOf are the plugins of a network configuration, a list or a single one; none if it is
-// none.
+// pluginsOf returns the plugins of a network configuration, a list or a single one; none if it is
+// invalid.
 func pluginsOf(text []byte) []pluginConf {
 	var c struct {
 		Type    string       `json:"type"`

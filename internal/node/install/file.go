@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -21,8 +22,7 @@ func openSource(path string) (*os.File, error) {
 	return f, nil
 }
 
-// put replaces path, unless it is a plain file with this content and mode, and tells
-// whether it did.
+// put replaces path unless it is a plain file with this content and mode, and reports whether it did.
 func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, err error) {
 	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)
@@ -44,7 +44,7 @@ func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, er
 	return true, syncDir(filepath.Dir(path))
 }
 
-// isSame tells whether path is a plain file with this content and mode.
+// isSame reports whether path is a plain file with this content and mode.
 func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -56,7 +56,7 @@ func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
 	if info.IsDir() {
 		return false, errors.New("a directory of this name is in the way")
 	}
-	if info.Mode() != mode { // the type too: a symbolic link is replaced
+	if info.Mode() != mode { // including the type: a symbolic link is replaced
 		return false, nil
 	}
 	f, err := os.Open(path)
@@ -67,7 +67,7 @@ func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
 	return equal(f, content)
 }
 
-// equal compares two files piece by piece: neither is held in memory whole.
+// equal compares two files without reading either into memory as a whole.
 func equal(a, b io.Reader) (bool, error) {
 	x, y := make([]byte, 32<<10), make([]byte, 32<<10)
 	for {
@@ -87,14 +87,14 @@ func equal(a, b io.Reader) (bool, error) {
 
 func isEnd(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
 
-// staged is the name under which a file is written before it is put in place:
-// in the same directory, one that no runtime looks at, and always the same, so
-// that a crash leaves one file at most, which the next attempt removes.
+// staged is the name under which a file is written before it is renamed: in the same directory,
+// ignored by runtimes, and always the same, so that a crash leaves at most one file, which the next
+// attempt removes.
 func staged(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
 }
 
-// stage writes content, safe on disk, to the name it returns.
+// stage writes and syncs content under the name that it returns.
 func stage(path string, content io.Reader, mode os.FileMode) (tmp string, err error) {
 	tmp = staged(path)
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -109,7 +109,7 @@ func stage(path string, content io.Reader, mode os.FileMode) (tmp string, err er
 	return tmp, nil
 }
 
-// syncDir makes a rename or removal in dir survive a power cut.
+// syncDir makes a rename or removal in dir durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -120,4 +120,68 @@ func syncDir(dir string) error {
 		return fmt.Errorf("syncing %s: %w", dir, err)
 	}
 	return nil
+}
+
+// A configuration in place tells a runtime that the node can take pods. After a reboot that is false
+// until berthd has set up the node, and the runtime starts first. So the configuration is on the tmpfs
+// of berthd's state, and the runtime's directory has a link to it, which dangles after a reboot.
+// containerd treats a dangling link as a broken configuration and uses no other in its place; CRI-O
+// ignores it.
+//
+// Runtimes watch the directory of the link but not its target (inotify, in containerd's
+// cniNetConfSyncer and CRI-O's ocicni). So whenever the file has changed the link is replaced by a
+// rename, which both see. Its temporary name exists while the file is replaced: if a crash leaves it,
+// the next attempt knows that the runtime has not seen the change.
+
+// putLinked is put for a file at target, to which path becomes a link.
+func putLinked(path, target string, content io.ReadSeeker, mode fs.FileMode) (changed bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {
+		return false, fmt.Errorf("creating the directory that it links to: %w", err)
+	}
+	if done, err := isLinked(path, target, content, mode); done || err != nil {
+		return false, err
+	}
+	if info, err := os.Lstat(path); err == nil && info.IsDir() {
+		return false, errors.New("a directory of this name is in the way")
+	}
+	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)
+	}
+	if err := os.Symlink(target, staged(path)); err != nil {
+		return false, fmt.Errorf("making the link: %w", err)
+	}
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return false, fmt.Errorf("reading it again: %w", err)
+	}
+	if _, err := put(target, content, mode); err != nil {
+		return false, fmt.Errorf("writing %s: %w", target, err)
+	}
+	if err := os.Rename(staged(path), path); err != nil {
+		return false, fmt.Errorf("putting the link in place: %w", err)
+	}
+	return true, syncDir(filepath.Dir(path))
+}
+
+// isLinked reports whether link and file are as they should be, and no attempt was interrupted.
+func isLinked(path, target string, content io.Reader, mode fs.FileMode) (bool, error) {
+	if _, err := os.Lstat(staged(path)); !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if to, err := os.Readlink(path); err != nil || to != target {
+		return false, nil //nolint:nilerr // anything else is replaced
+	}
+	return isSame(target, content, mode)
+}
+
+// unlink removes path and, if it is a link, its target.
+func unlink(path string) error {
+	if to, err := os.Readlink(path); err == nil {
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(path), to)
+		}
+		if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("removing what it links to: %w", err)
+		}
+	}
+	return os.Remove(path)
 }

@@ -7,19 +7,18 @@ import (
 	"slices"
 )
 
-// Other software adds plugins of its own to the list in place, such as a service mesh's. Its
-// entries stay, in their order among Berth's, for as long as they are in the file. The list
-// says which plugins Berth put there, so that one which Berth no longer wants is not taken for
-// somebody else's.
+// Other software, such as a service mesh, adds plugins to the list in place. Berth keeps these entries
+// in their order among its own for as long as they are in the file. The list names Berth's own
+// plugins, so that one which Berth no longer wants is not mistaken for a foreign one.
 
 // foreign is an entry of other software in the list.
 type foreign struct {
 	kind   string          // its type
 	entry  json.RawMessage // as it was written
-	before []string        // types of Berth's entries that follow it, in their order
+	before []string        // types of Berth's entries after it, in order
 }
 
-// anchor is the type of Berth's entry before which it belongs; empty: it is at the end.
+// anchor is the type of Berth's entry before which it is placed; empty: at the end.
 func (f foreign) anchor(own []pluginConf) string {
 	for _, kind := range f.before {
 		if slices.ContainsFunc(own, func(p pluginConf) bool { return p.Type == kind }) {
@@ -29,8 +28,8 @@ func (f foreign) anchor(own []pluginConf) string {
 	return ""
 }
 
-// foreignIn finds those in a list, to which Berth will write the plugins of types own, berth
-// among them.
+// foreignIn returns the foreign entries of a list, to which Berth will write the plugins of types own,
+// including berth.
 func foreignIn(text []byte, own []string) (found []foreign) {
 	var c struct {
 		Berths  []string          `json:"berthPlugins"`
@@ -54,8 +53,8 @@ func foreignIn(text []byte, own []string) (found []foreign) {
 	return found
 }
 
-// isPlain tells whether an entry is as Berth writes those of its chain. In a list that does not say
-// which are Berth's, of a person or of an earlier version, such an entry is.
+// isPlain reports whether an entry looks as Berth writes chained plugins. In a list that does not name
+// Berth's plugins, from a person or an earlier version, such an entry is Berth's.
 func isPlain(entry json.RawMessage) bool {
 	var is, berths any
 	var p pluginConf
@@ -66,8 +65,8 @@ func isPlain(entry json.RawMessage) bool {
 	return err == nil && json.Unmarshal(own, &berths) == nil && json.Unmarshal(entry, &is) == nil && reflect.DeepEqual(is, berths)
 }
 
-// foreign are the entries of other software in the configuration in place, where the runtime
-// looks or, as after the link to it was removed, where it lies.
+// foreign returns the foreign entries of the configuration in place, where the runtime looks or, if
+// the link was removed, at its target.
 func (o *Options) foreign(path string) []foreign {
 	own := append([]string{pluginName}, o.Network.Chain...)
 	for _, file := range []string{path, o.Volatile} {
@@ -78,7 +77,7 @@ func (o *Options) foreign(path string) []foreign {
 	return nil
 }
 
-// merged are Berth's entries with those of other software.
+// merged returns Berth's entries with the foreign ones.
 func merged(own []pluginConf, others []foreign) (all []any) {
 	add := func(before string) {
 		for _, f := range others {

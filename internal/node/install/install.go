@@ -1,16 +1,14 @@
-// Package install puts the CNI plugin and its network configuration where the
-// container runtime looks for them. berthd calls it once its first address is
-// usable, and again from time to time: a configuration in place is what tells
+// Package install installs the CNI plugin and its network configuration for the
+// container runtime. berthd calls it once its first address is
+// usable, and again from time to time: a configuration in place tells
 // the runtime that the node can take pods.
 //
-//	install.go    the steps, and what is reported of them
+//	install.go    the steps and the report
 //	conflist.go   the configuration
 //	foreign.go    entries of other software in the configuration
-//	chained.go    the plugin alone, to be called after another network's
-//	versions.go   in which CNI versions, and with which plugins
-//	ask.go        what plugins of others speak
-//	file.go       a file that nobody sees half of
-//	link.go       a configuration that a reboot removes
+//	versions.go   CNI versions and usable plugins; installation after another network's plugins
+//	ask.go        which CNI versions a plugin speaks
+//	file.go       atomic files, and a configuration that a reboot removes
 //	bundle.go     plugins that come with berthd
 package install
 
@@ -25,42 +23,40 @@ import (
 	"strings"
 )
 
-// Options say what to install, and where. All are needed that are not optional.
+// Options say what to install, and where. All are required unless they are marked optional.
 type Options struct {
-	Plugin   string // the plugin's binary, to be copied
+	Plugin   string // the plugin's binary, which is copied
 	BinDir   string // where the runtime looks for plugins
 	ConfDir  string // where the runtime looks for network configurations
 	ConfName string // the configuration's file name, ending in ".conflist"
-	// Volatile is where the configuration lies, on a file system that a reboot
-	// empties: a path that the runtime sees as the caller does. In ConfDir is a link
-	// to it then. Optional: without it the configuration is in ConfDir itself.
+	// Volatile is the path of the configuration on a file system that a reboot empties, which the
+	// runtime must see under the same path. ConfDir has a link to it then. Optional: without it the
+	// configuration is in ConfDir itself.
 	Volatile string
 	// Bundle has plugins of the chain, and loopback, for nodes that lack them. Optional.
 	Bundle     string
-	CNIVersion string  // Auto, or the one that the configuration is to have
-	Network    Network // CNIVersions and what of Chain cannot be used are the Installer's to set
+	CNIVersion string  // Auto, or the version of the configuration
+	Network    Network // the Installer sets CNIVersions and removes unusable plugins from Chain
 }
 
-// Report tells what an installation did, and what a person may want to know.
+// Report describes an installation.
 type Report struct {
-	Changed  []string   // paths of files that were not as they should be
+	Changed  []string   // paths of files that were installed or corrected
 	Versions []string   // CNI versions that the configuration is in, oldest first
 	LeftOut  []string   // plugins of Network.Chain that are not in BinDir
-	Unusable []Unusable // those that are there, and are left out all the same
-	Failed   []Unusable // plugins of Bundle that could not be put into BinDir, and of others that do not work
-	Unasked  []string   // those that could not be asked which versions they speak, and are in
-	Held     []string   // those that keep the configuration from newer versions
-	Foreign  []string   // plugins that other software put into the configuration, and that stay
-	// Preferred are configurations of others whose names sort before ours. A
-	// runtime that takes one network takes the first of them instead.
+	Unusable []Unusable // plugins that are in BinDir and left out
+	Failed   []Unusable // plugins of Bundle that could not be installed, and foreign ones that do not work
+	Unasked  []string   // plugins in the list that did not say which versions they speak
+	Held     []string   // plugins that keep the configuration from newer versions
+	Foreign  []string   // plugins of other software in the configuration
+	// Preferred are configurations of other networks whose names sort before Berth's. A runtime that
+	// uses one network uses the first of them instead.
 	Preferred []string
-	// Unchained says what to do so that the plugin is called after another network's; empty:
-	// nothing.
+	// Unchained says what to do so that the plugin runs after another network's; empty: nothing.
 	Unchained string
 }
 
-// Installer installs, and remembers what plugins of others said. One goroutine uses
-// it at a time.
+// Installer installs, and caches the answers of plugins. It must not be used concurrently.
 type Installer struct {
 	options Options
 	asker   asker
@@ -71,23 +67,21 @@ func New(o Options) *Installer {
 	return &Installer{options: o, asker: asker{known: map[string]known{}, timeout: askTimeout}}
 }
 
-// The plugin's name in BinDir, and modes of what is installed. A configuration
-// holds no secrets, but is nobody's business (0600 is also what the CIS
-// benchmark asks for).
+// The plugin's name in BinDir, and modes of installed files. A configuration has no secrets, but the
+// CIS benchmark asks for 0600.
 const (
 	pluginName = "berth"
 	pluginMode = 0o755
 	confMode   = 0o600
-	confSuffix = ".conflist" // what libcni takes for a list
+	confSuffix = ".conflist" // of a list, by libcni
 )
 
-// Install makes plugins and configuration what they should be, in this order,
-// each by one rename: nobody sees half a file, and a file that is as it should
-// be is not touched. It is an error when the configuration's name is taken by
-// a network that is not Berth's; such a file is left alone.
+// Install installs plugins and configuration, in this order, each by one rename, and does not touch
+// files that are correct. It fails when the configuration's name is taken by another network, whose
+// file it leaves alone.
 //
-// Plugins of the chain are executed, to ask which CNI versions they speak: each
-// file once, for a few seconds at most.
+// It executes plugins of the chain to ask which CNI versions they speak: each file once, for a few
+// seconds at most.
 func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 	o := i.options
 	if !strings.HasSuffix(o.ConfName, confSuffix) {
@@ -108,7 +102,7 @@ func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 	}
 	i.fit(ctx, &o, &r)
 	if err := ctx.Err(); err != nil {
-		return r, err // what plugins did not answer says nothing
+		return r, err // missing answers mean nothing
 	}
 	if err := o.installConf(&r); err != nil {
 		return r, err
@@ -117,7 +111,7 @@ func (i *Installer) Install(ctx context.Context) (r Report, err error) {
 	return r, err
 }
 
-// installPlugins puts berth in place, and what the node lacks besides.
+// installPlugins installs berth and the bundled plugins that the node lacks.
 func (o *Options) installPlugins(r *Report) error {
 	path := filepath.Join(o.BinDir, pluginName)
 	source, err := openSource(o.Plugin)
@@ -140,7 +134,7 @@ func (o *Options) installPlugins(r *Report) error {
 	return nil
 }
 
-// fit makes the chain what can be used of it, and the versions those that it speaks.
+// fit reduces the chain to usable plugins, and the versions to those that they speak.
 func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
 	var there []string
 	there, r.LeftOut = present(o.BinDir, o.Network.Chain)
@@ -165,7 +159,7 @@ func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
 	}
 }
 
-// installConf puts the configuration in place.
+// installConf installs the configuration.
 func (o *Options) installConf(r *Report) error {
 	path := filepath.Join(o.ConfDir, o.ConfName)
 	text, err := o.Network.Conflist()
@@ -187,15 +181,14 @@ func (o *Options) installConf(r *Report) error {
 	return nil
 }
 
-// Uninstall removes the configuration, so that the runtime gives the node no
-// more pods, and tells whether there was one. A link goes with what it leads to.
-// The plugins stay, since running pods need them to be removed. A file of another
-// network is left alone.
+// Uninstall removes the configuration and its link, so that the runtime gives the node no more pods,
+// and reports whether there was one. The plugins stay, since removing running pods needs them. The
+// file of another network is left alone.
 func Uninstall(confDir, confName string) (bool, error) {
 	path := filepath.Join(confDir, confName)
 	text, err := os.ReadFile(path)
 	switch _, linkErr := os.Readlink(path); {
-	case errors.Is(err, os.ErrNotExist) && linkErr == nil: // leads nowhere, as after a reboot
+	case errors.Is(err, os.ErrNotExist) && linkErr == nil: // dangles, as after a reboot
 	case errors.Is(err, os.ErrNotExist):
 		return false, nil
 	case err != nil:
@@ -209,8 +202,7 @@ func Uninstall(confDir, confName string) (bool, error) {
 	return true, syncDir(confDir)
 }
 
-// mayReplace refuses a configuration of someone else's. One that nobody could
-// read is of no use to anyone.
+// mayReplace returns an error for another network's configuration. An unreadable one may be replaced.
 func mayReplace(conf string) error {
 	text, err := os.ReadFile(conf)
 	if errors.Is(err, os.ErrNotExist) {
@@ -225,7 +217,7 @@ func mayReplace(conf string) error {
 	return nil
 }
 
-// present splits plugins into those that are in dir and those that are not.
+// present splits plugins into those that dir has and those that it lacks.
 func present(dir string, plugins []string) (there, missing []string) {
 	for _, p := range plugins {
 		if info, err := os.Stat(filepath.Join(dir, p)); err == nil && info.Mode().IsRegular() {
@@ -237,7 +229,7 @@ func present(dir string, plugins []string) (there, missing []string) {
 	return there, missing
 }
 
-// preferred lists the configurations whose names sort before name.
+// preferred returns the configurations whose names sort before name.
 func preferred(dir, name string) ([]string, error) {
 	files, err := configurations(dir)
 	var before []string
@@ -249,8 +241,7 @@ func preferred(dir, name string) ([]string, error) {
 	return before, err
 }
 
-// configurations lists the network configurations in the order of their names. A folder that
-// is not there has none.
+// configurations returns the network configurations ordered by name. A missing folder has none.
 func configurations(dir string) (out []string, err error) {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -258,7 +249,7 @@ func configurations(dir string) (out []string, err error) {
 	}
 	for _, e := range entries {
 		switch filepath.Ext(e.Name()) {
-		case confSuffix, ".conf", ".json": // what libcni's ConfFiles callers look for
+		case confSuffix, ".conf", ".json": // as for callers of libcni's ConfFiles
 			out = append(out, filepath.Join(dir, e.Name()))
 		}
 	}

@@ -16,12 +16,18 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// gauges are a source's metrics as the daemon serves them.
-type gauges struct{ source.Source }
+// snapshot is what NICs add to a source's.
+func (n *NICs) snapshot() (s source.Snapshot) {
+	n.Describe(&s)
+	return s
+}
+
+// gauges are metrics of NICs as the daemon serves them.
+type gauges struct{ *NICs }
 
 func (gauges) Describe(chan<- *prometheus.Desc) {}
 func (g gauges) Collect(to chan<- prometheus.Metric) {
-	for _, m := range g.Snapshot().Detail.Metrics() {
+	for _, m := range g.snapshot().Detail.Metrics() {
 		to <- m
 	}
 }
@@ -33,7 +39,7 @@ func TestMetrics(t *testing.T) {
 	harness.OK(t, err)
 	r := prometheus.NewRegistry()
 	m := NewMetrics(r)
-	r.MustRegister(gauges{NewNone(n)})
+	r.MustRegister(gauges{n})
 	m.Waited("bound", time.Second)
 	m.Plugged("OVS", nil, time.Second)
 	for _, err := range []error{plug.ErrInvalid, plug.ErrNoBridge, plug.ErrNotReady, plug.ErrPortInUse, errors.New("no memory")} {

@@ -190,7 +190,7 @@ func TestPodNICThatLies(t *testing.T) {
 		t.Error(why)
 	}
 	m.Until("it is told of", func() bool {
-		for _, c := range NewNone(m.NICs).Snapshot().Conditions {
+		for _, c := range m.snapshot().Conditions {
 			if c.Type == conditionPodNICs && !c.Healthy && strings.Contains(c.Message, "br-ex") {
 				return true
 			}
@@ -518,9 +518,9 @@ func TestReady(t *testing.T) {
 	m.vswitch.err = plug.ErrUnreachable
 	m.vswitch.mu.Unlock()
 	m.Until("the condition", func() bool {
-		c := src.Snapshot().Conditions[0]
+		c := m.snapshot().Conditions[0]
 		return c.Type == conditionOVSDB && !c.Healthy && c.Reason == "Unreachable"
-	}, func() string { return fmt.Sprint(src.Snapshot().Conditions) })
+	}, func() string { return fmt.Sprint(m.snapshot().Conditions) })
 	if err := src.Ready(); err != nil {
 		t.Errorf("a node that was ready is not: %v", err)
 	}

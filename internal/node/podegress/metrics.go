@@ -103,19 +103,8 @@ func (n counts) Metrics() []prometheus.Metric {
 	}
 }
 
-// Beside is a source of addresses beside which pods have egress: it tells how that is, too.
-type Beside struct {
-	source.Source
-	clients *Clients
-}
-
-// NewBeside wraps a source.
-func NewBeside(of source.Source, clients *Clients) Beside { return Beside{of, clients} }
-
-// Snapshot implements source.Source.
-func (b Beside) Snapshot() source.Snapshot {
-	s := b.Source.Snapshot()
-	c := b.clients
+// Describe implements part.Part.
+func (c *Clients) Describe(s *source.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.Waiting += c.waiters.Len()
@@ -124,7 +113,6 @@ func (b Beside) Snapshot() source.Snapshot {
 	if err := c.observed.sync.Err(); err != nil && s.LastError == "" {
 		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
 	}
-	return s
 }
 
 // longestCondition is that of a condition's message, in bytes.

@@ -1,6 +1,6 @@
 package podevents
 
-// Busy is the cause of a wait for which the daemon knows none.
+// Busy is the cause of a wait when the daemon knows none.
 const Busy = "busy"
 
 // ConnectionsFull is the cause of GatewayFull.
@@ -9,7 +9,7 @@ const ConnectionsFull = "connections-full"
 // UsedElsewhere is the cause of AddressShared.
 const UsedElsewhere = "used-elsewhere"
 
-// OnNode is another cause of AddressShared: the other one is the node.
+// OnNode is another cause of AddressShared: the node has the address.
 const OnNode = "address-on-node"
 
 // Headings of docs/troubleshoot.md, under which the causes are.
@@ -34,8 +34,8 @@ type Remedy struct {
 	Heading string // of docs/troubleshoot.md, which has more
 }
 
-// RemedyOf tells what to do about a cause. known is false of one that has no row of
-// its own: those that an operator of a newer version gives.
+// RemedyOf returns what to do about a cause. known is false for a cause without an entry, as from a
+// newer operator.
 func RemedyOf(cause string) (r Remedy, known bool) {
 	if r, known = remedies[cause]; known {
 		return r, true
@@ -43,14 +43,14 @@ func RemedyOf(cause string) (r Remedy, known bool) {
 	return Remedy{Heading: inAll}, false
 }
 
-// What sentences say that fit several causes.
+// Sentences of several causes.
 const (
-	nothing      = "Nothing is to be done if it happens once; if it happens often, keep more addresses warm."
-	wait         = "Nothing is to be done, but wait a moment."
-	seeDaemon    = "See the log of berthd on the pod's node."
-	seeOperator  = "See the Lease, the Pods and the log of berth-operator."
+	nothing      = "No action is needed if this happens once; if it happens often, keep more addresses warm."
+	wait         = "Wait a moment; no action is needed."
+	seeDaemon    = "Check the log of berthd on the pod's node."
+	seeOperator  = "Check the Lease, the Pods and the log of berth-operator."
 	seeSpec      = "Correct spec.eni of the node's NodeNetwork."
-	seeNodes     = "See whether Node and NodeNetwork are of one instance."
+	seeNodes     = "Check whether Node and NodeNetwork belong to the same instance."
 	largerNode   = "Run fewer pods on the node, take a larger instance type, or use prefixes."
 	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
 )
@@ -65,7 +65,7 @@ var remedies = map[string]Remedy{
 	"no-ipv4":               {"", inNoAddress},
 	"node-local-full":       {"", inNoAddress},
 	"max-pods":              {"", inNoAddress},
-	"cooling":               {"They are free within the cooling period, by themselves.", inNoAddress},
+	"cooling":               {"They become free within the cooling period.", inNoAddress},
 	"throttled":             {"", inNoAddress},
 	"permission":            {"", inNoAddress},
 	"unreachable":           {"", inNoAddress},
@@ -75,7 +75,7 @@ var remedies = map[string]Remedy{
 	"starting":              {wait, inNoAddress},
 	"source":                {seeDaemon, inNoAddress},
 	"degraded":              {seeDaemon, inNoAddress},
-	"crowded":               {"The kubelet tries again by itself; see why so many ADDs wait.", inNoAddress},
+	"crowded":               {"The kubelet retries; check why so many ADDs wait.", inNoAddress},
 
 	// The node's NodeNetwork, and its conditions.
 	"no-object":              {"", inWaits},
@@ -90,21 +90,21 @@ var remedies = map[string]Remedy{
 	"not-found":              {seeSpec, inOperator},
 	"invalid-request":        {seeSpec, inOperator},
 	"invalid-spec":           {seeSpec, inOperator},
-	"conflict":               {"See the instance's state at EC2.", inOperator},
-	"transient":              {"See whether berth-operator reaches EC2.", inOperator},
-	"unknown":                {"See whether berth-operator reaches EC2.", inOperator},
+	"conflict":               {"Check the instance's state in EC2.", inOperator},
+	"transient":              {"Check whether berth-operator reaches EC2.", inOperator},
+	"unknown":                {"Check whether berth-operator reaches EC2.", inOperator},
 	"instance-gone":          {seeNodes, inOperator},
-	"made-again-too-often":   {"See who deletes the node's NodeNetwork.", inOperator},
+	"made-again-too-often":   {"Find out what deletes the node's NodeNetwork.", inOperator},
 	"no-node":                {seeNodes, inOperator},
 	"another-instance":       {seeNodes, inOperator},
 	"not-proved":             {seeNodes, inOperator},
 	"another-cluster":        {"Tag the instance, or correct the operator's setting.", inOperator},
 	"already-claimed":        {seeNodes, inOperator},
-	"not-written":            {"Install roles, policies and kinds of the operator's version.", inOperator},
+	"not-written":            {"Install the roles, policies and CRDs of the operator's version.", inOperator},
 
 	// A running pod whose network is gone.
-	"eni-link-missing":   {"See what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
-	"eni-detached":       {"Berth attaches the ENI again if it still exists; else delete the pod. CloudTrail has who detached it.", inCutOff},
+	"eni-link-missing":   {"Find out what detached the ENI, or moved its link to another network namespace or driver.", inCutOff},
+	"eni-detached":       {"Berth attaches the ENI again if it still exists; otherwise delete the pod. CloudTrail shows who detached it.", inCutOff},
 	"address-unassigned": {"Delete the pod, so that another gets a new address.", inCutOff},
 
 	// Address pools.
@@ -119,18 +119,18 @@ var remedies = map[string]Remedy{
 	UsedElsewhere:        {"", inPools},
 	"pool-not-allowed":   {"", inPoolWaits},
 	"pool-unknown":       {"", inPoolWaits},
-	"namespace-unknown":  {"See whether the node reaches the API server.", inPoolWaits},
+	"namespace-unknown":  {"Check whether the node reaches the API server.", inPoolWaits},
 	"annotations-untold": {"", inPoolWaits},
 	"pool-unsupported":   {"", inNoAddress},
-	"pod-unnamed":        {"Use a container runtime that tells the pod's name.", inPoolWaits},
+	"pod-unnamed":        {"Use a container runtime that passes on the pod's name.", inPoolWaits},
 
 	// NICs that are ports of a VPC.
-	"no-nic":        {"Name one of them so by the annotation berth.dev/nics.", inNICs},
-	"nic-invalid":   {"See the PodNIC that the message names.", inNICs},
-	"nic-switch":    {"See whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},
-	"nic-not-ready": {"See whether the agent of the VPC runs on the pod's node, or the trunk is attached to it.", inNICs},
-	"no-vlan":       {"Load the kernel's module 8021q on the pod's node.", inNICs},
-	"port-in-use":   {"The pod's former sandbox has it until its DEL: wait a moment.", inNICs},
+	"no-nic":        {"Give one of them this name in the annotation berth.dev/nics.", inNICs},
+	"nic-invalid":   {"Check the PodNIC that the message names.", inNICs},
+	"nic-switch":    {"Check whether Open vSwitch runs on the pod's node and has the integration bridge.", inNICs},
+	"nic-not-ready": {"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs},
+	"no-vlan":       {"Load the kernel module 8021q on the pod's node.", inNICs},
+	"port-in-use":   {"Wait a moment: the pod's former sandbox holds it until its DEL.", inNICs},
 	"nic":           {seeDaemon, inNICs},
 
 	// The conditions of PodNICs.
@@ -139,47 +139,47 @@ var remedies = map[string]Remedy{
 	"no-pod":          {wait, inVPCs},
 	"unscheduled":     {wait, inVPCs},
 	"no-host":         {"", inVPCs},
-	"namespace-limit": {"Remove NICs of the namespace, or have the VPC allow it more.", inVPCs},
+	"namespace-limit": {"Remove NICs of the namespace, or raise its limit in the VPC.", inVPCs},
 	"node-limit":      {"Run fewer pods with NICs on the node.", inVPCs},
-	"binding-failed":  {"See whether the provider's agent on the pod's node lives.", inVPCs},
-	"still-plugged":   {"See whether the node that had the port lives.", inVPCs},
+	"binding-failed":  {"Check whether the provider's agent runs on the pod's node.", inVPCs},
+	"still-plugged":   {"Check whether the node that had the port is up.", inVPCs},
 	// Their PodNICs.
-	"no-podnic":         {"See the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
+	"no-podnic":         {"Check the Events of the pod, and whether berth-operator runs with the feature port.", inNICs},
 	"podnic-gone":       {seeOperator, inNICs},
 	"podnic-invalid":    {"Correct what the message names, in the VPC or in --ovs-bridges of berthd.", inNICs},
 	"nic-refused":       {"Correct the annotation that the message names.", inNICs},
 	"not-bound":         {seeOperator, inNICs},
-	"no-link":           {"See whether the agent of the VPC runs on the pod's node, or the trunk is attached to it.", inNICs},
-	"not-active":        {"See OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
-	"ovsdb-unreachable": {"See whether Open vSwitch runs on the pod's node.", inNICs},
+	"no-link":           {"Check whether the VPC's agent runs on the pod's node, or the trunk is attached to it.", inNICs},
+	"not-active":        {"Check OVN's controller, or Neutron's agent, on the pod's node.", inNICs},
+	"ovsdb-unreachable": {"Check whether Open vSwitch runs on the pod's node.", inNICs},
 
 	// Egress, and berth after another network's plugins.
-	"no-fou":      {"Load the kernel modules that the message names on the pod's node, or keep the pod from it.", inEgress},
+	"no-fou":      {"Load the kernel modules that the message names on the pod's node, or schedule the pod elsewhere.", inEgress},
 	"egress":      {seeDaemon, inEgress},
 	"no-egress":   {"Start berthd with --egress again, or delete the pod.", inEgress},
 	"chained":     {"", inEgress},
 	"not-chained": {"", inEgress},
 
-	"no-egressclient":    {"See the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress},
+	"no-egressclient":    {"Check the Events of the pod, and whether berth-operator runs with the feature egress.", inEgress},
 	"egress-unknown":     {wait, inEgress},
 	"egress-invalid":     {"Correct what the message names in the Egress.", inEgress},
 	"egress-annotation":  {"Correct the annotation that the message names.", inEgress},
-	"egress-not-found":   {"Make the Egress, or correct the pod's annotation.", inEgress},
-	"egress-not-allowed": {"Name the pod's namespace in spec.allowedNamespaces of the Egress, or another Egress.", inEgress},
+	"egress-not-found":   {"Create the Egress, or correct the pod's annotation.", inEgress},
+	"egress-not-allowed": {"Add the pod's namespace to spec.allowedNamespaces of the Egress, or use another Egress.", inEgress},
 	"egress-overlaps":    {"Name only one of the Egresses whose destinations overlap.", inEgress},
 	"egress-refused":     {seeOperator, inEgress},
 	OnNode:               {"Remove the address from the node's link, and keep the node's network manager from adding it.", inOnNode},
 	ConnectionsFull:      {"Give the Egress more replicas, or raise net.netfilter.nf_conntrack_max on the gateway's node.", inEgress},
 
-	// What is not for want of an address.
+	// Causes that are not about addresses.
 	Busy:            {seeDaemon, inNoAddress},
-	"deadline":      {"See CPU and memory of the node.", inPodSide},
-	"netns-missing": {"See how the node's folder of network namespaces is mounted into berthd.", inPodSide},
-	"netns-invalid": {"See how the node's folder of network namespaces is mounted into berthd.", inPodSide},
+	"deadline":      {"Check CPU and memory of the node.", inPodSide},
+	"netns-missing": {"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide},
+	"netns-invalid": {"Check how the node's folder of network namespaces is mounted into berthd.", inPodSide},
 	"datapath":      {seeDaemon, inPodSide},
-	"kernel":        {"See whether another program makes interfaces or routes of pods on the node.", inPodSide},
-	"record":        {"Make room in the node's /run, and see whether it can be written.", inPodSide},
+	"kernel":        {"Check whether another program creates interfaces or routes of pods on the node.", inPodSide},
+	"record":        {"Free space in the node's /run, and check whether it is writable.", inPodSide},
 	"bad-request":   {"Correct what the message names.", inPodSide},
-	"internal":      {"Report it, with the log of berthd on the pod's node.", inPodSide},
-	"panic":         {"Report it, with the log of berthd on the pod's node.", inPodSide},
+	"internal":      {"Report it with the log of berthd on the pod's node.", inPodSide},
+	"panic":         {"Report it with the log of berthd on the pod's node.", inPodSide},
 }

@@ -11,26 +11,25 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// While the API server takes nothing, one request is tried at a time, so far apart.
+// While the API server rejects or does not answer, one request is tried at a time with this backoff.
 const (
 	pauseFirst = time.Second
 	pauseMost  = 30 * time.Second
 )
 
-// Result is what became of an Event, or of counting it up.
+// Result is the outcome of an Event or of an update.
 type Result string
 
-// The results. Each Event that was not written as it was to be is one of the
-// others.
+// The results. Refused and Dropped are those of Events that were not written as intended.
 const (
 	Written Result = "written"
-	Refused Result = "refused" // the API server will not have it
-	Dropped Result = "dropped" // too much at once, or for too long no answer
+	Refused Result = "refused" // the API server rejected it
+	Dropped Result = "dropped" // too many at once, or no answer for too long
 )
 
-// Options are the parts of a Teller. All are required.
+// Options configure a Teller. All are required.
 type Options struct {
-	Node    string // that the Events name as who reports
+	Node    string // the reporting instance of the Events
 	Writer  Writer
 	Clock   clock.Clock
 	Log     *slog.Logger
@@ -42,23 +41,23 @@ type Teller struct {
 	o    Options
 	wake retry.Signal // there is news
 
-	mu   sync.Mutex // guards book; memory only, no request is made under it
-	book *book
+	mu    sync.Mutex // guards queue; memory only, no request is made under it
+	queue *queue
 }
 
 // New returns a Teller. It makes no request yet.
 func New(o Options) *Teller {
-	return &Teller{o: o, wake: retry.NewSignal(), book: newBook(o.Node)}
+	return &Teller{o: o, wake: retry.NewSignal(), queue: newQueue(o.Node)}
 }
 
-// Tell takes news. It returns at once and may be called at any time. News of pods
-// that the runtime does not name is for nobody.
+// Tell accepts news. It returns at once and may be called at any time. It ignores news of pods without
+// a name.
 func (t *Teller) Tell(n News) {
 	if n.Pod.Namespace == "" || n.Pod.Name == "" {
 		return
 	}
 	t.mu.Lock()
-	kept, dropped := t.book.hear(n, t.o.Clock.Now())
+	kept, dropped := t.queue.add(n, t.o.Clock.Now())
 	t.mu.Unlock()
 	if dropped > 0 {
 		t.o.Counted(Dropped, dropped)
@@ -75,7 +74,7 @@ func (t *Teller) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		now := t.o.Clock.Now()
 		t.mu.Lock()
-		r, wait, dropped := t.book.next(now)
+		r, wait, dropped := t.queue.next(now)
 		t.mu.Unlock()
 		if dropped > 0 {
 			t.o.Counted(Dropped, dropped)
@@ -90,7 +89,7 @@ func (t *Teller) Run(ctx context.Context) {
 		}
 		now = t.o.Clock.Now()
 		t.mu.Lock()
-		kept, isCrowded := t.book.done(r, err, now), t.book.isCrowded(r.Pod.Namespace)
+		kept, isCrowded := t.queue.done(r, err, now), t.queue.isCrowded(r.Pod.Namespace)
 		t.mu.Unlock()
 		switch {
 		case err == nil:
@@ -98,11 +97,11 @@ func (t *Teller) Run(ctx context.Context) {
 			t.o.Counted(Written, 1)
 		case errors.Is(err, ErrTaken):
 			if isCrowded {
-				t.o.Log.Warn("Events of a namespace's Pods wait: this node's names for them are in use until its Events expire", "namespace", r.Pod.Namespace, "names", slots)
+				t.o.Log.Warn("Events of a namespace wait until older ones expire: all names of this node are in use", "namespace", r.Pod.Namespace, "names", slots)
 			}
 		case !warned:
 			warned = true
-			t.o.Log.Warn("Events of Pods are not written", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
+			t.o.Log.Warn("writing an Event", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
 		}
 		if kept {
 			away.Fail(now, pauseFirst, pauseMost)
@@ -113,7 +112,7 @@ func (t *Teller) Run(ctx context.Context) {
 	}
 }
 
-// pause waits for some time, 0 for ever, and no longer than until there is news.
+// pause waits for a time, or for ever if it is 0, but ends when there is news.
 func (t *Teller) pause(ctx context.Context, d time.Duration, news retry.Signal) {
 	var over <-chan time.Time
 	if d > 0 {

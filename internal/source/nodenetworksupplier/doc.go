@@ -18,4 +18,4 @@ package nodenetworksupplier
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 
-//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/operator/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=.;../../node/podevents output:rbac:dir=../../../deploy/chart/files/rbac/operator/berthd

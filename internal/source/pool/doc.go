@@ -36,4 +36,4 @@ package pool
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=list;watch;create;delete
 // +kubebuilder:rbac:groups="",resources=nodes;namespaces,verbs=list;watch
 
-//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/pool/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=.;../../node/podevents output:rbac:dir=../../../deploy/chart/files/rbac/pool/berthd
