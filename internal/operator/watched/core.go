@@ -18,10 +18,7 @@ import (
 
 // Nodes are all, with their labels and with what tells whose instance one is, whether
 // it lives, and how many pods and branch interfaces it may have.
-var Nodes = &Kind{
-	Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} },
-	Cache: cache.ByObject{Transform: trimNode},
-}
+var Nodes = Of(&corev1.Node{}, &corev1.NodeList{}, trimNode)
 
 // WaitingPods are the pods that are bound to a node, are to have an address of
 // their own and have none yet; of each, its node. The API server filters, so
@@ -66,22 +63,15 @@ func Waits(p *corev1.Pod) bool {
 }
 
 // Namespaces are the names of all, with their labels and Berth's annotations.
-var Namespaces = &Kind{
-	Object: Namespace(""), List: namespaces,
-	Cache: cache.ByObject{Transform: trimNamespace},
-}
+var Namespaces = Metadata(namespaceKind, nil, trimNamespace)
+
+var namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
 
 // Namespace is the metadata of a namespace, to read it from the cache.
 func Namespace(name string) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	o.SetGroupVersionKind(namespaceKind)
 	return o
-}
-
-func namespaces() client.ObjectList {
-	l := &metav1.PartialObjectMetadataList{}
-	l.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
-	return l
 }
 
 // bare is what tells objects apart, and their ages.

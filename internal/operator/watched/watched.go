@@ -4,6 +4,7 @@
 // Namespaces is here; kinds of Berth's own are with their feature.
 //
 //	watched.go  a kind, and those of all features together
+//	index.go    fields by which the cache finds objects
 //	core.go     Nodes, Pods and Namespaces
 package watched
 
@@ -11,6 +12,10 @@ import (
 	"fmt"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -26,6 +31,29 @@ type Kind struct {
 	// Within is another declaration of the same kind that keeps all of these objects
 	// and more; whoever reads them must not mind the others. Nil: there is none.
 	Within *Kind
+}
+
+// Of declares a kind by an empty object and an empty list of it. Of each object the cache keeps
+// what transform leaves; nil: all but the managed fields.
+func Of(o client.Object, list client.ObjectList, transform toolscache.TransformFunc) *Kind {
+	if transform == nil {
+		transform = cache.TransformStripManagedFields()
+	}
+	return &Kind{
+		Object: o, List: func() client.ObjectList { return list.DeepCopyObject().(client.ObjectList) },
+		Cache: cache.ByObject{Transform: transform},
+	}
+}
+
+// Metadata declares a kind of which the cache keeps the metadata alone, of the objects that a
+// label selector selects; nil: of all.
+func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform toolscache.TransformFunc) *Kind {
+	o, list := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadataList{}
+	o.SetGroupVersionKind(gvk)
+	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+	k := Of(o, list, transform)
+	k.Cache.Label = selector
+	return k
 }
 
 // isWithin tells whether one of some declarations keeps all that k does, and more.
