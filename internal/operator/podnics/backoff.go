@@ -1,53 +1,65 @@
 package podnics
 
 import (
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// failure is how the last call went.
-type failure struct {
-	class   vpcport.Class
-	message string // empty: it did not fail
-	reason  string // of the condition, where it is not the class's
-	times   int
-	until   time.Time
-}
-
-// gateKey is what a gate holds up: new ports of a subnet or of a VPC, or all calls of it.
-type gateKey struct {
+// scope is what a shared failure holds up: new ports of a subnet or of a VPC, or all calls of it.
+type scope struct {
 	vpc    string
-	scope  vpcport.Scope // ScopeSubnet, ScopeVPC or ScopeCaller
+	kind   vpcport.Scope // ScopeSubnet, ScopeVPC or ScopeCaller
 	subnet string        // IDs of the subnets that are asked for
 }
 
-// gate holds NICs up after a failure that all of them would meet. After the wait one of
-// them asks, for all.
-type gate struct {
-	failure
-	probe   types.UID // of the NIC that asks; empty: none does
+// backoffs hold NICs up after failures that all of a scope would meet. After the wait one NIC tries,
+// for all.
+type backoffs struct {
+	clock clock.Clock
+
+	mu sync.Mutex // guards of
+	of map[scope]*sharedBackoff
+}
+
+// sharedBackoff is that of one scope.
+type sharedBackoff struct {
+	failed  nicplan.Failure
+	probe   types.UID // of the NIC that tries; empty: none does
 	waiting map[types.NamespacedName]bool
 }
 
-// gatesOf are those that a call of a NIC meets.
-func gatesOf(vpc string, w nicplan.Want, k nicplan.Kind) []gateKey {
-	keys := []gateKey{{vpc: vpc, scope: vpcport.ScopeCaller}}
+// waiter is a NIC that a failure of a class held up.
+type waiter struct {
+	key   types.NamespacedName
+	class vpcport.Class
+}
+
+func newBackoffs(c clock.Clock) *backoffs {
+	return &backoffs{clock: c, of: map[scope]*sharedBackoff{}}
+}
+
+// scopesOf are those that a call of a NIC is in.
+func scopesOf(vpc string, d nicplan.Desired, k nicplan.Kind) []scope {
+	scopes := []scope{{vpc: vpc, kind: vpcport.ScopeCaller}}
 	if k == nicplan.Create {
-		keys = append(keys, gateKey{vpc: vpc, scope: vpcport.ScopeVPC}, gateKey{vpc: vpc, scope: vpcport.ScopeSubnet, subnet: subnetsOf(w)})
+		scopes = append(scopes, scope{vpc: vpc, kind: vpcport.ScopeVPC}, scope{vpc: vpc, kind: vpcport.ScopeSubnet, subnet: subnetsOf(d)})
 	}
-	return keys
+	return scopes
 }
 
 // subnetsOf are the subnets of which a NIC is to get any address.
-func subnetsOf(w nicplan.Want) string {
+func subnetsOf(d nicplan.Desired) string {
 	var ids []string
-	for _, a := range w.Addresses {
+	for _, a := range d.Port.Addresses {
 		if !a.IP.IsValid() {
 			ids = append(ids, a.SubnetID)
 		}
@@ -55,155 +67,151 @@ func subnetsOf(w nicplan.Want) string {
 	return strings.Join(ids, " ")
 }
 
-// pass takes a NIC through its gates, and marks it busy; or says which failure holds it
-// up, and until when.
-func (b *book) pass(uid types.UID, w nicplan.Want, k nicplan.Kind) (held failure, ok bool) {
+// pass tells whether a NIC may make a call, or which failure holds it up and until when.
+func (b *backoffs) pass(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind) (failed nicplan.Failure, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n, now := b.nics[uid], b.clock.Now()
-	if n == nil {
-		return failure{}, false
-	}
-	var probes []*gate
-	for _, key := range gatesOf(n.vpc, w, k) {
-		g := b.gates[key]
-		if g == nil {
-			continue
-		}
-		if now.Before(g.until) || g.probe != "" && g.probe != uid {
-			g.waiting[n.key] = true
-			held = g.failure
-			if !now.Before(held.until) {
-				held.until = now.Add(lastPoll) // it is told when the one that asks has its answer
-			}
-			return held, false
-		}
-		probes = append(probes, g)
-	}
-	for _, g := range probes {
-		g.probe = uid
-	}
-	n.busy, n.called = true, now
-	return failure{}, true
-}
-
-// settled is what a call about a NIC came to, for it and for its gates. It returns the
-// NICs that need not wait any longer. b.mu is held.
-func (b *book) settled(uid types.UID, n *nic, w nicplan.Want, k nicplan.Kind, err error) (free []types.NamespacedName) {
 	now := b.clock.Now()
-	class := vpcport.ClassOf(err)
-	policy := vpcport.PolicyOf(class)
-	shut, scoped := scopeOf(n.vpc, w, k, policy)
-	for _, key := range gatesOf(n.vpc, w, k) {
-		g := b.gates[key]
-		if g == nil || err != nil && scoped && key == shut {
+	var probes []*sharedBackoff
+	for _, s := range scopesOf(n.vpc, d, k) {
+		shared := b.of[s]
+		if shared == nil {
 			continue
 		}
-		if g.probe == uid || err == nil && k == nicplan.Create {
-			free = append(free, b.lift(key)...)
+		if now.Before(shared.failed.Until) || shared.probe != "" && shared.probe != uid {
+			shared.waiting[n.key] = true
+			failed = shared.failed
+			if !now.Before(failed.Until) {
+				failed.Until = now.Add(lastPoll) // it is resumed once the one that tries has its reply
+			}
+			return failed, false
 		}
+		probes = append(probes, shared)
 	}
-	n.busy, n.touched = false, now
-	n.taken = n.taken && err == nil && k != nicplan.Delete
-	if err == nil {
-		n.failed = failure{}
-		return free
+	for _, shared := range probes {
+		shared.probe = uid
 	}
-	n.failed.fail(now, class, err)
-	if !scoped {
-		return free
-	}
-	g := b.gates[shut]
-	if g == nil {
-		g = &gate{waiting: map[types.NamespacedName]bool{}}
-		b.gates[shut] = g
-	}
-	if g.probe == uid || now.After(g.until) {
-		g.fail(now, class, err)
-		g.probe = ""
-	}
-	g.waiting[n.key] = true
-	n.failed.until = g.until
-	return free
+	return nicplan.Failure{}, true
 }
 
-// scopeOf is the gate that a failure shuts, if it is not the NIC's alone.
-func scopeOf(vpc string, w nicplan.Want, k nicplan.Kind, p vpcport.Policy) (gateKey, bool) {
+// ended takes in the result of a NIC's call, for the NIC and for all of its scopes. It returns the
+// NICs that need not wait any longer.
+func (b *backoffs) ended(uid types.UID, n *nic, d nicplan.Desired, k nicplan.Kind, err error) (resumed []waiter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now, class := b.clock.Now(), vpcport.ClassOf(err)
+	failing, isShared := scopeOf(n.vpc, d, k, vpcport.PolicyOf(class))
+	for _, s := range scopesOf(n.vpc, d, k) {
+		shared := b.of[s]
+		if shared == nil || err != nil && isShared && s == failing {
+			continue
+		}
+		if shared.probe == uid || err == nil && k == nicplan.Create {
+			resumed = append(resumed, b.lift(s)...)
+		}
+	}
+	resumed = slices.DeleteFunc(resumed, func(w waiter) bool { return w.key == n.key })
+	if err == nil {
+		n.attempts.Failed = nicplan.Failure{}
+		return resumed
+	}
+	fail(&n.attempts.Failed, now, class, err)
+	if !isShared {
+		return resumed
+	}
+	shared := b.of[failing]
+	if shared == nil {
+		shared = &sharedBackoff{waiting: map[types.NamespacedName]bool{}}
+		b.of[failing] = shared
+	}
+	if shared.probe == uid || now.After(shared.failed.Until) {
+		fail(&shared.failed, now, class, err)
+		shared.probe = ""
+	}
+	shared.waiting[n.key] = true
+	n.attempts.Failed.Until = shared.failed.Until
+	return resumed
+}
+
+// scopeOf is the scope of a failure, if it is not the NIC's alone.
+func scopeOf(vpc string, d nicplan.Desired, k nicplan.Kind, p vpcport.Policy) (scope, bool) {
 	switch p.Scope {
 	case vpcport.ScopeCaller:
-		return gateKey{vpc: vpc, scope: p.Scope}, p.First > 0
+		return scope{vpc: vpc, kind: p.Scope}, p.First > 0
 	case vpcport.ScopeVPC:
-		return gateKey{vpc: vpc, scope: p.Scope}, k == nicplan.Create
+		return scope{vpc: vpc, kind: p.Scope}, k == nicplan.Create
 	case vpcport.ScopeSubnet:
-		return gateKey{vpc: vpc, scope: p.Scope, subnet: subnetsOf(w)}, k == nicplan.Create
+		return scope{vpc: vpc, kind: p.Scope, subnet: subnetsOf(d)}, k == nicplan.Create
 	default:
-		return gateKey{}, false
+		return scope{}, false
 	}
 }
 
-// fail notes a failure; the wait doubles as long as it is of one class.
-func (f *failure) fail(now time.Time, class vpcport.Class, err error) {
-	if f.class != class {
-		f.times = 0
+// fail notes a failure. The wait doubles while failures are of one class.
+func fail(f *nicplan.Failure, now time.Time, class vpcport.Class, err error) {
+	if f.Class != class {
+		f.Times = 0
 	}
 	policy := vpcport.PolicyOf(class)
 	first, last := policy.First, policy.Last
-	n := f.times
+	n := f.Times
 	if first == 0 {
 		n -= freely
 		first, last = time.Second, 30*time.Second
 	}
-	f.class, f.message = class, err.Error()
-	f.times++
-	f.until = now
+	f.Class, f.Message = class, err.Error()
+	f.Times++
+	f.Until = now
 	if n >= 0 {
-		f.until = now.Add(retry.Jitter(retry.Delay(first, last, n)))
+		f.Until = now.Add(retry.Jitter(retry.Delay(first, last, n)))
 	}
 }
 
-// lift removes a gate, and returns whom it held up. b.mu is held.
-func (b *book) lift(key gateKey) (free []types.NamespacedName) {
-	g := b.gates[key]
-	if g == nil {
+// lift removes a backoff, and returns the NICs that it held up. b.mu is held.
+func (b *backoffs) lift(s scope) (resumed []waiter) {
+	shared := b.of[s]
+	if shared == nil {
 		return nil
 	}
-	delete(b.gates, key)
-	for waits := range g.waiting {
-		free = append(free, waits)
+	delete(b.of, s)
+	for key := range shared.waiting {
+		resumed = append(resumed, waiter{key, shared.failed.Class})
 	}
-	for _, k := range free {
-		if n := b.nics[b.uids[k]]; n != nil && n.failed.class == g.class {
-			n.failed.until = time.Time{}
-		}
-	}
-	return free
+	return resumed
 }
 
-// open removes all gates of a VPC, whose object or provider is another by now.
-func (b *book) open(vpc string) (free []types.NamespacedName) {
+// open removes all backoffs of a VPC whose object or provider has changed.
+func (b *backoffs) open(vpc string) (resumed []waiter) {
+	return b.liftAll(vpc, func(scope, vpcport.Class) bool { return true })
+}
+
+// room removes the backoffs of new ports of a VPC after one of its ports was deleted, but for those
+// that somebody has to end.
+func (b *backoffs) room(vpc string) (resumed []waiter) {
+	return b.liftAll(vpc, func(s scope, class vpcport.Class) bool {
+		return s.kind != vpcport.ScopeCaller && !vpcport.PolicyOf(class).Edit
+	})
+}
+
+func (b *backoffs) liftAll(vpc string, is func(scope, vpcport.Class) bool) (resumed []waiter) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for key := range b.gates {
-		if key.vpc == vpc {
-			free = append(free, b.lift(key)...)
+	for s, shared := range b.of {
+		if s.vpc == vpc && is(s, shared.failed.Class) {
+			resumed = append(resumed, b.lift(s)...)
 		}
 	}
-	return free
+	return resumed
 }
 
-// freed is room for whoever does not hold the lock.
-func (b *book) freed(vpc string) []types.NamespacedName {
+// forget drops a NIC. If it was to try for others, another one does.
+func (b *backoffs) forget(uid types.UID, key types.NamespacedName) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.room(vpc)
-}
-
-// room removes the gates of new ports of a VPC one of whose ports is gone. b.mu is held.
-func (b *book) room(vpc string) (free []types.NamespacedName) {
-	for key, g := range b.gates {
-		if key.vpc == vpc && key.scope != vpcport.ScopeCaller && !vpcport.PolicyOf(g.class).Edit {
-			free = append(free, b.lift(key)...)
+	for _, shared := range b.of {
+		delete(shared.waiting, key)
+		if shared.probe == uid {
+			shared.probe = ""
 		}
 	}
-	return free
 }

@@ -14,39 +14,39 @@ import (
 )
 
 const (
-	// gather is how long a call waits for others that it can be made together with, and
-	// gatherMore how long while several that were not full are under way.
+	// gather is how long a call waits for others of its kind that one request can carry, and
+	// gatherMore how long while several requests that were not full are in flight.
 	gather     = 20 * time.Millisecond
 	gatherMore = 200 * time.Millisecond
-	// yields is how long a poll waits at most for calls by which pods get their ports:
-	// it tells what is so already, and polls that wait become one.
-	yields = 2 * time.Second
-	// callTimeout bounds a call, with its wait for its turn.
+	// pollsYield is how long polls wait at most while calls are in flight by which pods get their
+	// ports: a poll reports what is so already, and polls that wait become one request.
+	pollsYield = 2 * time.Second
+	// callTimeout bounds a request, including its wait for its turn at the provider.
 	callTimeout = 2 * time.Minute
 )
 
-// tray is a kind of calls that can be made together.
-type tray int
+// callKind is a kind of calls that one request can carry together.
+type callKind int
 
 const (
-	creates tray = iota
+	creates callKind = iota
 	looks
 	polls
 	singles // of one port each: changes and deletions
-	trays
+	callKinds
 )
 
-// atOnce is how many calls of a tray are under way at most, and partly how many of them
-// before one that is not full waits for more: so the more there is to do, the more goes into
-// a call. How many the provider bears is the matter of whoever opened it. One that bears more
-// says so (vpcport.Traits.AtOnce).
+// atOnce is how many requests of a kind are in flight at most, and partly how many of them before one
+// that is not full waits for more calls: the more there is to do, the more goes into a request.
+// A provider that takes more of them says so (vpcport.Traits.AtOnce), and limits by itself how
+// many it takes of all kinds.
 var (
-	atOnce = [trays]int{creates: 8, looks: 8, polls: 8, singles: 32}
-	partly = [trays]int{creates: 4, looks: 4, polls: 2, singles: 32}
+	atOnce = [callKinds]int{creates: 8, looks: 8, polls: 8, singles: 32}
+	partly = [callKinds]int{creates: 4, looks: 4, polls: 2, singles: 32}
 )
 
-// trayOf is where a step's call is made.
-func trayOf(k nicplan.Kind) tray {
+// kindOf is the kind of a step's call.
+func kindOf(k nicplan.Kind) callKind {
 	switch k {
 	case nicplan.Create:
 		return creates
@@ -59,201 +59,195 @@ func trayOf(k nicplan.Kind) tray {
 	}
 }
 
-// job is one NIC's call.
-type job struct {
-	uid  types.UID
-	step nicplan.Step
-	want nicplan.Want
-	have nicplan.Have
-	at   time.Time // when it was submitted
+// call is what one NIC asks of the provider.
+type call struct {
+	uid      types.UID
+	step     nicplan.Step
+	desired  nicplan.Desired
+	observed nicplan.Observed
+	at       time.Time // when it was submitted
 }
 
-// answer is what came of a job.
-type answer struct {
-	port  *vpcport.Port  // of Create, Change and Poll
-	ports []vpcport.Port // of Look: all that may be the NIC's, or have its MAC address
-	began time.Time      // when the call that looked did
-	err   error
-}
-
-// desks are one for each VPC.
-type desks struct {
+// batcher puts the calls of each VPC together into requests to its provider, and makes them. Each call gets
+// one reply.
+type batcher struct {
 	clock  clock.Clock
-	tell   func(job, answer)
-	under  sync.WaitGroup // calls under way
+	reply  func(call, nicplan.Reply)
+	flying sync.WaitGroup // requests in flight
 	closed chan struct{}
 
-	mu     sync.Mutex // guards all below
+	mu     sync.Mutex // guards all below, and all vpcBatchers
 	ctx    context.Context
 	cancel context.CancelFunc
 	shut   bool
-	byVPC  map[string]*desk
+	byVPC  map[string]*vpcBatcher
 }
 
-// desk is where the calls of one VPC are put together.
-type desk struct {
-	*desks
-	provider vpcport.Provider // guarded by desks.mu, as all below
-	waiting  [trays][]job
-	wakes    [trays]time.Time // when begin is called once more; zero: not by itself
-	running  [trays]int
+// vpcBatcher has the calls of one VPC. batcher.mu guards it.
+type vpcBatcher struct {
+	all      *batcher
+	provider vpcport.Provider
+	waiting  [callKinds][]call
+	wakes    [callKinds]time.Time // when begin is called once more; zero: not by itself
+	running  [callKinds]int
 	most     int // ports of one Create; 0: what the provider says
 }
 
-func newDesks(c clock.Clock, tell func(job, answer)) *desks {
-	return &desks{clock: c, tell: tell, closed: make(chan struct{}), byVPC: map[string]*desk{}}
+// newBatcher returns a batcher that passes replies to reply, and holds calls back until open.
+func newBatcher(c clock.Clock, reply func(call, nicplan.Reply)) *batcher {
+	return &batcher{clock: c, reply: reply, closed: make(chan struct{}), byVPC: map[string]*vpcBatcher{}}
 }
 
-// open has calls be made, with ctx.
-func (d *desks) open(ctx context.Context) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.ctx, d.cancel = context.WithCancel(ctx)
-	for _, each := range d.byVPC {
-		for t := range trays {
-			each.begin(t)
+// open has requests be made, with ctx.
+func (b *batcher) open(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ctx, b.cancel = context.WithCancel(ctx)
+	for _, each := range b.byVPC {
+		for k := range callKinds {
+			each.begin(k)
 		}
 	}
 }
 
-// close has no call begin any more, and waits for those under way.
-func (d *desks) close() {
-	d.mu.Lock()
-	d.shut = true
-	close(d.closed)
-	d.mu.Unlock()
-	d.under.Wait()
-	d.cancel()
+// close lets no further request begin, and waits for those in flight.
+func (b *batcher) close() {
+	b.mu.Lock()
+	b.shut = true
+	close(b.closed)
+	b.mu.Unlock()
+	b.flying.Wait()
+	b.cancel()
 }
 
-// submit has a job done, by the provider that the VPC has now.
-func (d *desks) submit(vpc string, provider vpcport.Provider, j job) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	of := d.byVPC[vpc]
+// submit has a call made by the provider that the VPC has now.
+func (b *batcher) submit(vpc string, provider vpcport.Provider, c call) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.byVPC[vpc]
 	if of == nil {
-		of = &desk{desks: d}
-		d.byVPC[vpc] = of
+		of = &vpcBatcher{all: b}
+		b.byVPC[vpc] = of
 	}
 	if of.provider != provider {
 		of.provider, of.most = provider, 0
 	}
-	t := trayOf(j.step.Kind)
-	j.at = d.clock.Now()
-	of.waiting[t] = append(of.waiting[t], j)
-	of.begin(t)
+	k := kindOf(c.step.Kind)
+	c.at = b.clock.Now()
+	of.waiting[k] = append(of.waiting[k], c)
+	of.begin(k)
 }
 
-// due is how long the next call of a tray waits for others; no: until another one ends.
-// d.mu is held.
-func (d *desk) due(t tray) (wait time.Duration, ok bool) {
-	n := len(d.waiting[t])
-	if d.ctx == nil || d.shut || n == 0 || d.running[t] >= max(atOnce[t], d.provider.Traits().AtOnce) {
+// due is how long the next request of a kind waits for more calls; not ok: until another one ends. b.all.mu is
+// held.
+func (b *vpcBatcher) due(k callKind) (wait time.Duration, ok bool) {
+	n := len(b.waiting[k])
+	if b.all.ctx == nil || b.all.shut || n == 0 || b.running[k] >= max(atOnce[k], b.provider.Traits().AtOnce) {
 		return 0, false
 	}
 	limit := gather
 	switch {
-	case t == polls && d.running[creates]+d.running[singles] >= atOnce[polls]:
-		limit = yields
-	case n >= d.full(t):
+	case k == polls && b.running[creates]+b.running[singles] >= atOnce[polls]:
+		limit = pollsYield
+	case n >= b.full(k):
 		return 0, true
-	case d.running[t] >= partly[t]:
+	case b.running[k] >= partly[k]:
 		limit = gatherMore
 	}
-	return max(0, limit-d.clock.Now().Sub(d.waiting[t][0].at)), true
+	return max(0, limit-b.all.clock.Now().Sub(b.waiting[k][0].at)), true
 }
 
-// begin begins as many calls as may be, and has the next ones begin when it is time. d.mu is
-// held.
-func (d *desk) begin(t tray) {
-	wait, ok := d.due(t)
-	for ; ok && wait == 0; wait, ok = d.due(t) {
-		d.start(t)
+// begin starts as many requests of a kind as may be, and has the next ones start when they are due. batcher.mu
+// is held.
+func (b *vpcBatcher) begin(k callKind) {
+	wait, ok := b.due(k)
+	for ; ok && wait == 0; wait, ok = b.due(k) {
+		b.start(k)
 	}
-	at := d.clock.Now().Add(wait)
-	if !ok || !d.wakes[t].IsZero() && !at.Before(d.wakes[t]) {
+	at := b.all.clock.Now().Add(wait)
+	if !ok || !b.wakes[k].IsZero() && !at.Before(b.wakes[k]) {
 		return
 	}
-	d.wakes[t] = at
-	after := d.clock.After(wait)
+	b.wakes[k] = at
+	after := b.all.clock.After(wait)
 	go func() {
 		select {
-		case <-d.closed:
+		case <-b.all.closed:
 			return
 		case <-after:
 		}
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.wakes[t].Equal(at) {
-			d.wakes[t] = time.Time{}
+		b.all.mu.Lock()
+		defer b.all.mu.Unlock()
+		if b.wakes[k].Equal(at) {
+			b.wakes[k] = time.Time{}
 		}
-		d.begin(t)
+		b.begin(k)
 	}()
 }
 
-// start starts the next call of a tray. d.mu is held.
-func (d *desk) start(t tray) {
-	batch := d.take(t)
-	provider, ctx, most := d.provider, d.ctx, d.most
-	d.running[t]++
-	d.under.Add(1)
+// start starts the next request of a kind. batcher.mu is held.
+func (b *vpcBatcher) start(k callKind) {
+	batch := b.take(k)
+	provider, ctx, most := b.provider, b.all.ctx, b.most
+	b.running[k]++
+	b.all.flying.Add(1)
 	go func() {
-		defer d.under.Done()
+		defer b.all.flying.Done()
 		bounded, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
-		c := caller{provider, d.clock, d.tell, most}
-		c.do(bounded, t, batch)
-		d.mu.Lock()
-		defer d.mu.Unlock()
+		c := caller{provider, b.all.clock, b.all.reply, most}
+		c.do(bounded, k, batch)
+		b.all.mu.Lock()
+		defer b.all.mu.Unlock()
 		if c.most != most {
-			d.most = c.most
+			b.most = c.most
 		}
-		d.running[t]--
-		d.begin(t)
-		if t != polls {
-			d.begin(polls) // which may have waited for this
+		b.running[k]--
+		b.begin(k)
+		if k != polls {
+			b.begin(polls) // which may have yielded to this
 		}
 	}()
 }
 
-// full is how many jobs fill a call. d.mu is held.
-func (d *desk) full(t tray) int {
-	traits := d.provider.Traits()
+// full is how many calls a request carries at most. batcher.mu is held.
+func (b *vpcBatcher) full(k callKind) int {
+	traits := b.provider.Traits()
 	switch {
-	case t == singles:
+	case k == singles:
 		return 1
-	case t != creates:
+	case k != creates:
 		return max(1, traits.MaxFilter)
-	case d.most > 0:
-		return min(d.most, max(1, traits.MaxBatch))
+	case b.most > 0:
+		return min(b.most, max(1, traits.MaxBatch))
 	}
 	return max(1, traits.MaxBatch)
 }
 
-// take removes the jobs of the next call from a tray. d.mu is held.
-func (d *desk) take(t tray) []job {
-	waiting, n := d.waiting[t], d.full(t)
-	if t == creates {
-		return d.takeAlike(n)
+// take removes the calls of the next request. batcher.mu is held.
+func (b *vpcBatcher) take(k callKind) []call {
+	waiting, n := b.waiting[k], b.full(k)
+	if k == creates {
+		return b.takeAlike(n)
 	}
 	n = min(n, len(waiting))
 	batch := slices.Clone(waiting[:n])
 	clear(waiting[:n]) // what they point to is not kept
-	d.waiting[t] = waiting[n:]
+	b.waiting[k] = waiting[n:]
 	return batch
 }
 
-// takeAlike removes those new ports that one call asks for, most at a time. d.mu is held.
-func (d *desk) takeAlike(most int) []job {
-	waiting := d.waiting[creates]
+// takeAlike removes the calls for new ports that one request asks for, at most most of them. batcher.mu is held.
+func (b *vpcBatcher) takeAlike(most int) []call {
+	waiting := b.waiting[creates]
 	picked := nicplan.Batch(func(yield func(vpcport.NewPort) bool) {
-		for _, j := range waiting {
-			if !yield(j.want.New()) {
+		for _, c := range waiting {
+			if !yield(c.desired.Port) {
 				return
 			}
 		}
 	}, most)
-	batch := make([]job, len(picked))
+	batch := make([]call, len(picked))
 	for at, i := range picked {
 		batch[at] = waiting[i]
 	}
@@ -269,6 +263,6 @@ func (d *desk) takeAlike(most int) []job {
 		waiting[to] = waiting[i]
 	}
 	clear(waiting[:to])
-	d.waiting[creates] = waiting[to:]
+	b.waiting[creates] = waiting[to:]
 	return batch
 }

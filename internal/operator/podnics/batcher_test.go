@@ -17,42 +17,42 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
-// answers are what became of jobs.
-type answers struct {
+// replies are what calls came to.
+type replies struct {
 	mu sync.Mutex // guards all
-	of map[types.UID]answer
+	of map[types.UID]nicplan.Reply
 }
 
-func (a *answers) take(j job, got answer) {
+func (a *replies) take(c call, got nicplan.Reply) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, twice := a.of[j.uid]; twice {
-		panic(fmt.Sprintf("%s is answered twice", j.uid))
+	if _, twice := a.of[c.uid]; twice {
+		panic(fmt.Sprintf("%s has two replies", c.uid))
 	}
-	a.of[j.uid] = got
+	a.of[c.uid] = got
 }
 
 // failed counts the answers of each class.
-func (a *answers) failed() map[vpcport.Class]int {
+func (a *replies) failed() map[vpcport.Class]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	n := map[vpcport.Class]int{}
 	for _, got := range a.of {
-		if got.err != nil {
-			n[vpcport.ClassOf(got.err)]++
+		if got.Err != nil {
+			n[vpcport.ClassOf(got.Err)]++
 		}
 	}
 	return n
 }
 
-// onDesk has jobs done by a provider in virtual time, and returns how long it took.
-func onDesk(t *testing.T, p vpcport.Provider, jobs []job) (*answers, time.Duration) {
+// batch has calls done by a provider in virtual time, and returns how long it took.
+func batched(t *testing.T, p vpcport.Provider, calls []call) (*replies, time.Duration) {
 	t.Helper()
-	a := &answers{of: map[types.UID]answer{}}
-	d := newDesks(clock.Real{}, a.take)
+	a := &replies{of: map[types.UID]nicplan.Reply{}}
+	d := newBatcher(clock.Real{}, a.take)
 	began := time.Now()
 	d.open(context.Background())
-	for _, j := range jobs {
+	for _, j := range calls {
 		d.submit("a", p, j)
 	}
 	for {
@@ -60,11 +60,11 @@ func onDesk(t *testing.T, p vpcport.Provider, jobs []job) (*answers, time.Durati
 		a.mu.Lock()
 		n := len(a.of)
 		a.mu.Unlock()
-		if n == len(jobs) {
+		if n == len(calls) {
 			break
 		}
 		if time.Since(began) > time.Hour {
-			t.Fatalf("%d of %d answers", n, len(jobs))
+			t.Fatalf("%d of %d answers", n, len(calls))
 		}
 		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // virtual time
 	}
@@ -73,10 +73,10 @@ func onDesk(t *testing.T, p vpcport.Provider, jobs []job) (*answers, time.Durati
 	return a, took
 }
 
-func createJob(i int, addresses ...vpcport.NewAddress) job {
+func createCall(i int, addresses ...vpcport.NewAddress) call {
 	uid := types.UID(fmt.Sprintf("uid-%d", i))
-	w := nicplan.Want{Device: vpcport.Device(cluster, string(uid)), Network: "n-big", Addresses: addresses, MAC: vpcport.DerivedMAC(cluster, string(uid), 0)}
-	return job{uid: uid, step: nicplan.Step{Kind: nicplan.Create}, want: w}
+	w := nicplan.Desired{Port: vpcport.NewPort{Device: vpcport.Device(cluster, string(uid)), NetworkID: "n-big", Addresses: addresses, MAC: vpcport.DerivedMAC(cluster, string(uid), 0)}}
+	return call{uid: uid, step: nicplan.Step{Kind: nicplan.Create}, desired: w}
 }
 
 // bigProvider has a network with room for thousands, and a small one.
@@ -95,26 +95,26 @@ func TestManyPortsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pods, latency, atOnce = 2000, 400 * time.Millisecond, 8
 		p := bigProvider(portfake.Options{Latency: latency, AtOnce: atOnce})
-		var jobs []job
+		var calls []call
 		for i := range pods {
-			jobs = append(jobs, createJob(i))
+			calls = append(calls, createCall(i))
 		}
-		a, took := onDesk(t, p, jobs)
+		a, took := batched(t, p, calls)
 		if n := a.failed(); len(n) > 0 || len(p.All()) != pods {
 			t.Errorf("failed %v, %d ports", n, len(p.All()))
 		}
-		calls := p.Count("Create")
-		bound := time.Duration((calls+atOnce-1)/atOnce) * latency
-		t.Logf("%d calls, %v; the calls alone take %v", calls, took, bound)
-		if calls != (pods+63)/64 || took > bound*115/100 {
-			t.Errorf("%d calls, %v, want %d in %v", calls, took, (pods+63)/64, bound*115/100)
+		requests := p.Count("Create")
+		bound := time.Duration((requests+atOnce-1)/atOnce) * latency
+		t.Logf("%d requests, %v; these alone take %v", requests, took, bound)
+		if requests != (pods+63)/64 || took > bound*115/100 {
+			t.Errorf("%d requests, %v, want %d in %v", requests, took, (pods+63)/64, bound*115/100)
 		}
-		var polled []job
+		var polled []call
 		for i, port := range p.All() {
-			polled = append(polled, job{uid: types.UID(fmt.Sprintf("uid-%d", i)), step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
+			polled = append(polled, call{uid: types.UID(fmt.Sprintf("uid-%d", i)), step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		}
 		p.ResetCalls()
-		if a, _ := onDesk(t, p, polled); len(a.failed()) > 0 || p.Count("Ports") != pods/100 || p.Count("Get") != 0 {
+		if a, _ := batched(t, p, polled); len(a.failed()) > 0 || p.Count("Ports") != pods/100 || p.Count("Get") != 0 {
 			t.Errorf("failed %v, %d calls", a.failed(), p.Count("Ports", "Get"))
 		}
 	})
@@ -126,11 +126,11 @@ func TestTrickleOfPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ports, every, latency = 300, 10 * time.Millisecond, 400 * time.Millisecond
 		p := bigProvider(portfake.Options{Latency: latency, AtOnce: 8})
-		a := &answers{of: map[types.UID]answer{}}
-		d := newDesks(clock.Real{}, a.take)
+		a := &replies{of: map[types.UID]nicplan.Reply{}}
+		d := newBatcher(clock.Real{}, a.take)
 		d.open(context.Background())
 		for i := range ports {
-			d.submit("a", p, createJob(i))
+			d.submit("a", p, createCall(i))
 			time.Sleep(every) //nolint:forbidigo // virtual time
 		}
 		time.Sleep(latency + gatherMore) //nolint:forbidigo // virtual time
@@ -151,26 +151,26 @@ func TestPollsYield(t *testing.T) {
 		p := bigProvider(portfake.Options{Latency: latency, AtOnce: 8})
 		port := p.AddPort(vpcport.Port{NetworkID: "n-big"})
 		polled := make(chan time.Time, 1)
-		d := newDesks(clock.Real{}, func(j job, _ answer) {
-			if j.step.Kind == nicplan.Poll {
+		d := newBatcher(clock.Real{}, func(c call, _ nicplan.Reply) {
+			if c.step.Kind == nicplan.Poll {
 				polled <- time.Now()
 			}
 		})
 		d.open(context.Background())
 		for i := range 64 * 8 * 10 { // four seconds of calls
-			d.submit("a", p, createJob(i))
+			d.submit("a", p, createCall(i))
 		}
 		began := time.Now()
-		d.submit("a", p, job{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
+		d.submit("a", p, call{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		took := (<-polled).Sub(began)
-		if took < yields || took > yields+2*latency+gather {
-			t.Errorf("a poll among calls that make ports took %v, want %v and a turn", took, yields)
+		if took < pollsYield || took > pollsYield+2*latency+gather {
+			t.Errorf("a poll among calls that make ports took %v, want %v and a turn", took, pollsYield)
 		}
 		d.close()
-		d = newDesks(clock.Real{}, func(job, answer) { polled <- time.Now() })
+		d = newBatcher(clock.Real{}, func(call, nicplan.Reply) { polled <- time.Now() })
 		d.open(context.Background())
 		began = time.Now()
-		d.submit("a", p, job{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
+		d.submit("a", p, call{uid: "polled", step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		if took := (<-polled).Sub(began); took != gather+latency {
 			t.Errorf("a poll alone took %v, want %v", took, gather+latency)
 		}
@@ -193,11 +193,11 @@ func TestNoRoomForAll(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := bigProvider(portfake.Options{})
 			tt.set(p)
-			var jobs []job
+			var calls []call
 			for i := range 64 {
-				jobs = append(jobs, createJob(i, tt.where...))
+				calls = append(calls, createCall(i, tt.where...))
 			}
-			a, _ := onDesk(t, p, jobs)
+			a, _ := batched(t, p, calls)
 			if n := a.failed(); n[tt.class] != 64-tt.made || len(n) != 1 || len(p.All()) != tt.made {
 				t.Errorf("%s: failed %v, %d ports, want %d", tt.name, n, len(p.All()), tt.made)
 			}
@@ -214,16 +214,16 @@ func TestOneOfABatchIsRefused(t *testing.T) {
 		p := bigProvider(portfake.Options{})
 		p.AddPort(vpcport.Port{NetworkID: "n-big", MAC: vpcport.DerivedMAC(cluster, "uid-7", 0)})
 		p.AddPort(vpcport.Port{NetworkID: "n-big", Addresses: []vpcport.FixedIP{{SubnetID: "s-big", IP: netip.MustParseAddr("10.0.0.9")}}})
-		var jobs []job
+		var calls []call
 		for i := range 20 {
-			jobs = append(jobs, createJob(i))
+			calls = append(calls, createCall(i))
 		}
-		jobs = append(jobs, createJob(20, vpcport.NewAddress{SubnetID: "s-big", IP: netip.MustParseAddr("10.0.0.9")}), createJob(21, vpcport.NewAddress{SubnetID: "s-none"}))
-		a, _ := onDesk(t, p, jobs)
+		calls = append(calls, createCall(20, vpcport.NewAddress{SubnetID: "s-big", IP: netip.MustParseAddr("10.0.0.9")}), createCall(21, vpcport.NewAddress{SubnetID: "s-none"}))
+		a, _ := batched(t, p, calls)
 		if n := a.failed(); n[vpcport.MACTaken] != 1 || n[vpcport.AddressTaken] != 1 || n[vpcport.ReferenceGone] != 1 || len(n) != 3 {
 			t.Errorf("failed %v", n)
 		}
-		if vpcport.ClassOf(a.of["uid-7"].err) != vpcport.MACTaken || vpcport.ClassOf(a.of["uid-20"].err) != vpcport.AddressTaken || len(p.All()) != 2+19 {
+		if vpcport.ClassOf(a.of["uid-7"].Err) != vpcport.MACTaken || vpcport.ClassOf(a.of["uid-20"].Err) != vpcport.AddressTaken || len(p.All()) != 2+19 {
 			t.Errorf("answers %v, %d ports", a.of, len(p.All()))
 		}
 	})
@@ -235,14 +235,14 @@ func TestLookBehindAListing(t *testing.T) {
 		p := bigProvider(portfake.Options{Lag: time.Minute})
 		there := p.AddPort(vpcport.Port{NetworkID: "n-big", Device: vpcport.Device(cluster, "uid-0"), Owner: vpcport.Owner})
 		given := p.AddPort(vpcport.Port{NetworkID: "n-big"})
-		look := func(uid types.UID, recorded, given string) job {
-			w := nicplan.Want{Device: vpcport.Device(cluster, string(uid)), Network: "n-big", Given: given}
-			return job{uid: uid, step: nicplan.Step{Kind: nicplan.Look}, want: w, have: nicplan.Have{Recorded: recorded}}
+		look := func(uid types.UID, recorded, given string) call {
+			w := nicplan.Desired{Port: vpcport.NewPort{Device: vpcport.Device(cluster, string(uid)), NetworkID: "n-big"}, Given: given}
+			return call{uid: uid, step: nicplan.Step{Kind: nicplan.Look}, desired: w, observed: nicplan.Observed{Recorded: recorded}}
 		}
-		a, _ := onDesk(t, p, []job{look("uid-0", there.ID, ""), look("uid-1", "", given.ID), look("uid-2", "gone", ""), look("uid-3", "", "none")})
+		a, _ := batched(t, p, []call{look("uid-0", there.ID, ""), look("uid-1", "", given.ID), look("uid-2", "gone", ""), look("uid-3", "", "none")})
 		for uid, want := range map[types.UID]string{"uid-0": there.ID, "uid-1": given.ID, "uid-2": "", "uid-3": ""} {
 			got := a.of[uid]
-			if got.err != nil || len(got.ports) > 1 || len(got.ports) == 1 != (want != "") || want != "" && got.ports[0].ID != want {
+			if got.Err != nil || len(got.Ports) > 1 || len(got.Ports) == 1 != (want != "") || want != "" && got.Ports[0].ID != want {
 				t.Errorf("%s: %+v, want %q", uid, got, want)
 			}
 		}

@@ -11,132 +11,138 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/podnics/warm"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// What became of ports that no PodNIC named.
+const (
+	// vanishedPause is how long the collector waits for more PodNICs that vanish, so that one listing
+	// serves many, and vanishedAgain how long it waits after such a listing failed.
+	vanishedPause = 2 * time.Second
+	vanishedAgain = 15 * time.Second
+)
+
+// What became of ports without a PodNIC.
 const (
 	sweptDeleted  = "deleted"
 	sweptReturned = "returned"
 )
 
-// maxTries is of how many MAC addresses that a port may have got the sweep knows it.
+// maxTries is how many of the MAC addresses that a port may have got the collector recognizes.
 const maxTries = 16
 
-// sightings are ports of a VPC without a PodNIC, by ID, since when.
-type sightings map[string]time.Time
-
-// vpcSweep is what the sweep of one VPC keeps from one time to the next.
-type vpcSweep struct {
-	busy   atomic.Bool // it is under way, and seen is its alone
-	seen   sightings   // those that the last listing had
-	looked time.Time   // when ports of no PodNIC were looked for last
+// collector lists all ports of Berth in each VPC now and then, to see what others did to those of NICs. It
+// deletes orphans, ports without a PodNIC: at once if the PodNIC vanished while this process
+// watched, otherwise after they were seen for a while, such as those of a call that an operator made
+// that did not lead any more.
+type collector struct {
+	o      Options
+	api    *kubeAPI
+	states *nicStates
+	pool   *warm.Pool
+	nics   *queue.Queue // of the nicReconciler
 }
 
-// sweep lists all ports of Berth now and then: to see what others did to those of NICs,
-// and, less often, those of which no PodNIC is left, such as that of a call which an operator
-// made that did not lead any more. Those of a PodNIC that vanishes while this process watches are looked for at once.
-// Each VPC goes at its own pace: one whose provider does not answer holds up no other. How many calls there are at a time,
-// providers bound.
-func (c *Controller) sweep(ctx context.Context) error {
-	var underway sync.WaitGroup
-	defer underway.Wait()
-	all := map[string]*vpcSweep{}
-	next := c.now().Add(c.o.Listing)
+// sightings are when ports of a VPC without a PodNIC were first seen, by ID.
+type sightings map[string]time.Time
+
+// vpcListings is what the collector keeps of a VPC from one listing to the next.
+type vpcListings struct {
+	busy   atomic.Bool // a listing is in flight, and seen is its alone
+	seen   sightings   // the orphans of the last listing
+	looked time.Time   // when orphans were looked for last
+}
+
+// run lists ports until ctx ends. Each VPC goes at its own pace: one whose provider does not answer delays no
+// other. How many calls there are at a time, the providers bound.
+func (c *collector) run(ctx context.Context) error {
+	var flying sync.WaitGroup
+	defer flying.Wait()
+	all := map[string]*vpcListings{}
+	clk, wake := c.o.Clock, c.states.vanished.wake
+	next := clk.Now().Add(c.o.Listing)
 	for {
-		vanished := false
+		forVanished := false
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.o.Clock.After(next.Sub(c.now())):
-			next = c.now().Add(c.o.Listing)
-		case <-c.book.wake:
-			vanished = true
+		case <-clk.After(next.Sub(clk.Now())):
+			next = clk.Now().Add(c.o.Listing)
+		case <-wake:
+			forVanished = true
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-c.o.Clock.After(abandonedPause):
+			case <-clk.After(vanishedPause):
 			}
 		}
-		vpcs, err := c.inUse(ctx)
+		uids, err := c.api.vpcs(ctx)
 		if err != nil {
-			if vanished {
-				c.book.wake.Set()
+			if forVanished {
+				wake.Set()
 			}
 			continue
 		}
-		if vanished {
-			vpcs = c.book.abandonedIn(vpcs)
+		vpcs := slices.Sorted(maps.Values(uids))
+		if forVanished {
+			vpcs = c.states.vanished.vpcs(vpcs)
 		} else {
 			c.o.Metrics.keepOnly(vpcs)
-			maps.DeleteFunc(all, func(vpc string, s *vpcSweep) bool { return !s.busy.Load() && !slices.Contains(vpcs, vpc) })
+			maps.DeleteFunc(all, func(vpc string, l *vpcListings) bool { return !l.busy.Load() && !slices.Contains(vpcs, vpc) })
 		}
 		for _, vpc := range vpcs {
-			s := all[vpc]
-			if s == nil {
-				s = &vpcSweep{seen: sightings{}, looked: c.now()}
-				all[vpc] = s
+			l := all[vpc]
+			if l == nil {
+				l = &vpcListings{seen: sightings{}, looked: clk.Now()}
+				all[vpc] = l
 			}
-			if !s.busy.CompareAndSwap(false, true) {
-				if vanished {
-					c.book.wake.Set() // the listing that is under way may have begun before
+			if !l.busy.CompareAndSwap(false, true) {
+				if forVanished {
+					wake.Set() // the listing in flight may have begun before
 				}
 				continue
 			}
-			underway.Go(func() {
-				err := c.sweepVPC(ctx, vpc, s)
-				s.busy.Store(false)
-				if err == nil || !vanished {
+			flying.Go(func() {
+				err := c.collect(ctx, vpc, l)
+				l.busy.Store(false)
+				if err == nil || !forVanished {
 					return
 				}
 				select {
 				case <-ctx.Done():
-				case <-c.o.Clock.After(abandonedAgain):
-					c.book.wake.Set()
+				case <-clk.After(vanishedAgain):
+					wake.Set()
 				}
 			})
 		}
 	}
 }
 
-// sweepVPC is sweep for one VPC, once.
-func (c *Controller) sweepVPC(ctx context.Context, vpc string, s *vpcSweep) error {
-	now := c.now()
-	collect := now.Sub(s.looked) >= c.o.Orphans
-	if err := c.list(ctx, vpc, s.seen, collect); err != nil {
-		c.o.Logger.Warn("listing the ports of a VPC, will try again", "vpc", vpc, "error", err)
+// collect lists the ports of one VPC, and looks for orphans in them if it is time for that.
+func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) error {
+	now := c.o.Clock.Now()
+	all := now.Sub(l.looked) >= c.o.Orphans
+	if err := c.list(ctx, vpc, l.seen, all); err != nil {
+		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "error", err)
 		return err
 	}
-	if collect {
-		s.looked = now
+	if all {
+		l.looked = now
 	}
 	return nil
 }
 
-// inUse are the VPCs that there are.
-func (c *Controller) inUse(ctx context.Context) (names []string, err error) {
-	list := &v1alpha1.VPCList{}
-	if err := c.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list VPCs from the cache: %w", err)
-	}
-	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
-	}
-	return names, nil
-}
-
-// list lists the ports of one VPC, keeps in seen those of no PodNIC, and sees to those of a PodNIC that vanished and,
-// if they are to be collected, to the others.
-func (c *Controller) list(ctx context.Context, vpc string, seen sightings, collect bool) error {
+// list lists the ports of one VPC. It deletes those of PodNICs that vanished and, if all are to be
+// collected, other orphans that were seen for long enough.
+func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bool) error {
 	opened, err := c.o.Networks.Of(vpc)
 	if err != nil {
-		return nil // its condition says it
+		return nil // its condition says so
 	}
-	began := c.now()
+	began := c.o.Clock.Now()
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
@@ -144,61 +150,35 @@ func (c *Controller) list(ctx context.Context, vpc string, seen sightings, colle
 	if err != nil {
 		return err
 	}
-	vpcs, err := c.vpcUIDs(ctx)
+	vpcs, err := c.api.vpcs(ctx)
 	if err != nil {
 		return err
 	}
 	byUID := map[types.UID][]vpcport.Port{}
 	for _, p := range ports {
-		if c.inPool(p, vpcs) {
-			continue
+		if uid, isWarm := p.WarmVPC(c.o.Cluster); isWarm && vpcs[uid] != "" {
+			continue // the pool's
 		}
 		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
 			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
 		}
 	}
-	for _, key := range c.book.compare(vpc, byUID, began) {
+	for _, key := range c.states.compare(vpc, byUID, began) {
 		c.nics.AddObject(key, 0)
 	}
-	c.o.Metrics.astray(vpc, c.book.astray(byUID))
+	c.o.Metrics.strays(vpc, c.states.strays(byUID))
 	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
-		c.o.Logger.Warn("the ports of the warm pool, will try again", "vpc", vpc, "error", err)
+		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "error", err)
 	}
-	err = c.orphans(ctx, opened, byUID, c.book.abandonedOf(vpc, byUID, began), seen, collect)
+	err = c.orphans(ctx, opened, byUID, c.states.vanished.in(vpc, byUID, began), seen, all)
 	return err
 }
 
-// compare holds what is known of NICs that no call was about since a listing began
-// against it, and returns those of which it shows something else.
-func (b *book) compare(vpc string, listed map[types.UID][]vpcport.Port, began time.Time) (other []types.NamespacedName) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for uid, n := range b.nics {
-		if n.vpc != vpc || n.busy || !n.have.Looked || !n.touched.Before(began) {
-			continue
-		}
-		ports := listed[uid]
-		if n.have.Port == nil && len(ports) == 0 || n.have.Port != nil && len(ports) == 1 && same(*n.have.Port, ports[0]) {
-			continue
-		}
-		n.have.Looked, n.looks, n.failed = false, 0, failure{}
-		other = append(other, n.key)
-	}
-	return other
-}
-
-// same tells whether a port is as it was, as far as it matters.
-func same(a, b vpcport.Port) bool {
-	return a.ID == b.ID && a.Device == b.Device && a.Owner == b.Owner && a.Host == b.Host && a.Status == b.Status &&
-		a.Binding == b.Binding && a.MAC.String() == b.MAC.String() && slices.Equal(a.Addresses, b.Addresses) &&
-		slices.Equal(slices.Sorted(slices.Values(a.Groups)), slices.Sorted(slices.Values(b.Groups)))
-}
-
-// orphans sees to the ports that no PodNIC has, and are due, and whose PodNIC the API server does not have either.
-func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, collect bool) error {
-	now, orphans, there := c.now(), map[types.UID][]vpcport.Port{}, map[string]bool{}
+// orphans deletes or returns the orphans that are due and whose PodNIC the API server does not have either.
+func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool) error {
+	now, orphans, there := c.o.Clock.Now(), map[types.UID][]vpcport.Port{}, map[string]bool{}
 	for uid, ports := range byUID {
-		if c.book.has(uid) {
+		if c.states.has(uid) {
 			continue
 		}
 		orphans[uid] = ports
@@ -209,15 +189,15 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 		}
 	}
 	maps.DeleteFunc(seen, func(port string, _ time.Time) bool { return !there[port] })
-	due := dueOrphans(orphans, gone, seen, collect, now, opened.Provider.Traits().Cooling, c.o.OrphanAge)
+	due := dueOrphans(orphans, gone, seen, all, now, opened.Provider.Traits().Cooling, c.o.OrphanAge)
 	if len(due) == 0 {
 		return nil
 	}
 	list := &v1alpha1.PodNICList{}
-	if err := c.live.List(ctx, list); err != nil {
+	if err := c.api.live.List(ctx, list); err != nil {
 		return fmt.Errorf("list PodNICs: %w", err)
 	}
-	recorded := map[string]bool{} // also under the mark of a VPC object that is no more
+	recorded := map[string]bool{} // also those with the mark of a VPC object that is gone
 	for i := range list.Items {
 		delete(due, list.Items[i].UID)
 		recorded[list.Items[i].Status.PortID] = true
@@ -227,7 +207,7 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 			if recorded[p.ID] {
 				continue
 			}
-			if err := c.sweepPort(ctx, opened.Provider, string(uid), p); err != nil {
+			if err := c.remove(ctx, opened.Provider, string(uid), p); err != nil {
 				return err
 			}
 		}
@@ -235,16 +215,30 @@ func (c *Controller) orphans(ctx context.Context, opened Opened, byUID map[types
 	return nil
 }
 
-// sweepPort deletes a port that Berth made; from one that a user made it takes Berth's
-// marks.
-func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
+// dueOrphans are the orphans that are to be released by now: those of PodNICs that vanished while this
+// process watched once they have cooled, and if all, those that were seen for as long as age.
+func dueOrphans(orphans map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool, now time.Time, cooling, age time.Duration) map[types.UID][]vpcport.Port {
+	due := map[types.UID][]vpcport.Port{}
+	for uid, ports := range orphans {
+		at, vanished := gone[uid]
+		for _, p := range ports {
+			if vanished && now.Sub(at) >= cooling || all && now.Sub(seen[p.ID]) >= age {
+				due[uid] = append(due[uid], p)
+			}
+		}
+	}
+	return due
+}
+
+// remove deletes an orphan that Berth made. From a user's it removes Berth's marks.
+func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
 	bounded, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if madeByBerth(c.o.Cluster, uid, p) {
 		if err := provider.Delete(bounded, p.ID); err != nil {
 			return err
 		}
-		c.o.Logger.Warn("port deleted of which no PodNIC is left", "port", p.ID, "name", p.Name)
+		c.o.Logger.Warn("deleted a port without a PodNIC", "port", p.ID, "name", p.Name)
 		c.o.Metrics.swept.WithLabelValues(sweptDeleted).Inc()
 		return nil
 	}
@@ -252,15 +246,14 @@ func (c *Controller) sweepPort(ctx context.Context, provider vpcport.Provider, u
 	if _, err := provider.Update(bounded, p.ID, p.Revision, vpcport.Change{Device: &none, Owner: &none, Host: &none}); err != nil {
 		return err
 	}
-	c.o.Logger.Warn("a user's port given back of which no PodNIC is left", "port", p.ID, "name", p.Name)
+	c.o.Logger.Warn("returned a user's port without a PodNIC", "port", p.ID, "name", p.Name)
 	c.o.Metrics.swept.WithLabelValues(sweptReturned).Inc()
 	return nil
 }
 
-// madeByBerth tells whether Berth made a port that has its marks, which a user's has too
-// while a NIC uses it: by its MAC address or its name, of which either has the UID of the
-// PodNIC in it; or by the name of those that were made before a NIC needed them. A user's port is older
-// than that.
+// madeByBerth tells whether Berth made a port with its marks, which a user's port carries too while a NIC
+// uses it. It knows it by the MAC address or the name, which both depend on the PodNIC's UID, or by the name
+// of warm ports. A user's port is older than the PodNIC.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 	for try := range byte(maxTries) {
 		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
@@ -268,11 +261,4 @@ func madeByBerth(cluster, uid string, p vpcport.Port) bool {
 		}
 	}
 	return strings.HasPrefix(p.Name, portPrefix(uid)) || strings.HasPrefix(p.Name, warm.NamePrefix)
-}
-
-// has tells whether a NIC is known.
-func (b *book) has(uid types.UID) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.nics[uid] != nil || b.fresh[uid]
 }

@@ -17,7 +17,7 @@ import (
 
 // Each is said once of a pod; another pod of its name is another.
 func TestToldOnce(t *testing.T) {
-	said, web := newTold(), types.NamespacedName{Namespace: "default", Name: "web"}
+	said, web := newPodEvents(nil), types.NamespacedName{Namespace: "default", Name: "web"}
 	for i, tt := range []struct {
 		uid       types.UID
 		nic, text string
@@ -60,8 +60,8 @@ func TestNothingIsKeptOfPods(t *testing.T) {
 	w.deletePod("served")
 	w.finish("ended", corev1.PodFailed)
 	harness.Eventually(t, limit, "all are forgotten", poll.True(func() bool {
-		w.c.told.mu.Lock()
-		defer w.c.told.mu.Unlock()
-		return len(w.c.told.all) == 0
+		w.c.nics.events.mu.Lock()
+		defer w.c.nics.events.mu.Unlock()
+		return len(w.c.nics.events.last) == 0
 	}))
 }

@@ -2,7 +2,6 @@ package podnics
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,10 +12,13 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// past is what pods have, or had, that a namespace's VPC or the operator's settings were for
-// when they came: what these say by now is for pods that come. It is read from PodNICs, and
-// remembered while the pod is there, as somebody may delete those.
-type past struct {
+// podHistory remembers which NICs pods have or had: a namespace's VPC and the operator's settings
+// count for pods that come, not for those that are there. It learns it from PodNICs, and keeps it
+// while the pod exists, as somebody may delete those.
+type podHistory struct {
+	api   *kubeAPI
+	first nicrequest.First // of the operator's settings
+
 	mu  sync.Mutex // guards all
 	all map[types.NamespacedName]hadNICs
 }
@@ -29,10 +31,12 @@ type hadNICs struct {
 	any   bool   // it had PodNICs, of its own or that it names
 }
 
-func newPast() *past { return &past{all: map[types.NamespacedName]hadNICs{}} }
+func newPodHistory(api *kubeAPI, first nicrequest.First) *podHistory {
+	return &podHistory{api: api, first: first, all: map[types.NamespacedName]hadNICs{}}
+}
 
-// note takes in the PodNICs of a pod's name, and returns all that is known of the pod.
-func (h *past) note(p *corev1.Pod, nics []v1alpha1.PodNIC, first string) hadNICs {
+// add remembers the PodNICs with a pod's name, and returns all that is known of the pod.
+func (h *podHistory) add(p *corev1.Pod, nics []v1alpha1.PodNIC) hadNICs {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	key := client.ObjectKeyFromObject(p)
@@ -51,7 +55,7 @@ func (h *past) note(p *corev1.Pod, nics []v1alpha1.PodNIC, first string) hadNICs
 		default:
 			continue
 		}
-		had.any, had.first = true, had.first || name == first
+		had.any, had.first = true, had.first || name == h.first.Name
 	}
 	if had.any {
 		h.all[key] = had
@@ -59,44 +63,44 @@ func (h *past) note(p *corev1.Pod, nics []v1alpha1.PodNIC, first string) hadNICs
 	return had
 }
 
-// forget drops the pod of a name, which is no more.
-func (h *past) forget(pod types.NamespacedName) {
+// forget drops what is remembered of a pod that is gone.
+func (h *podHistory) forget(pod types.NamespacedName) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.all, pod)
 }
 
-// pastOf is what is known of a pod by its PodNICs.
-func (c *Controller) pastOf(ctx context.Context, p *corev1.Pod) (hadNICs, error) {
-	if had := c.past.note(p, nil, c.o.First.Name); had.any {
+// of is what is known of a pod by its PodNICs.
+func (h *podHistory) of(ctx context.Context, p *corev1.Pod) (hadNICs, error) {
+	if had := h.add(p, nil); had.any {
 		return had, nil
 	}
-	list := &v1alpha1.PodNICList{}
-	if err := c.client.List(ctx, list, client.InNamespace(p.Namespace), client.MatchingFields{byPod: p.Name}, client.UnsafeDisableDeepCopy); err != nil {
-		return hadNICs{}, fmt.Errorf("list PodNICs of pod %s/%s: %w", p.Namespace, p.Name, err)
+	nics, err := NICsOf(ctx, h.api.client, client.ObjectKeyFromObject(p))
+	if err != nil {
+		return hadNICs{}, err
 	}
-	return c.past.note(p, list.Items, c.o.First.Name), nil
+	return h.add(p, nics), nil
 }
 
-// wishNow is what a pod's annotations ask for by now, if its namespace had a VPC, by what the pod
-// had when it came.
-func (c *Controller) wishNow(ctx context.Context, p *corev1.Pod, vpc string) (wish, error) {
-	had, err := c.pastOf(ctx, p)
+// request is what a pod's annotations ask for if its namespace names a VPC, read with the first
+// interface that the pod came with.
+func (h *podHistory) request(ctx context.Context, p *corev1.Pod, vpc string) (request, error) {
+	had, err := h.of(ctx, p)
 	if err != nil {
-		return wish{}, err
+		return request{}, err
 	}
-	return wishOf(p, vpc, c.firstOf(ctx, p, had), false, 0), nil
+	return requestOf(p, vpc, h.firstOf(ctx, p, had), false, 0), nil
 }
 
 // firstOf is the first interface of a pod with NICs in a VPC.
-func (c *Controller) firstOf(ctx context.Context, p *corev1.Pod, had hadNICs) func(vpc string) nicrequest.First {
+func (h *podHistory) firstOf(ctx context.Context, p *corev1.Pod, had hadNICs) func(vpc string) nicrequest.First {
 	return func(vpc string) nicrequest.First {
-		return had.firstOf(p, c.o.First.In(c.vpc(ctx, vpc).Spec.Provider))
+		return had.firstOf(p, h.first.In(h.api.vpc(ctx, vpc).Spec.Provider))
 	}
 }
 
-// firstOf is the first interface of a pod: that of one which runs is what it was when the pod
-// came, whatever the operator's settings say by now.
+// firstOf is the first interface of a pod. Of a pod that runs it is what it was when the pod came,
+// whatever the operator's settings say by now.
 func (had hadNICs) firstOf(p *corev1.Pod, says nicrequest.First) nicrequest.First {
 	came := p.Status.Phase != corev1.PodPending // so it has all that it was made with
 	switch {

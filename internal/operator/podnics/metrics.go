@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -91,8 +90,8 @@ func (m *Metrics) listed(vpc string, err error) {
 	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
 }
 
-// astray takes in how many ports of a VPC should not be there.
-func (m *Metrics) astray(vpc string, s stray) {
+// strays records how many ports of a VPC should not exist.
+func (m *Metrics) strays(vpc string, s strays) {
 	m.of(vpc, func() {
 		m.stray.WithLabelValues(vpc, strayOrphan).Set(float64(s.orphans))
 		m.stray.WithLabelValues(vpc, strayDouble).Set(float64(s.doubles))
@@ -135,22 +134,8 @@ func (m *Metrics) keepOnly(vpcs []string) {
 	m.vpcs = now
 }
 
-// stray is how many ports should not be there.
-type stray struct{ orphans, doubles int }
-
-// astray counts, of listed ports by PodNIC.
-func (b *book) astray(listed map[types.UID][]vpcport.Port) (s stray) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for uid, ports := range listed {
-		if b.nics[uid] == nil && !b.fresh[uid] {
-			s.orphans += len(ports)
-		} else {
-			s.doubles += len(ports) - 1
-		}
-	}
-	return s
-}
+// strays is how many ports should not exist.
+type strays struct{ orphans, doubles int }
 
 // Gauges are read when Prometheus asks: how many NICs there are in which phase.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
@@ -167,7 +152,7 @@ func (gauges) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector. It reads the cache, and the book.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	list := &v1alpha1.PodNICList{}
-	if err := g.c.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
+	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
 		return // before the cache is filled
 	}
 	emit := func(f metric.Family, counts map[[2]string]int) {
@@ -179,7 +164,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	emit(famNICs, t.phases)
 	emit(famBlocked, t.blocked)
 	emit(famUnbound, t.unbindable)
-	for vpc, l := range g.c.book.longestWaits() {
+	for vpc, l := range g.c.states.longestWaits() {
 		ch <- famWaits.Value(l.bound.Seconds(), vpc, "bound")
 		ch <- famWaits.Value(l.plugged.Seconds(), vpc, "plugged")
 	}
@@ -214,7 +199,3 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 	}
 	return ""
 }
-
-// Known is how many NICs are known. It takes the lock that all work needs: one that does
-// not return tells that the controller hangs.
-func (c *Controller) Known() int { return c.book.known() }

@@ -11,18 +11,26 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// held tells whether a node may still have a port plugged, and until when at the longest
-// that counts; zero: until it says otherwise. A node that is gone, or declared out of
-// service, holds nothing. One that does not answer holds for a grace from the end of the
-// pod (idle; zero while it lives), or from when the node was found not to be ready. To
-// be wrong harms nobody else: a VPC drops what comes from a port that is deleted, or bound
-// elsewhere.
-func held(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now time.Time, grace time.Duration) (bool, time.Time) {
-	if says == nil || says.State != v1alpha1.NodePlugged || says.PortID != port {
-		return false, time.Time{}
-	}
-	if node == nil || watched.OutOfService(node) {
-		return false, time.Time{}
+// nodeHost is where a NIC's port is to be bound.
+type nodeHost struct {
+	name string // by which the provider knows the node; empty: unknown, or not to be bound there
+	why  string // there is no name, for a person
+	full bool   // the node has as many NICs as it may
+}
+
+// hold is whether a node may have a port plugged.
+type hold struct {
+	held  bool
+	until time.Time // when it ends at the latest; zero: when the node says so
+}
+
+// holdOf decides whether a node may have a port plugged. A node that is gone or out of service
+// holds nothing. One that does not answer holds for a grace period from the end of the pod (idle; zero
+// while it lives), or from when the node became not ready. A wrong answer harms no other NIC: a VPC
+// drops packets of a port that is deleted or bound elsewhere.
+func holdOf(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now time.Time, grace time.Duration) hold {
+	if says == nil || says.State != v1alpha1.NodePlugged || says.PortID != port || node == nil || watched.OutOfService(node) {
+		return hold{}
 	}
 	until := time.Time{}
 	if !idle.IsZero() {
@@ -33,13 +41,13 @@ func held(says *v1alpha1.PodNICNode, port string, node *corev1.Node, idle, now t
 			until = at
 		}
 	}
-	return until.IsZero() || now.Before(until), until
+	return hold{until.IsZero() || now.Before(until), until}
 }
 
-// coolUntil is until when a port is kept that nobody needs: some time from when its PodNIC was
-// deleted or, if that is later, its node said that it is unplugged. Either is recorded in the
-// PodNIC, and counts for every operator. A node is believed for a grace from the deletion,
-// which is as long as it is waited for, so that one that lies keeps no port for longer.
+// coolUntil is until when a port is kept that is not needed any more: cooling from when its PodNIC was
+// deleted or, if that is later, its node reported it unplugged. The PodNIC records both, so that they
+// count for every operator. A report counts for a grace period from the deletion, as long as it is waited
+// for: a node that lies keeps no port longer.
 func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace, cooling time.Duration) time.Time {
 	since := deleted
 	if says != nil && says.PortID == port && says.State == v1alpha1.NodeUnplugged && says.Since.After(since) {
@@ -51,8 +59,7 @@ func coolUntil(deleted time.Time, says *v1alpha1.PodNICNode, port string, grace,
 	return since.Add(cooling)
 }
 
-// hostOf is the name by which a VPC's provider knows a node; empty with the reason if
-// nobody says it.
+// hostOf is the name by which a VPC's provider knows a node, or why there is none.
 func hostOf(n *corev1.Node, name string, vpc v1alpha1.VPCSpec) (host, why string) {
 	label := vpc.HostLabel
 	switch {

@@ -177,7 +177,7 @@ func TestPlacesOfANamespace(t *testing.T) {
 
 // A branch that names no subnet is to be in one of those that its namespace may have, and the pool has no other for it.
 func TestSubnetsOfANamespace(t *testing.T) {
-	s := &scene{o: &v1alpha1.PodNIC{}, opened: Opened{
+	s := &observation{o: &v1alpha1.PodNIC{}, opened: Opened{
 		Provider: portfake.New(portfake.Options{Traits: vpcport.Traits{NeedsHost: true}}), Network: blue, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2},
 	}}
 	for _, tt := range []struct{ limits, asked, want []string }{
@@ -190,10 +190,10 @@ func TestSubnetsOfANamespace(t *testing.T) {
 			s.o.Spec.Addresses = append(s.o.Spec.Addresses, v1alpha1.NICAddress{Subnet: name})
 		}
 		s.desire(cluster, nic{})
-		s.want.Host = "i-1"
-		kind, ok := warm.KindOf("a", vpcport.NewPort{Host: "i-1", Addresses: s.want.Addresses, Subnets: s.want.Subnets})
-		if !slices.Equal(s.want.New().Subnets, tt.want) || !ok || len(tt.asked) == 0 && kind.Subnets != strings.Join(tt.want, " ") {
-			t.Errorf("%v of %v: among %v, kind %+v", tt.asked, tt.limits, s.want.Subnets, kind)
+		s.desired.Port.Host = "i-1"
+		kind, ok := warm.KindOf("a", vpcport.NewPort{Host: "i-1", Addresses: s.desired.Port.Addresses, Subnets: s.desired.Port.Subnets})
+		if !slices.Equal(s.desired.Port.Subnets, tt.want) || !ok || len(tt.asked) == 0 && kind.Subnets != strings.Join(tt.want, " ") {
+			t.Errorf("%v of %v: among %v, kind %+v", tt.asked, tt.limits, s.desired.Port.Subnets, kind)
 		}
 	}
 }
@@ -201,31 +201,35 @@ func TestSubnetsOfANamespace(t *testing.T) {
 // Who may have asked for a port counts until it is known that nobody did, and who has one is never without a place.
 func TestRoom(t *testing.T) {
 	now := time.Now()
-	have := func(recorded string, unclear, looked bool) nicplan.Have {
-		return nicplan.Have{Kept: true, Recorded: recorded, Unclear: unclear, Looked: looked}
+	have := func(recorded string, unclear, looked bool) nicplan.Observed {
+		return nicplan.Observed{Kept: true, Recorded: recorded, Unclear: unclear, Looked: looked}
 	}
 	for name, tt := range map[string]struct {
-		nic  nic
-		age  time.Duration // of the book
-		want bool
+		nic    nic
+		taking bool
+		age    time.Duration // since this process began
+		want   bool
 	}{
-		"has nothing":                {nic{}, 0, false},
-		"its port is recorded":       {nic{have: have("p", false, true)}, time.Hour, true},
-		"asks":                       {nic{taken: true}, time.Hour, true},
-		"not looked at":              {nic{have: have("", true, false)}, time.Hour, true},
-		"looked at early":            {nic{have: have("", true, true)}, time.Second, true},
-		"looked at, and long ago":    {nic{have: have("", true, true)}, time.Hour, false},
-		"asked for in vain just now": {nic{have: have("", true, true), unclear: now.Add(-time.Second)}, time.Hour, true},
-		"a user's, not looked at":    {nic{given: true, have: have("", true, false)}, time.Hour, true},
-		"a user's, looked at":        {nic{given: true, have: have("", true, true)}, time.Second, false},
+		"has nothing":                {nic{}, false, 0, false},
+		"its port is recorded":       {nic{observed: have("p", false, true)}, false, time.Hour, true},
+		"asks":                       {nic{}, true, time.Hour, true},
+		"not looked at":              {nic{observed: have("", true, false)}, false, time.Hour, true},
+		"looked at early":            {nic{observed: have("", true, true)}, false, time.Second, true},
+		"looked at, and long ago":    {nic{observed: have("", true, true)}, false, time.Hour, false},
+		"asked for in vain just now": {nic{observed: have("", true, true), history: portHistory{unclear: now.Add(-time.Second)}}, false, time.Hour, true},
+		"a user's, not looked at":    {nic{given: true, observed: have("", true, false)}, false, time.Hour, true},
+		"a user's, looked at":        {nic{given: true, observed: have("", true, true)}, false, time.Second, false},
 	} {
-		b := newBook(clock.Real{}, time.Minute)
-		b.began = now.Add(-tt.age)
+		q := newQuotas(clock.Real{}, time.Minute, nil)
+		q.begin(now.Add(-tt.age))
 		n := tt.nic
 		n.vpc, n.key.Namespace = "a", "default"
-		b.nics["other"], b.nics["new"] = &n, &nic{vpc: "a", key: types.NamespacedName{Namespace: "default", Name: "new"}}
-		b.count("other", &n)
-		if got := !b.enter("new", 1); got != tt.want {
+		q.update("other", &n)
+		if tt.taking {
+			q.enter("other", 1)
+		}
+		q.update("new", &nic{vpc: "a", key: types.NamespacedName{Namespace: "default", Name: "new"}})
+		if got := !q.enter("new", 1); got != tt.want {
 			t.Errorf("%s: holds a place: %v", name, got)
 		}
 	}
@@ -235,13 +239,12 @@ func TestRoom(t *testing.T) {
 // find none wake nobody.
 func TestPlacesArePassedOn(t *testing.T) {
 	var woken []types.NamespacedName
-	b := newBook(clock.Real{}, time.Minute)
-	b.again = func(key types.NamespacedName) { woken = append(woken, key) }
+	b := newNICStates(clock.Real{}, time.Minute, func(key types.NamespacedName) { woken = append(woken, key) })
 	const waiting = 3*wakes + 1
 	for i := range waiting + 1 {
 		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i))}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
 		b.with(o, false, func(*nic) {})
-		if got := b.enter(o.UID, 1); got != (i == 0) {
+		if got := b.quotas.enter(o.UID, 1); got != (i == 0) {
 			t.Fatalf("NIC %d has a place: %v", i, got)
 		}
 	}
@@ -253,8 +256,8 @@ func TestPlacesArePassedOn(t *testing.T) {
 		if i%2 == 0 {
 			b.forget(woken[i]) // it is over
 		} else {
-			b.passOn(b.uids[woken[i]]) // it is refused
-			b.passOn(b.uids[woken[i]])
+			b.quotas.passOn(b.uids[woken[i]]) // it is refused
+			b.quotas.passOn(b.uids[woken[i]])
 		}
 	}
 	if len(woken) != waiting {
@@ -266,23 +269,23 @@ func TestPlacesArePassedOn(t *testing.T) {
 	}
 	woken = nil
 	for i, uid := range left {
-		if got := b.enter(uid, 2); got != (i < 2) {
+		if got := b.quotas.enter(uid, 2); got != (i < 2) {
 			t.Errorf("the NIC that asks as number %d has a place: %v", i, got)
 		}
-		b.passOn(uid)
+		b.quotas.passOn(uid)
 	}
 	if len(woken) > 0 {
 		t.Errorf("%v are woken for no place", woken)
 	}
 	// A higher limit is seen by the first that asks.
-	if b.enter(left[2], 5); len(woken) != 2 {
+	if b.quotas.enter(left[2], 5); len(woken) != 2 {
 		t.Errorf("%d are woken for 2 places", len(woken))
 	}
 	for _, key := range slices.Clone(woken) { // others were faster
-		if b.enter(b.uids[key], 3) {
+		if b.quotas.enter(b.uids[key], 3) {
 			t.Errorf("%s has a place of none", key)
 		}
-		b.passOn(b.uids[key])
+		b.quotas.passOn(b.uids[key])
 	}
 	if len(woken) != 2 {
 		t.Errorf("%d are woken for no place", len(woken)-2)
@@ -291,19 +294,15 @@ func TestPlacesArePassedOn(t *testing.T) {
 
 // A PodNIC that a listing has may be gone, or have another after it, by the time that it is noted.
 func TestListedPodNICs(t *testing.T) {
-	var woken []string
-	b := newBook(clock.Real{}, time.Minute)
-	b.again = func(key types.NamespacedName) { woken = append(woken, key.Name) }
+	b := newNICStates(clock.Real{}, time.Minute, nil)
 	of := func(name string, uid types.UID, port string) *v1alpha1.PodNIC {
 		o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
 		o.Status.PortID = port
 		return o
 	}
 	b.with(of("db", "new", ""), true, func(*nic) {})
-	b.addListed(of("db", "old", "p"), true)
-	b.addListed(of("db", "new", ""), true)
-	b.addListed(of("gone", "gone", "q"), true)
-	if !b.has("new") || b.has("old") || !b.has("gone") || !slices.Equal(woken, []string{"gone"}) {
-		t.Errorf("known %v, woken %v", b.uids, woken)
+	old, known, gone := b.addListed(of("db", "old", "p"), true), b.addListed(of("db", "new", ""), true), b.addListed(of("gone", "gone", "q"), true)
+	if !b.has("new") || b.has("old") || !b.has("gone") || old || known || !gone {
+		t.Errorf("known %v; added %v, %v, %v", b.uids, old, known, gone)
 	}
 }

@@ -11,39 +11,39 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// wish is what a pod's annotations ask for, as far as the pod alone tells.
-type wish struct {
+// request is what a pod's annotations ask for, as far as the pod alone tells.
+type request struct {
 	vpc   string           // empty: no NICs
-	first nicrequest.First // under which it was read
+	first nicrequest.First // with which it was read
 	nics  []nicrequest.NIC
 	errs  nicrequest.Errors
 }
 
-// wishOf reads a pod's annotations. What its first interface is depends on the VPC. A
-// namespace's VPC is none of a pod that asks for no NICs itself and runs without any already
-// (bare): it got its network when it began. With most above 0 there may be no more NICs than that.
-func wishOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) nicrequest.First, bare bool, most int) wish {
+// requestOf reads a pod's annotations. The first interface depends on the VPC. A namespace's VPC does
+// not count for a pod that asks for no NICs itself and runs without any (bare): it got its network
+// when it started. With most above 0 more NICs than that are an error.
+func requestOf(p *corev1.Pod, namespaceVPC string, first func(vpc string) nicrequest.First, bare bool, most int) request {
 	if _, asks := p.Annotations[v1alpha1.AnnotationNICs]; bare && !asks && p.Status.Phase != corev1.PodPending {
 		namespaceVPC = ""
 	}
-	in := asking(p, namespaceVPC)
-	var w wish
-	w.vpc, w.errs = in.VPC()
-	w.first = first(w.vpc)
-	if w.vpc == "" || len(w.errs) > 0 {
-		return w
+	in := askedOf(p, namespaceVPC)
+	var r request
+	r.vpc, r.errs = in.VPC()
+	r.first = first(r.vpc)
+	if r.vpc == "" || len(r.errs) > 0 {
+		return r
 	}
-	w.nics, w.errs = in.NICs(w.first, most)
-	return w
+	r.nics, r.errs = in.NICs(r.first, most)
+	return r
 }
 
-// asking is what a pod asks for, of a namespace with a VPC.
-func asking(p *corev1.Pod, namespaceVPC string) nicrequest.Pod {
+// askedOf is a pod, of a namespace with a VPC, as package nicrequest reads it.
+func askedOf(p *corev1.Pod, namespaceVPC string) nicrequest.Pod {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return nicrequest.Pod{Annotations: p.Annotations, NamespaceVPC: namespaceVPC, HostNetwork: p.Spec.HostNetwork, Mirror: mirror}
 }
 
-// namedObjects are the PodNICs that a pod's annotation names, if it can be read.
+// namedObjects are the names of the PodNICs that a pod's annotation names, if it can be read.
 func namedObjects(p *corev1.Pod) (names []string) {
 	if p.Annotations[v1alpha1.AnnotationNICs] == "" {
 		return nil
@@ -57,7 +57,7 @@ func namedObjects(p *corev1.Pod) (names []string) {
 	return names
 }
 
-// specOf is that of the PodNIC of a pod's NIC.
+// specOf is the spec of the PodNIC for a NIC of a pod.
 func specOf(p *corev1.Pod, vpc string, n nicrequest.NIC) v1alpha1.PodNICSpec {
 	spec := v1alpha1.PodNICSpec{
 		VPC: vpc, Pod: &v1alpha1.PodReference{Name: p.Name, UID: string(p.UID)}, Interface: n.Name,
@@ -76,7 +76,7 @@ func specOf(p *corev1.Pod, vpc string, n nicrequest.NIC) v1alpha1.PodNICSpec {
 	return spec
 }
 
-// nicOf is the NIC that a PodNIC was made for, as far as it tells.
+// nicOf is the NIC that a PodNIC's spec describes; its index and default route are the pod's.
 func nicOf(spec v1alpha1.PodNICSpec) nicrequest.NIC {
 	n := nicrequest.NIC{Name: spec.Interface, SecurityGroups: spec.SecurityGroups, PortID: spec.PortID, Binding: string(spec.Binding)}
 	if t := spec.Tap; t != nil {
@@ -89,7 +89,7 @@ func nicOf(spec v1alpha1.PodNICSpec) nicrequest.NIC {
 	return n
 }
 
-// named is the NIC of a list with a name in the pod, and whether there is one.
+// named finds a NIC by its name in the pod.
 func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	i := slices.IndexFunc(nics, func(n nicrequest.NIC) bool { return n.Name == name })
 	if i < 0 {
@@ -98,15 +98,15 @@ func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	return nics[i], true
 }
 
-// hasDefaultRoute tells whether packets to elsewhere leave by a NIC: what the annotation
-// says of one of them, else it is the first interface.
+// hasDefaultRoute tells whether a NIC has the pod's default route: the one that the annotation names,
+// else the first interface.
 func hasDefaultRoute(nics []nicrequest.NIC, n nicrequest.NIC, first nicrequest.First) bool {
 	said := slices.ContainsFunc(nics, func(other nicrequest.NIC) bool { return other.DefaultRoute })
 	return n.DefaultRoute || !said && first.IsNIC(n.Name)
 }
 
-// chooseHolder is the pod that has a PodNIC of which several may want to be: the one that
-// has it, else the oldest that is not on its way out.
+// chooseHolder chooses which of the pods that name a PodNIC has it: the one that has it already, else
+// the oldest that is not being deleted.
 func chooseHolder(has *v1alpha1.PodReference, pods []*corev1.Pod) *corev1.Pod {
 	var best *corev1.Pod
 	for _, p := range pods {

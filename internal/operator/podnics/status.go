@@ -41,11 +41,11 @@ const (
 const maxMessage = 1024
 
 // statusOf is what a PodNIC's status is to be, but for the times of conditions.
-func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
+func statusOf(s *observation, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
-	p := n.have.Port
-	if p != nil && (!s.want.Has(p) || p.NetworkID != s.want.Network) {
+	p := n.observed.Port
+	if p != nil && (!s.desired.Has(p) || p.NetworkID != s.desired.Port.NetworkID) {
 		p = nil // it is another's still
 	}
 	if p == nil && unseen(s, n) {
@@ -53,11 +53,11 @@ func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodN
 		return st
 	}
 	var lie error
-	if p != nil && s.shut == nil {
+	if p != nil && s.closed == nil {
 		lie = s.describe(&st, p)
-		st.Made = s.want.Given == ""
+		st.Made = s.desired.Given == ""
 	}
-	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
+	here := s.next == assigned(st) && p != nil && lie == nil && s.host.name != "" && p.Host == s.host.name && p.Binding.Result == vpcport.Bound
 	st.Phase = phaseOf(s, n, step, p, here)
 	setPlugged(&st, s, now)
 	if !here {
@@ -72,14 +72,14 @@ func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodN
 // unseen tells whether a NIC was bound where it is to be, and the provider was not asked
 // since: its VPC is not open, or an operator has just begun. Then the status stays as it
 // is, by which a node can plug the port.
-func unseen(s *scene, n nic) bool {
-	return (s.shut != nil || !n.have.Looked) && n.lost == "" && !s.want.Over && s.now == s.next && s.o.Status.Plug != nil
+func unseen(s *observation, n nic) bool {
+	return (s.closed != nil || !n.observed.Looked) && n.history.lost == "" && !s.desired.Over && s.now == s.next && s.o.Status.Plug != nil
 }
 
 // assign writes who has it: as long as a node holds it, who had it.
-func assign(st *v1alpha1.PodNICStatus, s *scene) {
+func assign(st *v1alpha1.PodNICStatus, s *observation) {
 	a := s.next
-	if s.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
+	if s.hold.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
 		a = s.now
 	}
 	if a.pod != s.now.pod {
@@ -91,25 +91,21 @@ func assign(st *v1alpha1.PodNICStatus, s *scene) {
 	}
 }
 
-func assignedTo(st v1alpha1.PodNICStatus) assignment {
-	return assigned(&v1alpha1.PodNIC{Status: st})
-}
-
 // phaseOf is how far it has come.
-func phaseOf(s *scene, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
-	edit := n.failed.message != "" && vpcport.PolicyOf(n.failed.class).Edit
+func phaseOf(s *observation, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
+	edit := n.attempts.Failed.Message != "" && vpcport.PolicyOf(n.attempts.Failed.Class).Edit
 	switch {
-	case s.want.Over, s.leaves():
+	case s.desired.Over, s.leaves():
 		return v1alpha1.PhaseReleasing
 	case here && p.Status == vpcport.StatusActive:
 		return v1alpha1.PhaseActive
 	case here:
 		return v1alpha1.PhaseBound
-	case p == nil && (edit || s.refuse != nil || step.Kind == nicplan.Impossible):
+	case p == nil && (edit || s.refused != nil || step.Kind == nicplan.Impossible):
 		return v1alpha1.PhaseFailed
 	case p != nil:
 		return v1alpha1.PhaseCreated
-	case s.o.Status.PortID != "" && !n.have.Looked:
+	case s.o.Status.PortID != "" && !n.observed.Looked:
 		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // nothing was seen to have changed
 	}
 	return v1alpha1.PhasePending
@@ -117,7 +113,7 @@ func phaseOf(s *scene, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1a
 
 // describe writes what a port is to the NIC. The error says what a node could not use; where a port has one
 // address of each family, the addresses stay as they were then, which a port in its place is to have again.
-func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
+func (s *observation) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 	if !s.opened.Provider.Traits().OneEach {
 		return describe(st, p, s.opened.Network)
 	}
@@ -134,7 +130,7 @@ func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 // own is a port with those of its addresses that are for the NIC, one of each family: the one that the NIC had before,
 // if the port has that still, else the first. What comes to a port that the NIC has already is not for it: a family
 // that it was without, or what the subnet is not known to have.
-func (s *scene) own(p *vpcport.Port) *vpcport.Port {
+func (s *observation) own(p *vpcport.Port) *vpcport.Port {
 	had := addrsOf(s.o.Status)
 	has := s.o.Status.PortID == p.ID && len(had) > 0
 	known := func(a vpcport.FixedIP) bool {
@@ -225,24 +221,24 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 
 // portReady is whether there is a port as it is asked for; without a type: nothing is to
 // be said yet.
-func portReady(s *scene, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
+func portReady(s *observation, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionPortReady, Status: status, Reason: reason, Message: message}
 	}
-	failed := n.failed.message != "" && n.failed.reason == ""
+	failed := n.attempts.Failed.Message != "" && n.attempts.Failed.Reason == ""
 	switch {
-	case s.shut != nil:
-		return is(metav1.ConditionFalse, reasonVPC, s.shut.Error())
+	case s.closed != nil:
+		return is(metav1.ConditionFalse, reasonVPC, s.closed.Error())
 	case lie != nil:
 		return is(metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, lie.Error())
-	case p == nil && s.refuse != nil && !s.want.Over:
-		return is(metav1.ConditionFalse, reasonRefused, s.refuse.Error())
-	case p == nil && s.crowded != nil:
-		return is(metav1.ConditionFalse, reasonLimit, s.crowded.Error())
-	case failed && (p == nil || n.have.Recorded == "" || step.Change.Groups != nil || s.want.Over):
-		return is(metav1.ConditionFalse, reasonOf(n.failed.class), n.failed.message)
-	case p == nil && n.lost != "":
-		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("port %s was deleted by somebody else; another is made", n.lost))
+	case p == nil && s.refused != nil && !s.desired.Over:
+		return is(metav1.ConditionFalse, reasonRefused, s.refused.Error())
+	case p == nil && s.full != nil:
+		return is(metav1.ConditionFalse, reasonLimit, s.full.Error())
+	case failed && (p == nil || n.observed.Recorded == "" || step.Change.Groups != nil || s.desired.Over):
+		return is(metav1.ConditionFalse, reasonOf(n.attempts.Failed.Class), n.attempts.Failed.Message)
+	case p == nil && n.history.lost != "":
+		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("port %s was deleted by somebody else; another is made", n.history.lost))
 	case p == nil:
 		return metav1.Condition{}
 	}
@@ -250,8 +246,8 @@ func portReady(s *scene, n nic, step nicplan.Step, p *vpcport.Port, lie error) m
 }
 
 // setAllowed sets the condition Allowed of a NIC with a port that its namespace may not have any more.
-func setAllowed(st *v1alpha1.PodNICStatus, s *scene, p *vpcport.Port, now metav1.Time) {
-	if p == nil || s.denied == nil || s.want.Over {
+func setAllowed(st *v1alpha1.PodNICStatus, s *observation, p *vpcport.Port, now metav1.Time) {
+	if p == nil || s.denied == nil || s.desired.Over {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionAllowed)
 		return
 	}
@@ -266,7 +262,7 @@ func reasonOf(c vpcport.Class) string { return vpcport.PolicyOf(c).Reason }
 
 // bound is whether the port is bound where its pod is; without a type: nothing is to be
 // said yet.
-func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
+func bound(s *observation, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
@@ -275,32 +271,32 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return metav1.Condition{}
 	case here:
 		return is(metav1.ConditionTrue, reasonBound, "at host %s", p.Host)
-	case s.held && s.want.Over, s.leaves():
+	case s.hold.held && s.desired.Over, s.leaves():
 		return is(metav1.ConditionFalse, reasonPlugged, "node %s says that it has the port plugged still, for pod %s", s.now.node, s.now.pod.Name)
 	case s.pod == nil:
 		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
 	case s.next.node == "":
 		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
-	case s.full:
-		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.noHost)
-	case s.noHost != "":
-		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
-	case n.failed.message != "":
-		return is(metav1.ConditionFalse, cmp.Or(n.failed.reason, reasonOf(n.failed.class)), "%s", n.failed.message)
+	case s.host.full:
+		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.host.why)
+	case s.host.why != "":
+		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.host.why)
+	case n.attempts.Failed.Message != "":
+		return is(metav1.ConditionFalse, cmp.Or(n.attempts.Failed.Reason, reasonOf(n.attempts.Failed.Class)), "%s", n.attempts.Failed.Message)
 	}
 	return metav1.Condition{} // it is on its way
 }
 
 // leaves tells whether a node has the port plugged still for a pod that is not to have it
 // any more.
-func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
+func (s *observation) leaves() bool { return s.hold.held && s.now.pod != s.next.pod }
 
 // soonActive is how long the condition that a port is plugged waits for the write which says
 // that it is active, and most follow at once: each PodNIC is written once less by that.
 const soonActive = 5 * time.Second
 
 // setPlugged sets the condition Plugged: what the node says of the port that there is.
-func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
+func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	says := st.Node
 	if says == nil || says.PortID != st.PortID {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionPlugged)
@@ -325,7 +321,7 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
 // moved tells whether the pod that runs has another address at Kubernetes than its first
 // interface, which a port that was made again may have: the kubelet asks only when the pod
 // begins.
-func (s *scene) moved(st v1alpha1.PodNICStatus) bool {
+func (s *observation) moved(st v1alpha1.PodNICStatus) bool {
 	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {
 		return false
 	}

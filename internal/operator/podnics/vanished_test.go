@@ -51,10 +51,10 @@ func TestPodNICsVanish(t *testing.T) {
 	w.awaitPorts(3, "all have ports")
 	// As if the cache had lost it.
 	stays := w.awaitObject("stays", "is known", in(v1alpha1.PhaseCreated))
-	w.c.book.forget(client.ObjectKeyFromObject(stays))
+	w.c.states.forget(client.ObjectKeyFromObject(stays))
 	port, err := w.Get(t.Context(), stays.Status.PortID)
 	harness.OK(t, err)
-	harness.OK(t, w.c.orphans(t.Context(), Opened{Provider: w.Provider}, map[types.UID][]vpcport.Port{stays.UID: {port}}, map[types.UID]time.Time{stays.UID: {}}, sightings{}, false))
+	harness.OK(t, w.c.collector.orphans(t.Context(), Opened{Provider: w.Provider}, map[types.UID][]vpcport.Port{stays.UID: {port}}, map[types.UID]time.Time{stays.UID: {}}, sightings{}, false))
 	strip("goes")
 	w.awaitPorts(2, "that of the PodNIC that vanished goes")
 	strip("given")
@@ -77,10 +77,10 @@ func TestPodNICsVanish(t *testing.T) {
 	w.awaitPorts(3, "the port of before goes")
 	harness.OK(t, w.client().Patch(t.Context(), stays, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))))
 	harness.Eventually(t, limit, "all is forgotten", func() error {
-		w.c.book.wake.Set()
-		w.c.book.mu.Lock()
-		defer w.c.book.mu.Unlock()
-		if n := len(w.c.book.abandoned); n > 0 {
+		w.c.states.vanished.wake.Set()
+		w.c.states.vanished.mu.Lock()
+		defer w.c.states.vanished.mu.Unlock()
+		if n := len(w.c.states.vanished.all); n > 0 {
 			return fmt.Errorf("%d are remembered", n)
 		}
 		return nil
@@ -98,18 +98,18 @@ func TestLeaves(t *testing.T) {
 		n    nic
 		want bool
 	}{
-		"never begun":               {nic{have: nicplan.Restored(false, "")}, false},
-		"not looked for yet":        {nic{have: nicplan.Restored(true, "")}, true},
-		"recorded":                  {nic{have: nicplan.Restored(false, "p")}, true},
-		"seen":                      {nic{have: nicplan.Have{Looked: true, Port: port}}, true},
-		"a user's, marked":          {nic{given: true, have: nicplan.Have{Looked: true, Port: marked}}, true},
-		"a user's, given back":      {nic{given: true, have: nicplan.Have{Kept: true, Looked: true, Recorded: "p", Port: port}}, false},
-		"a user's, never taken":     {nic{given: true, have: nicplan.Have{Kept: true, Looked: true, Port: port}}, false},
-		"a user's, of another NIC":  {nic{given: true, have: nicplan.Have{Kept: true, Looked: true, Port: other}}, false},
-		"a user's, recorded":        {nic{given: true, have: nicplan.Restored(true, "p")}, true},
-		"one too many":              {nic{have: nicplan.Have{Kept: true, Looked: true, Extra: []string{"p"}}}, true},
-		"a call is under way":       {nic{busy: true, have: nicplan.Have{Kept: true, Looked: true}}, true},
-		"given back, and forgotten": {nic{have: nicplan.Have{Kept: true, Looked: true, Recorded: "p"}}, false},
+		"never begun":               {nic{observed: nicplan.Restored(false, "")}, false},
+		"not looked for yet":        {nic{observed: nicplan.Restored(true, "")}, true},
+		"recorded":                  {nic{observed: nicplan.Restored(false, "p")}, true},
+		"seen":                      {nic{observed: nicplan.Observed{Looked: true, Port: port}}, true},
+		"a user's, marked":          {nic{given: true, observed: nicplan.Observed{Looked: true, Port: marked}}, true},
+		"a user's, given back":      {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Recorded: "p", Port: port}}, false},
+		"a user's, never taken":     {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Port: port}}, false},
+		"a user's, of another NIC":  {nic{given: true, observed: nicplan.Observed{Kept: true, Looked: true, Port: other}}, false},
+		"a user's, recorded":        {nic{given: true, observed: nicplan.Restored(true, "p")}, true},
+		"one too many":              {nic{observed: nicplan.Observed{Kept: true, Looked: true, Extra: []string{"p"}}}, true},
+		"a call is under way":       {nic{call: callState{inFlight: true}, observed: nicplan.Observed{Kept: true, Looked: true}}, true},
+		"given back, and forgotten": {nic{observed: nicplan.Observed{Kept: true, Looked: true, Recorded: "p"}}, false},
 	} {
 		if got := tt.n.leaves(uid); got != tt.want {
 			t.Errorf("%s: %v", name, got)
@@ -171,20 +171,19 @@ func (a *away) Ports(context.Context, vpcport.Filter) ([]vpcport.Port, error) {
 // PodNICs that vanished are looked for until a listing shows what they left, not only with the next regular one.
 func TestVanishedWhileNothingLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u, b := &unlisted{}, newBook(clock.Real{}, time.Minute)
-		c := &Controller{
-			o:      Options{Clock: clock.Real{}, Listing: time.Hour, Networks: u, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)},
-			client: u, book: b,
+		u, b := &unlisted{}, newNICStates(clock.Real{}, time.Minute, nil)
+		c := &collector{
+			o:   Options{Clock: clock.Real{}, Listing: time.Hour, Networks: u, Metrics: NewMetrics(), Logger: slog.New(slog.DiscardHandler)},
+			api: &kubeAPI{client: u}, states: b,
 		}
-		b.abandoned["u"] = abandoned{vpc: "a"}
-		b.wake.Set()
+		b.vanished.add("u", "a", false)
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- c.sweep(ctx) }()
+		go func() { done <- c.run(ctx) }()
 		time.Sleep(time.Minute) //nolint:forbidigo // virtual time
 		synctest.Wait()
-		if len(b.abandoned) != 1 || u.asked < 3 || u.provider.listings < 2 || u.provider.listings > 5 {
-			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.abandoned)
+		if len(b.vanished.all) != 1 || u.asked < 3 || u.provider.listings < 2 || u.provider.listings > 5 {
+			t.Errorf("asked %d times, listed %d times, looked for %v", u.asked, u.provider.listings, b.vanished.all)
 		}
 		stop()
 		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
@@ -196,44 +195,44 @@ func TestVanishedWhileNothingLists(t *testing.T) {
 // What a PodNIC leaves that vanishes during a call is looked for when the call has ended, and no longer than it may show.
 func TestVanishedDuringACall(t *testing.T) {
 	clk := clock.NewFake(time.Unix(10_000, 0))
-	b := newBook(clk, time.Minute)
+	b := newNICStates(clk, time.Minute, nil)
 	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db", UID: "u"}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
-	b.with(o, true, func(n *nic) { n.busy, n.have.Looked = true, true })
+	b.with(o, true, func(n *nic) { n.call.inFlight, n.observed.Looked = true, true })
 	woken := func() bool {
 		select {
-		case <-b.wake:
+		case <-b.vanished.wake:
 			return true
 		default:
 			return false
 		}
 	}
 	b.forget(types.NamespacedName{Namespace: "default", Name: "db"})
-	if !woken() || !slices.Equal(b.abandonedIn([]string{"a", "b"}), []string{"a"}) {
-		t.Fatalf("nothing is looked for: %+v", b.abandoned)
+	if !woken() || !slices.Equal(b.vanished.vpcs([]string{"a", "b"}), []string{"a"}) {
+		t.Fatalf("nothing is looked for: %+v", b.vanished.all)
 	}
 	clk.Advance(10 * time.Minute)
-	if b.abandonedOf("a", nil, clk.Now()); len(b.abandoned) != 1 {
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 1 {
 		t.Error("it is forgotten while the call is under way")
 	}
-	b.callEnded("u")
-	b.callEnded("another")
+	b.vanished.callEnded("u")
+	b.vanished.callEnded("another")
 	listed := map[types.UID][]vpcport.Port{"u": {{ID: "p"}}}
-	if got := b.abandonedOf("a", listed, clk.Now()); !woken() || got["u"] != clk.Now() || len(b.abandonedOf("b", listed, clk.Now())) > 0 {
+	if got := b.vanished.in("a", listed, clk.Now()); !woken() || got["u"] != clk.Now() || len(b.vanished.in("b", listed, clk.Now())) > 0 {
 		t.Errorf("what the call made is not looked for: %v", got)
 	}
 	clk.Advance(59 * time.Second)
-	if b.abandonedOf("a", nil, clk.Now()); len(b.abandoned) != 1 {
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 1 {
 		t.Error("it is forgotten although a port may show yet")
 	}
 	clk.Advance(time.Second)
-	if b.abandonedOf("a", nil, clk.Now()); len(b.abandoned) != 0 {
+	if b.vanished.in("a", nil, clk.Now()); len(b.vanished.all) != 0 {
 		t.Error("it is not forgotten")
 	}
 
 	b.with(o, true, func(*nic) {})
 	b.forget(types.NamespacedName{Namespace: "default", Name: "db"})
 	b.with(o, true, func(*nic) {}) // etcd was restored once more
-	if len(b.abandoned) != 0 {
+	if len(b.vanished.all) != 0 {
 		t.Error("a PodNIC that is there has vanished")
 	}
 }

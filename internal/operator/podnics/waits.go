@@ -66,15 +66,6 @@ func (w *waits) at(s progress, now time.Time) (done bool) {
 	return false
 }
 
-// noteWaits notes what the pod of a NIC waits for.
-func (c *Controller) noteWaits(s *scene) {
-	done := false
-	c.book.edit(s.o.UID, func(n *nic) { done = n.waits.at(progressOf(s.o, s.pod), c.now()) })
-	if done && starts(s.pod) {
-		c.o.Metrics.observe(c.o.Metrics.plugged, s.o.Spec.VPC, age(s.pod, c.now()))
-	}
-}
-
 // starts tells whether a pod has not begun to run: of others the age tells nothing of how
 // long they waited for a NIC.
 func starts(pod *corev1.Pod) bool {
@@ -83,21 +74,3 @@ func starts(pod *corev1.Pod) bool {
 
 // longest is how long pods have waited.
 type longest struct{ bound, plugged time.Duration }
-
-// longestWaits are those of each VPC that has NICs.
-func (b *book) longestWaits() map[string]longest {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now, out := b.clock.Now(), map[string]longest{}
-	since := func(t time.Time) time.Duration {
-		if t.IsZero() {
-			return 0
-		}
-		return now.Sub(t)
-	}
-	for _, n := range b.nics {
-		l := out[n.vpc]
-		out[n.vpc] = longest{max(l.bound, since(n.waits.bound)), max(l.plugged, since(n.waits.plugged))}
-	}
-	return out
-}

@@ -3,135 +3,118 @@ package nicplan
 import (
 	"slices"
 
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Want is what is asked for.
-type Want struct {
-	Device  string // by which its port is known (vpcport.Device)
-	Name    string // for people
-	Network string // the ID of the network; empty while it is not known
-	// Given is the ID of a port that is there already; empty: one is made.
+// Desired is what a NIC is to have.
+type Desired struct {
+	// Port is what a new port is asked for with. Its NetworkID is empty while the network is not
+	// known, and its Host while the port is to be bound nowhere, or nobody knows where. Without a MAC
+	// address, groups or addresses the provider chooses them.
+	Port vpcport.NewPort
+	// Given is the ID of a user's port that the NIC is to have; empty: it gets a port of its own.
 	Given string
-	// Tag is one that a given port must have before it is taken.
-	Tag       string
-	Addresses []vpcport.NewAddress
-	Subnets   []string // that it is to be in one of, without Addresses; nil: any
-	Groups    []string // nil: any
-	MAC       mac.Addr // that a new port is to have; nil: any
-	// Idempotent tells that a port which was asked for, and does not show, may be asked for
-	// again (vpcport.Traits).
-	Idempotent bool
-	// Host is where it is to be bound; empty: nowhere, or not known yet.
-	Host string
-	// Cluster is the cluster's name, by which ports are known that were made before any NIC needed
-	// them, one of which may have been taken for this one.
+	// Tag is what a user's port must carry before it is taken (vpcport.NamespaceTag).
+	Tag string
+	// Cluster is the cluster's name, which warm ports carry (package warm).
 	Cluster string
-	// Yields tells that such a port, which is recorded of this NIC, is recorded of another too, to which
-	// it is left.
+	// Idempotent says that the provider creates no second port for a request that it has carried
+	// out already (vpcport.Traits).
+	Idempotent bool
+	// Yields says that the warm port that is recorded of this NIC is recorded of another one too,
+	// and stays with that one.
 	Yields bool
-	// Over tells that nobody needs it any more.
+	// Over says that the NIC is not needed any more.
 	Over bool
-	// Held tells that a node may still have it plugged: it is neither let go nor bound
-	// to another host.
+	// Held says that a node may have the port plugged: it is neither released nor bound to another
+	// host.
 	Held bool
-	// Leaving tells that it is to be on another node than the one that Held is about, or
-	// on none.
+	// Leaving says that the NIC is to be on another node than the one that Held is about, or on none.
 	Leaving bool
 }
 
-// Have is what is recorded and what was seen.
-type Have struct {
-	// Kept tells that the PodNIC has the finalizer, by which it cannot go before its
-	// port. Recorded in the PodNIC.
+// Observed is what the PodNIC records about the port, and what the provider showed of it.
+type Observed struct {
+	// Kept says that the PodNIC has the finalizer that keeps it until its port is gone.
 	Kept bool
-	// Recorded is the ID of its port; empty: none. Recorded in the PodNIC.
+	// Recorded is the ID of the port in the PodNIC's status; empty: none.
 	Recorded string
-	// Unclear tells that a port may have been asked for, by this process or one before
-	// it, and may yet be made.
+	// Unclear says that this operator or one before it may have asked for a port that may still
+	// appear.
 	Unclear bool
-	// Looked tells that Port, Extra and Stranger are what the provider has, as of the
-	// last call or later.
+	// Looked says that Port, Extra and Stranger are what the provider showed in the last call or
+	// later.
 	Looked bool
-	Port   *vpcport.Port // nil: there is none
-	Extra  []string      // IDs of further ports that were made for it
-	// Stranger tells that another port of the network has Want.MAC.
+	Port   *vpcport.Port // nil: none
+	Extra  []string      // IDs of further ports that were made for the NIC
+	// Stranger says that another port of the network has the MAC address that the NIC is to have.
 	Stranger bool
-	// Collided tells that the provider refused Want.MAC.
+	// Collided says that the provider refused that MAC address.
 	Collided bool
 }
 
-// Took is what is known once a port that was made before any NIC needed it was taken for this
-// one, which had none.
-func (h Have) Took(p vpcport.Port) Have {
-	h.Port, h.Looked, h.Unclear = &p, true, false
-	return h
+// Took is what is known of a NIC without a port once it has taken a warm one.
+func (o Observed) Took(p vpcport.Port) Observed {
+	o.Port, o.Looked, o.Unclear = &p, true, false
+	return o
 }
 
-// Restored is what is known at first of a NIC of which this is recorded.
-func Restored(kept bool, recorded string) Have {
-	return Have{Kept: kept, Recorded: recorded, Unclear: kept && recorded == ""}
+// Restored is what an operator knows at first of a NIC with this record.
+func Restored(kept bool, recorded string) Observed {
+	return Observed{Kept: kept, Recorded: recorded, Unclear: kept && recorded == ""}
 }
 
-// mine tells whether a port carries the NIC's mark.
-func (w Want) mine(p *vpcport.Port) bool { return p.Device == w.Device && p.Owner == vpcport.Owner }
-
-// warm tells whether a port was made before any NIC needed it, and does not carry the mark of
-// one yet.
-func (w Want) warm(p *vpcport.Port) bool {
-	_, ok := p.WarmVPC(w.Cluster)
-	return ok && w.Given == "" && !w.Yields
+// marked tells whether a port carries the NIC's mark, its device and owner.
+func (d Desired) marked(p *vpcport.Port) bool {
+	return p.Device == d.Port.Device && p.Owner == vpcport.Owner
 }
 
-// Has tells whether a port is the NIC's: by its mark, or as it was taken for it of those that were
-// made before.
-func (w Want) Has(p *vpcport.Port) bool { return p.Device == w.Device || w.warm(p) }
+// warm tells whether a port is a warm one that carries no NIC's mark yet.
+func (d Desired) warm(p *vpcport.Port) bool {
+	_, ok := p.WarmVPC(d.Cluster)
+	return ok && d.Given == "" && !d.Yields
+}
 
-// stripped tells whether a port, which is not marked as the NIC's, was made for it and has lost
-// the mark to somebody who gave it to nobody else: it is the one that is recorded, or has the owner
-// that Berth gives and the MAC address that only this NIC's port has.
-func (w Want) stripped(p *vpcport.Port, recorded string) bool {
-	if w.Given != "" || p.Device != "" {
+// Has tells whether a port is the NIC's: by its device, or as a warm port that it has taken.
+func (d Desired) Has(p *vpcport.Port) bool { return p.Device == d.Port.Device || d.warm(p) }
+
+// stripped tells whether a port without a device was made for the NIC, and somebody removed the
+// mark: it is the recorded one, or has Berth's owner and the MAC address that only this NIC's port
+// has.
+func (d Desired) stripped(p *vpcport.Port, recorded string) bool {
+	if d.Given != "" || p.Device != "" {
 		return false
 	}
 	switch p.Owner {
 	case vpcport.Owner:
-		return p.ID == recorded || w.sameMAC(p)
+		return p.ID == recorded || d.sameMAC(p)
 	case "":
 		return p.ID == recorded
 	}
 	return false
 }
 
-// lost tells whether the NIC's port is somebody else's by now, or its user's again: it is not
-// marked as the NIC's, nor one from which only the mark was taken.
-func (w Want) lost(p *vpcport.Port) bool {
+// lost tells whether somebody else has the NIC's port by now, or its user has it back: it carries
+// another mark, or none and more than the mark is missing.
+func (d Desired) lost(p *vpcport.Port) bool {
 	switch {
 	case p.Device != "":
-		return !w.mine(p) && !w.warm(p)
+		return !d.marked(p) && !d.warm(p)
 	case p.Owner == "":
-		return w.Given != ""
+		return d.Given != ""
 	}
 	return p.Owner != vpcport.Owner
 }
 
-func (w Want) sameMAC(p *vpcport.Port) bool {
-	return w.MAC != nil && p.NetworkID == w.Network && p.MAC.String() == w.MAC.String()
+func (d Desired) sameMAC(p *vpcport.Port) bool {
+	return d.Port.MAC != nil && p.NetworkID == d.Port.NetworkID && p.MAC.String() == d.Port.MAC.String()
 }
 
 // regrouped tells whether a port has other groups than it is to have.
-func (w Want) regrouped(p *vpcport.Port) bool {
-	if w.Groups == nil || w.Given != "" {
+func (d Desired) regrouped(p *vpcport.Port) bool {
+	if d.Port.Groups == nil || d.Given != "" {
 		return false
 	}
-	want, have := slices.Sorted(slices.Values(w.Groups)), slices.Sorted(slices.Values(p.Groups))
+	want, have := slices.Sorted(slices.Values(d.Port.Groups)), slices.Sorted(slices.Values(p.Groups))
 	return !slices.Equal(want, have)
-}
-
-// New is what is asked of the provider for a new port.
-func (w Want) New() vpcport.NewPort {
-	return vpcport.NewPort{
-		NetworkID: w.Network, Name: w.Name, Device: w.Device, MAC: w.MAC, Addresses: w.Addresses, Subnets: w.Subnets, Groups: w.Groups, Host: w.Host,
-	}
 }
