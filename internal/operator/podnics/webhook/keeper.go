@@ -228,15 +228,15 @@ func (k *keeper) serve(list []authority, now time.Time) error {
 	return nil
 }
 
-// objects is the store of a cluster: a Secret, and the webhook configurations.
-type objects struct {
+// clusterStore is the store in a cluster: a Secret, and the webhook configurations.
+type clusterStore struct {
 	live      client.Reader
 	writer    client.Client
 	namespace string
 	mutates   bool // there is a MutatingWebhookConfiguration too
 }
 
-func (o objects) read(ctx context.Context) (data map[string][]byte, version string, err error) {
+func (o clusterStore) read(ctx context.Context) (data map[string][]byte, version string, err error) {
 	s := &corev1.Secret{}
 	if err := o.live.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: SecretName}, s); err != nil {
 		return nil, "", fmt.Errorf("read the webhook's authorities: %w", err)
@@ -244,7 +244,7 @@ func (o objects) read(ctx context.Context) (data map[string][]byte, version stri
 	return s.Data, s.ResourceVersion, nil
 }
 
-func (o objects) write(ctx context.Context, certs, keys []byte, version string) error {
+func (o clusterStore) write(ctx context.Context, certs, keys []byte, version string) error {
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: SecretName, ResourceVersion: version}}
 	before := s.DeepCopy()
 	s.Data = map[string][]byte{keyCerts: certs, keyKeys: keys}
@@ -254,7 +254,7 @@ func (o objects) write(ctx context.Context, certs, keys []byte, version string) 
 	return nil
 }
 
-func (o objects) trust(ctx context.Context, certs []byte) error {
+func (o clusterStore) trust(ctx context.Context, certs []byte) error {
 	judges := &admissionregistrationv1.ValidatingWebhookConfiguration{}
 	err := o.trustFor(ctx, "ValidatingWebhookConfiguration", judges, certs, func() (all []*admissionregistrationv1.WebhookClientConfig) {
 		for i := range judges.Webhooks {
@@ -276,7 +276,7 @@ func (o objects) trust(ctx context.Context, certs []byte) error {
 
 // trustFor is trust by one configuration, whose webhooks are reached as reached tells once
 // it is read into c.
-func (o objects) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
+func (o clusterStore) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
 	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s %s: there is none: nobody asks the webhook", kind, ConfigurationName)

@@ -53,7 +53,7 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	}
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	k := &keeper{
-		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
+		store: clusterStore{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
 		names: names(o),
 		leads: func() bool {
 			select {
@@ -65,17 +65,13 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 		},
 		every: look, clock: o.Clock, log: o.Logger, metrics: o.Metrics,
 	}
-	handlers := map[string]admission.Handler{
-		Path: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics},
-	}
+	r := reviewer{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.Policies, o.First, o.Clock, o.Metrics}
+	handlers := map[string]admission.Handler{Path: admission.HandlerFunc(r.validate)}
 	if o.Branches {
-		handlers[MutatePath] = asker{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}
+		handlers[MutatePath] = r.counted(ofBranches, r.askForBranches)
 	}
 	if o.Policies != nil {
-		handlers[PolicyPath] = chooser{
-			decoder: admission.NewDecoder(mgr.GetScheme()), cached: mgr.GetClient(), live: mgr.GetAPIReader(),
-			policies: o.Policies, first: o.First, clock: o.Clock, metrics: o.Metrics,
-		}
+		handlers[PolicyPath] = r.counted(ofPolicies, r.applyPolicy)
 	}
 	mux := http.NewServeMux()
 	for path, handler := range handlers {

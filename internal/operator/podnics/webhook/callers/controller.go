@@ -2,13 +2,16 @@ package callers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -146,4 +149,99 @@ func ByVPC(r client.Reader) func(context.Context) ([]string, error) {
 		}
 		return namespacesOf(namespaces.Items, vpcs.Items), nil
 	}
+}
+
+// errUnread is the answer before the configuration was read.
+var errUnread = errors.New("it is not known yet about which namespaces the API server asks the webhook")
+
+// asked is about which namespaces the webhooks are asked, as the configuration was last.
+type asked struct {
+	mu   sync.Mutex // guards all and tell
+	all  map[string]answer
+	tell []func()
+}
+
+// answer is that of one webhook.
+type answer struct {
+	namespaces []string
+	err        error // why it may not be asked
+}
+
+func newAsked() *asked { return &asked{all: map[string]answer{}} }
+
+// note takes in what is true of a webhook now, and tells of it if it is news.
+func (a *asked) note(webhook string, namespaces []string, err error) {
+	a.mu.Lock()
+	before, known := a.all[webhook]
+	a.all[webhook] = answer{namespaces, err}
+	tell := a.tell
+	a.mu.Unlock()
+	if known && slices.Equal(before.namespaces, namespaces) && fmt.Sprint(before.err) == fmt.Sprint(err) {
+		return
+	}
+	for _, f := range tell {
+		f()
+	}
+}
+
+// Changed registers what is told when another answer of Asked may be true. It is quick.
+func (c *Controller) Changed(tell func()) {
+	c.asked.mu.Lock()
+	defer c.asked.mu.Unlock()
+	c.asked.tell = append(c.asked.tell, tell)
+}
+
+// Asked is nil if the API server asks a webhook about pods of a namespace that are made;
+// else it says why not.
+func (c *Controller) Asked(webhook, namespace string) error {
+	c.asked.mu.Lock()
+	defer c.asked.mu.Unlock()
+	switch a, known := c.asked.all[webhook]; {
+	case !known:
+		return errUnread
+	case a.err != nil:
+		return a.err
+	case !slices.Contains(a.namespaces, namespace):
+		return errUnread
+	}
+	return nil
+}
+
+// namespacesOf are the names, in order, of those namespaces whose VPC is one of EC2.
+func namespacesOf(namespaces []metav1.PartialObjectMetadata, vpcs []v1alpha1.VPC) []string {
+	ofEC2 := map[string]bool{}
+	for i := range vpcs {
+		ofEC2[vpcs[i].Name] = vpcs[i].Spec.Provider == v1alpha1.ProviderEC2
+	}
+	var names []string
+	for i := range namespaces {
+		if n := &namespaces[i]; ofEC2[n.Annotations[v1alpha1.AnnotationVPC]] {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// ask makes a webhook one that is asked about pods that are made in some namespaces; without
+// any about nothing, which is one without rules. It tells whether that changes the webhook.
+func ask(w *admissionregistrationv1.MutatingWebhook, namespaces []string) bool {
+	var rules []admissionregistrationv1.RuleWithOperations
+	selector := &metav1.LabelSelector{}
+	if len(namespaces) > 0 {
+		scope := admissionregistrationv1.NamespacedScope
+		rules = []admissionregistrationv1.RuleWithOperations{{
+			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}, Scope: &scope},
+		}}
+		// The API server keeps this label, whatever others write.
+		selector.MatchExpressions = []metav1.LabelSelectorRequirement{{
+			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: namespaces,
+		}}
+	}
+	if equality.Semantic.DeepEqual(w.Rules, rules) && equality.Semantic.DeepEqual(w.NamespaceSelector, selector) {
+		return false
+	}
+	w.Rules, w.NamespaceSelector = rules, selector
+	return true
 }

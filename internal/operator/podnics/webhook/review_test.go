@@ -81,11 +81,11 @@ func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 		{"accounts unknown", knows{cached: byAccount}, there, away{}, false, "connection refused"},
 		{"VPCs unknown", knows{cached: all}, away{}, away{}, false, "connection refused"},
 	} {
-		c := chooser{
+		r := reviewer{
 			decoder: admission.NewDecoder(scheme), cached: tt.cached, live: tt.live, policies: tt.policies,
 			first: nicrequest.First{Name: "eth0", IsPort: true}, clock: clock.Real{}, metrics: NewMetrics(),
 		}
-		a := c.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		a := r.counted(ofPolicies, r.applyPolicy)(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: "default", Object: runtime.RawExtension{Raw: []byte(`{"spec":{"containers":[{"name":"c"}]}}`)},
 		}})
 		if a.Allowed != tt.allowed {
@@ -103,10 +103,44 @@ func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 			t.Errorf("%s: %s, want %q", tt.name, said, tt.says)
 		}
 	}
-	a := chooser{decoder: admission.NewDecoder(scheme), clock: clock.Real{}, metrics: NewMetrics()}.Handle(t.Context(), admission.Request{
+	a, _ := reviewer{decoder: admission.NewDecoder(scheme)}.applyPolicy(t.Context(), admission.Request{
 		AdmissionRequest: admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: []byte(`{"spec":"x"}`)}},
 	})
 	if a.Allowed {
 		t.Error("what is no pod passes")
+	}
+}
+
+// away is an API server that does not answer.
+type away struct{ client.Reader }
+
+func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("connection refused")
+}
+
+// Pods that cannot be looked at are let pass, as they were made: the API server takes an answer
+// that is an error for a refusal, whatever the failure policy.
+func TestWhatCannotBeLookedAtPasses(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	r := reviewer{admission.NewDecoder(scheme), away{}, away{}, nil, nicrequest.First{Name: "eth0"}, clock.Real{}, NewMetrics()}
+	for name, h := range map[string]admission.Handler{
+		"validate": admission.HandlerFunc(r.validate),
+		"branches": r.counted(ofBranches, r.askForBranches),
+	} {
+		for what, pod := range map[string]string{
+			"without the API server": `{"metadata":{"annotations":{"berth.dev/vpc":"e"}},"spec":{"containers":[{"name":"c"}]}}`,
+			"of another form":        `{"spec":{"containers":"c"}}`,
+		} {
+			q := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Operation: admissionv1.Create, Namespace: "default", Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"},
+				Object: runtime.RawExtension{Raw: []byte(pod)},
+			}}
+			if a := h.Handle(t.Context(), q); !a.Allowed || len(a.Patches) != 0 || len(a.Warnings) != 1 {
+				t.Errorf("%s, a pod %s: %+v", name, what, a)
+			}
+		}
 	}
 }
