@@ -29,24 +29,24 @@ import (
 )
 
 const (
-	// workers are how many NICPolicies are looked at once.
+	// workers is how many NICPolicies are reconciled at once.
 	workers = 4
 	// timeout bounds one look.
 	timeout = 30 * time.Second
-	// maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
+	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
 	maxNote = 1024
 )
 
-// Watches are the kinds that the process keeps in memory for Setup and NewPolicies.
+// Watches returns the kinds that the cache must keep for Setup and NewPolicies.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{Objects, podnics.VPCs, watched.Namespaces}
 }
 
-// Options are what Setup needs to know.
+// Options are the settings of the controller.
 type Options struct {
-	Namespace string // the operator's own, whose pods no policy is for
-	// Asked tells why the API server does not ask the webhook about the pods of a namespace;
-	// nil: it does. Changed registers what is told when another answer may be true.
+	Namespace string // the operator's own, in which policies have no effect
+	// Asked returns why the API server does not ask the webhook about the pods of a namespace; nil: it does. Changed
+	// registers a function that is called when that may have changed.
 	Asked   func(namespace string) error
 	Changed func(tell func())
 	Clock   clock.Clock
@@ -85,7 +85,7 @@ func Setup(mgr ctrl.Manager, o Options) error {
 	return nil
 }
 
-// all are requests for the NICPolicies that are known.
+// all are requests for the NICPolicies that options select.
 func (c *controller) all(ctx context.Context, in ...client.ListOption) (out []reconcile.Request) {
 	list := &v1alpha1.NICPolicyList{}
 	if err := c.client.List(ctx, list, append(in, client.UnsafeDisableDeepCopy)...); err != nil {
@@ -97,7 +97,7 @@ func (c *controller) all(ctx context.Context, in ...client.ListOption) (out []re
 	return out
 }
 
-// reconcile has a NICPolicy say whether it is in force.
+// reconcile writes into a NICPolicy whether it is in force.
 func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	o := &v1alpha1.NICPolicy{}
 	if err := c.client.Get(ctx, q.NamespacedName, o); err != nil {
@@ -128,8 +128,7 @@ func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	return reconcile.Result{}, nil
 }
 
-// tell makes an Event, and a line of the log, of a NICPolicy that is in force, or for another
-// reason is not.
+// tell makes an Event and a log line when the reason of a NICPolicy's condition Ready changes.
 func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	if was := apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady); was != nil && was.Reason == is.reason {
 		return
@@ -149,10 +148,10 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 // The reasons of a NICPolicy's condition Ready.
 const (
 	ReasonReady             = "Ready"
-	ReasonStarting          = "Starting"          // the API server does not ask about its pods yet; Ready is Unknown
-	ReasonVPCNotFound       = "VPCNotFound"       // pods that it selects are refused
-	ReasonNotPossible       = "NotPossible"       // pods that it selects are refused, or wait
-	ReasonOperatorNamespace = "OperatorNamespace" // no policy is for it
+	ReasonStarting          = "Starting"          // the API server does not ask the webhook about its pods yet; Ready is Unknown
+	ReasonVPCNotFound       = "VPCNotFound"       // pods that it selects are rejected
+	ReasonNotPossible       = "NotPossible"       // pods that it selects are rejected, or wait
+	ReasonOperatorNamespace = "OperatorNamespace" // policies have no effect there
 )
 
 // verdict is whether a NICPolicy is in force.
@@ -168,8 +167,8 @@ func (v verdict) status() metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// verdictOf is that of a NICPolicy of a namespace, with all VPCs that there are. unasked is
-// why the webhook is not asked about its pods; nil: it is.
+// verdictOf decides whether a NICPolicy of a namespace is in force, given all VPCs. unasked is why the webhook is not
+// asked about its pods; nil: it is.
 func verdictOf(o *v1alpha1.NICPolicy, of nicrequest.Namespace, vpcs []v1alpha1.VPC, operator string, unasked error) verdict {
 	if of.Name == operator {
 		return verdict{ReasonOperatorNamespace, fmt.Sprintf("namespace %s is the operator's, whose pods could not come without it: make the policy, and its pods, in another", operator)}

@@ -21,29 +21,28 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// access is all by which a provider is opened, credentials included. Two that are equal
-// by reflect.DeepEqual are of the same provider.
+// access is how a provider is reached, with the credentials. Two that are equal by reflect.DeepEqual reach the
+// same one.
 type access interface {
-	// open talks to nobody. The error names the field of the spec that cannot be.
+	// open makes no call. The error names the invalid field of the spec.
 	open() (opened, error)
 }
 
-// opened is a provider that was opened.
+// opened is an open provider.
 type opened struct {
 	provider vpcport.Provider
-	endpoint string // the same for providers whose calls are counted together
+	endpoint string // providers of one endpoint share a limit of concurrent calls
 	close    func()
 }
 
-// providers are those that there are: each tells the access of a spec and, where the spec
-// has credentials, their Secret.
+// providers return the access by a spec and, if the spec has credentials, their Secret.
 var providers = map[v1alpha1.VPCProvider]func(Options, v1alpha1.VPCSpec, *corev1.Secret) (access, *problem){
 	v1alpha1.ProviderNeutron: neutronOf,
 	v1alpha1.ProviderAlcor:   alcorOf,
 	v1alpha1.ProviderEC2:     ec2Of,
 }
 
-// injected is the access to a provider that is there already.
+// injected is the access to Options.Provider.
 type injected struct{ provider vpcport.Provider }
 
 // open implements access.
@@ -67,10 +66,10 @@ func accessOf(o Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, 
 	return of(o, spec, secret)
 }
 
-// toNeutron is the access to a Neutron.
+// toNeutron is the access to Neutron.
 type toNeutron struct{ neutron.Settings }
 
-// neutronOf is the access that a spec and the Secret of its credentials tell.
+// neutronOf returns the access by a spec and the Secret of its credentials.
 func neutronOf(_ Options, spec v1alpha1.VPCSpec, secret *corev1.Secret) (access, *problem) {
 	s := neutron.Settings{
 		Endpoint: spec.Endpoint, Region: spec.Region, Project: spec.Project,
@@ -108,14 +107,13 @@ const (
 	keySecret        = "secret"
 )
 
-// needed are the keys without which credentials of a type are none. Domains have a
-// default.
+// needed are the keys that credentials of a type must have. Domains have a default.
 var needed = map[v1alpha1.CredentialsType][]string{
 	v1alpha1.CredentialsPassword:    {keyUser, keyPassword, keyProject},
 	v1alpha1.CredentialsApplication: {keyID, keySecret},
 }
 
-// credentialsOf reads a Secret.
+// credentialsOf reads credentials from a Secret.
 func credentialsOf(c v1alpha1.VPCCredentials, secret *corev1.Secret) (*neutron.Credentials, *problem) {
 	keys, known := needed[c.Type]
 	if !known {
@@ -136,10 +134,10 @@ func credentialsOf(c v1alpha1.VPCCredentials, secret *corev1.Secret) (*neutron.C
 	}}, nil
 }
 
-// toAlcor is the access to an Alcor.
+// toAlcor is the access to Alcor.
 type toAlcor struct{ alcor.Settings }
 
-// alcorOf is the access that a spec tells. There are no credentials.
+// alcorOf returns the access by a spec. There are no credentials.
 func alcorOf(_ Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	s := alcor.Settings{
 		Endpoint: spec.Endpoint, Project: spec.Project,
@@ -163,13 +161,13 @@ func (to toAlcor) open() (opened, error) {
 	return opened{provider: p, endpoint: p.Endpoint(), close: p.Close}, nil
 }
 
-// EC2 is by what VPCs of EC2 are reached: with the operator's own credentials, in its own
-// region, by the rate limits that it keeps for ENIs.
+// EC2 is how VPCs of EC2 are reached: with the operator's own credentials, in its own region, and within the
+// rate limits that it keeps for ENIs.
 type EC2 struct {
 	Cloud   branch.Cloud
 	Cluster string          // whose ENIs the ports are
-	Settle  time.Duration   // how long replies outrank listings; 0: ec2.Settle
-	Cooling time.Duration   // how long branches are kept that nobody has; 0: ec2.Cooling
+	Settle  time.Duration   // how long replies outrank listings; 0: branch.Settle
+	Cooling time.Duration   // how long unused branches are kept; 0: branch.Cooling
 	Ended   <-chan struct{} // closed when the operator ends
 }
 
@@ -183,7 +181,7 @@ type toEC2 struct {
 	log      *slog.Logger
 }
 
-// ec2Of is the access that a spec tells.
+// ec2Of returns the access by a spec.
 func ec2Of(o Options, spec v1alpha1.VPCSpec, _ *corev1.Secret) (access, *problem) {
 	if o.EC2 == nil {
 		return nil, &problem{ofEndpoint, ReasonProviderNotSupported, "spec.provider: ec2 needs an operator that works for ENIs (--ipam eni-operator and port), and this one does not"}

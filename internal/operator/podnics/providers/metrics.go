@@ -22,25 +22,25 @@ var (
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
 
-// providerBuckets are seconds, from a quick answer of a provider near by to the longest
-// that is waited for one. They are few, as there are some for each VPC.
+// providerBuckets are in seconds, from a quick answer of a provider near by to the longest wait. They are few, as
+// each VPC has its own.
 var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// Metrics count the calls to providers. They may be used by many goroutines at once.
+// Metrics count the calls to providers. They may be used concurrently.
 type Metrics struct {
 	calls          *prometheus.CounterVec
 	duration, wait *prometheus.HistogramVec
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	return &Metrics{famCalls.Counter(), famDuration.Histogram(providerBuckets), famWait.Histogram(providerBuckets)}
 }
 
-// classOK is that of calls that did not fail.
+// classOK is the class of successful calls.
 const classOK = "ok"
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.calls, m.duration, m.wait}
 }
@@ -56,7 +56,7 @@ func (m *Metrics) Called(vpc, op string, err error, waited, took time.Duration) 
 	m.wait.WithLabelValues(vpc).Observe(waited.Seconds())
 }
 
-// Gone implements Observer: a VPC that is gone has no metrics.
+// Gone implements Observer: it removes the metrics of a VPC.
 func (m *Metrics) Gone(vpc string) {
 	of := prometheus.Labels{"vpc": vpc}
 	m.calls.DeletePartialMatch(of)
@@ -64,7 +64,7 @@ func (m *Metrics) Gone(vpc string) {
 	m.wait.DeletePartialMatch(of)
 }
 
-// Gauges are read when Prometheus asks.
+// Gauges returns the metrics that are computed when Prometheus scrapes.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
 
 type gauges struct{ c *Controller }

@@ -9,34 +9,34 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
-// NotReady is why nothing is open of a VPC, for a person.
+// NotReady is why a VPC is not open, for a person.
 type NotReady struct{ Reason, Message string }
 
 // Error gives the message.
 func (n *NotReady) Error() string { return n.Message }
 
-// book is what is open, for others. It implements vpcport.Networks.
-type book struct {
+// networks are the open VPCs, for other controllers. It implements podnics.Networks.
+type networks struct {
 	mu      sync.Mutex // guards all below
 	answers map[string]answer
 	tell    []func(vpc string)
 }
 
-// answer is one of Of's: with why it is of nothing that is open.
+// answer is what Of returns of a VPC; with why, the VPC is not open.
 type answer struct {
 	opened podnics.Opened
 	why    *NotReady
 }
 
-var _ podnics.Networks = (*book)(nil)
+var _ podnics.Networks = (*networks)(nil)
 
-func newBook() *book { return &book{answers: map[string]answer{}} }
+func newNetworks() *networks { return &networks{answers: map[string]answer{}} }
 
-// Of implements vpcport.Networks.
-func (b *book) Of(name string) (podnics.Opened, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a, ok := b.answers[name]
+// Of implements podnics.Networks.
+func (n *networks) Of(name string) (podnics.Opened, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a, ok := n.answers[name]
 	switch {
 	case !ok:
 		return podnics.Opened{}, &NotReady{"VPCNotFound", fmt.Sprintf("no VPC %s, or none that was looked at yet", name)}
@@ -46,37 +46,37 @@ func (b *book) Of(name string) (podnics.Opened, error) {
 	return a.opened, nil
 }
 
-// Changed implements vpcport.Networks.
-func (b *book) Changed(tell func(vpc string)) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.tell = append(b.tell, tell)
+// Changed implements podnics.Networks.
+func (n *networks) Changed(tell func(vpc string)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tell = append(n.tell, tell)
 }
 
-// put makes an answer that of a VPC; nil: there is no such VPC. Whoever wants to know is
-// told if it is another than before.
-func (b *book) put(name string, a *answer) {
-	for _, tell := range b.set(name, a) {
+// put sets the answer of a VPC; nil: there is no such VPC. If that changes it, those that registered by Changed
+// are told.
+func (n *networks) put(name string, a *answer) {
+	for _, tell := range n.set(name, a) {
 		tell(name)
 	}
 }
 
-func (b *book) set(name string, a *answer) []func(string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	was, known := b.answers[name]
+func (n *networks) set(name string, a *answer) []func(string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	was, known := n.answers[name]
 	switch {
 	case a == nil && !known, a != nil && known && was.same(*a):
 		return nil
 	case a == nil:
-		delete(b.answers, name)
+		delete(n.answers, name)
 	default:
-		b.answers[name] = *a
+		n.answers[name] = *a
 	}
-	return slices.Clone(b.tell)
+	return slices.Clone(n.tell)
 }
 
-// same tells whether two answers say the same.
+// same tells whether two answers are equal.
 func (a answer) same(o answer) bool {
 	if a.why != nil || o.why != nil {
 		return a.why != nil && o.why != nil && *a.why == *o.why

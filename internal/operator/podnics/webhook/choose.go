@@ -32,7 +32,7 @@ func (r reviewer) applyPolicy(ctx context.Context, q admission.Request) (admissi
 	if err := r.decoder.Decode(q, p); err != nil {
 		return unchosen(http.StatusBadRequest, fmt.Errorf("read the pod: %w", err)), outcomeError
 	}
-	if !asking(p, &metav1.PartialObjectMetadata{}).MayBeSelected() { // whatever its namespace says
+	if !asking(p, &metav1.PartialObjectMetadata{}).MayBeSelected() { // whatever VPC its namespace names
 		return admission.Allowed(""), outcomeAllowed
 	}
 	choice, err := r.choose(ctx, p, q.Namespace)

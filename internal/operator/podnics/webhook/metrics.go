@@ -20,11 +20,11 @@ var famRefused = metric.New("berth_operator_webhook_refused_connections_total", 
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks, famRefused}
 
-// reviewBuckets are seconds: the API server waits for no longer than the last but one
-// (timeoutSeconds of the chart's webhook configurations).
+// reviewBuckets are in seconds. The API server waits no longer than the last but one (timeoutSeconds of the chart's
+// webhook configurations).
 var reviewBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10}
 
-// What is judged, and what comes of it.
+// Values of labels.
 const (
 	ofPods     = "pods"
 	ofPodNICs  = "podnics"
@@ -41,7 +41,7 @@ const (
 	resultError   = "error"
 )
 
-// Metrics count what the webhook is asked. They may be used by many goroutines at once.
+// Metrics count the webhook's reviews. They may be used concurrently.
 type Metrics struct {
 	reviews *prometheus.CounterVec
 	review  *prometheus.HistogramVec
@@ -49,7 +49,7 @@ type Metrics struct {
 	refused prometheus.Counter
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter(), famRefused.Counter().WithLabelValues()}
 	judged := []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError}
@@ -58,7 +58,7 @@ func NewMetrics() *Metrics {
 		ofPolicies: {outcomeAllowed, outcomeChanged, outcomeRefused, outcomeError},
 	} {
 		for _, outcome := range outcomes {
-			m.reviews.WithLabelValues(resource, outcome) // so that the first can be seen to be one more
+			m.reviews.WithLabelValues(resource, outcome) // so that the first one is an increase
 		}
 		m.review.WithLabelValues(resource)
 	}
@@ -68,7 +68,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.reviews, m.review, m.checks, m.refused}
 }
@@ -86,7 +86,7 @@ func (m *Metrics) checked(err error) {
 	m.checks.WithLabelValues(result).Inc()
 }
 
-// expiry is read when Prometheus asks.
+// expiry is the metric that is computed when Prometheus scrapes.
 type expiry struct{ k *keeper }
 
 // Describe implements prometheus.Collector.
