@@ -31,16 +31,16 @@ var (
 	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports that no PodNIC named any more, by what became of them: deleted, or given back to their users.", "result")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families are the metrics, for their page of the documentation.
 var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
 
-// Kinds of ports that should not be there.
+// Kinds of ports that should not exist.
 const (
 	strayOrphan = "orphan"
 	strayDouble = "double"
 )
 
-// Metrics count the work for NICs. They may be used by many goroutines at once.
+// Metrics count the work for NICs. They may be used concurrently.
 type Metrics struct {
 	steps          *prometheus.CounterVec
 	bound, plugged *prometheus.HistogramVec
@@ -49,18 +49,18 @@ type Metrics struct {
 	swept          *prometheus.CounterVec
 	warm           *warm.Metrics
 
-	mu   sync.Mutex      // guards vpcs, and series of VPCs from being made while they are removed
-	vpcs map[string]bool // of which there are series
+	mu   sync.Mutex      // guards vpcs; held while series of VPCs are created or removed
+	vpcs map[string]bool // VPCs with series
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		steps: famSteps.Counter(), bound: famBound.Histogram(metric.WaitBuckets), plugged: famPlugged.Histogram(metric.WaitBuckets),
 		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), warm: warm.NewMetrics(), vpcs: map[string]bool{},
 	}
 	for _, k := range []nicplan.Kind{nicplan.Look, nicplan.Create, nicplan.Change, nicplan.Poll, nicplan.Delete} {
-		m.steps.WithLabelValues(k.String(), "ok") // so that the first can be seen to be one more
+		m.steps.WithLabelValues(k.String(), "ok") // so that the first one is an increase
 	}
 	for _, result := range []string{sweptDeleted, sweptReturned} {
 		m.swept.WithLabelValues(result)
@@ -68,7 +68,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return append(m.warm.Collectors(), m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept)
 }
@@ -81,7 +81,7 @@ func (m *Metrics) count(k nicplan.Kind, err error) {
 	m.steps.WithLabelValues(k.String(), result).Inc()
 }
 
-// listed counts a listing of a VPC's ports.
+// listed counts a listing of a VPC's ports by its result.
 func (m *Metrics) listed(vpc string, err error) {
 	result := "success"
 	if err != nil {
@@ -98,13 +98,13 @@ func (m *Metrics) strays(vpc string, s strays) {
 	})
 }
 
-// observe takes in how long a pod of a VPC waited: m.bound or m.plugged.
+// observe adds how long a pod of a VPC waited, to m.bound or m.plugged.
 func (m *Metrics) observe(wait *prometheus.HistogramVec, vpc string, took time.Duration) {
 	m.of(vpc, func() { wait.WithLabelValues(vpc).Observe(took.Seconds()) })
 }
 
-// of counts something of a VPC. What is counted of one that is gone, such as by a listing that
-// was under way then, goes when keepOnly is called next.
+// of counts something of a VPC. If the VPC is gone, as after a listing that was in flight then, keepOnly removes the series
+// the next time.
 func (m *Metrics) of(vpc string, count func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +112,7 @@ func (m *Metrics) of(vpc string, count func()) {
 	count()
 }
 
-// keepOnly takes that there are no other VPCs: one that is gone has no metrics.
+// keepOnly removes the series of all VPCs but these.
 func (m *Metrics) keepOnly(vpcs []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,7 +137,7 @@ func (m *Metrics) keepOnly(vpcs []string) {
 // strays is how many ports should not exist.
 type strays struct{ orphans, doubles int }
 
-// Gauges are read when Prometheus asks: how many NICs there are in which phase.
+// Gauges returns the metrics that are computed when Prometheus scrapes.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
 
 type gauges struct{ c *Controller }
@@ -149,7 +149,7 @@ func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It reads the cache, and the book.
+// Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	list := &v1alpha1.PodNICList{}
 	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
@@ -170,7 +170,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// tally is how many PodNICs there are of each kind; the keys are values of labels.
+// tally counts PodNICs by the values of labels.
 type tally struct{ phases, blocked, unbindable map[[2]string]int }
 
 func tallyOf(list []v1alpha1.PodNIC) tally {
@@ -189,7 +189,7 @@ func tallyOf(list []v1alpha1.PodNIC) tally {
 	return t
 }
 
-// blockedBy is why a PodNIC does not come on; empty: it does, or nobody needs it now.
+// blockedBy is the reason why a PodNIC makes no progress; empty: it does, or needs none.
 func blockedBy(o *v1alpha1.PodNIC) string {
 	for _, kind := range []string{v1alpha1.ConditionPortReady, v1alpha1.ConditionBound} {
 		c := meta.FindStatusCondition(o.Status.Conditions, kind)

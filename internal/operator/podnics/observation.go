@@ -330,7 +330,7 @@ func (v *observer) observeRoom(ctx context.Context, s *observation) error {
 	}
 	if before >= int(*most) {
 		s.host.full, s.host.name = true, ""
-		s.host.why = fmt.Sprintf("node %s has %d NICs in VPC %s, which is as many as it may (spec.maxNICsPerNode of the VPC)", s.next.node, *most, s.o.Spec.VPC)
+		s.host.why = fmt.Sprintf("node %s has %d NICs in VPC %s, the most that spec.maxNICsPerNode of the VPC allows", s.next.node, *most, s.o.Spec.VPC)
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -23,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/nodeenis"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
@@ -93,17 +93,13 @@ func networkChanges() predicate.Predicate {
 
 // reconcile writes how many branch interfaces the pods of a Node may have.
 func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	n := &corev1.Node{}
-	if err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, unlessGone(err, "read Node "+q.Name+" from the cache")
+	n, err := objects.Get[corev1.Node](ctx, c.client, q.NamespacedName, objects.Shared)
+	if n == nil {
+		return reconcile.Result{}, err
 	}
-	o := &v1alpha1.NodeNetwork{}
-	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
-	switch {
-	case apierrors.IsNotFound(err):
-		o = nil
-	case err != nil:
-		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
+	o, err := objects.Get[v1alpha1.NodeNetwork](ctx, c.client, q.NamespacedName, objects.Shared)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	capacity := capacityOf(n, o)
 	if says(n, capacity) {
@@ -115,19 +111,15 @@ func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconci
 	}
 	to := &corev1.Node{}
 	to.Name = n.Name
-	if err := c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return reconcile.Result{}, unlessGone(err, "write the branch interfaces of Node "+q.Name)
+	err = c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch))
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("write the branch interfaces of Node %s: %w", q.Name, err)
+	}
+	if err != nil {
+		return reconcile.Result{}, nil
 	}
 	c.log.Info("wrote the branch interfaces of a Node", "node", n.Name, "branches", capacity)
 	return reconcile.Result{}, nil
-}
-
-// unlessGone wraps an error; nil for a Node that is gone.
-func unlessGone(err error, attempted string) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", attempted, err)
 }
 
 // patchOf is a merge patch that changes only this resource, unless the Node has changed since it was read. The cache has

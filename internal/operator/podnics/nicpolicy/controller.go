@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -15,13 +14,13 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
@@ -31,8 +30,6 @@ import (
 const (
 	// workers is how many NICPolicies are reconciled at once.
 	workers = 4
-	// timeout bounds one look.
-	timeout = 30 * time.Second
 	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
 	maxNote = 1024
 )
@@ -66,50 +63,49 @@ type controller struct {
 func Setup(mgr ctrl.Manager, o Options) error {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	c := &controller{o: o, client: mgr.GetClient(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator)}
-	err := ctrl.NewControllerManagedBy(mgr).Named("nicpolicy").
+	err := c.queue.Complete(ctrl.NewControllerManagedBy(mgr).Named("nicpolicy").
 		For(&v1alpha1.NICPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.VPC{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return c.all(ctx) })).
-		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		Watches(&v1alpha1.VPC{}, queue.Map(func(ctx context.Context, _ client.Object) []client.ObjectKey { return c.all(ctx) })).
+		WatchesMetadata(&corev1.Namespace{}, queue.Map(func(ctx context.Context, o client.Object) []client.ObjectKey {
 			return c.all(ctx, client.InNamespace(o.GetName()))
-		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		WatchesRawSource(c.queue.Source()).WithOptions(queue.Options(workers, timeout)).
-		Complete(queue.RetryConflicts(c.reconcile))
+		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))),
+		workers, c.reconcile)
 	if err != nil {
 		return fmt.Errorf("controller of NICPolicies: %w", err)
 	}
 	o.Changed(func() {
-		for _, q := range c.all(context.Background()) {
-			c.queue.AddObject(q.NamespacedName, 0)
+		for _, key := range c.all(context.Background()) {
+			c.queue.AddObject(key, 0)
 		}
 	})
 	return nil
 }
 
-// all are requests for the NICPolicies that options select.
-func (c *controller) all(ctx context.Context, in ...client.ListOption) (out []reconcile.Request) {
-	list := &v1alpha1.NICPolicyList{}
-	if err := c.client.List(ctx, list, append(in, client.UnsafeDisableDeepCopy)...); err != nil {
+// all are the keys of the NICPolicies that options select.
+func (c *controller) all(ctx context.Context, in ...client.ListOption) (keys []client.ObjectKey) {
+	list, err := objects.List[v1alpha1.NICPolicyList](ctx, c.client, in...)
+	if err != nil {
 		return nil
 	}
 	for i := range list.Items {
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
 	}
-	return out
+	return keys
 }
 
 // reconcile writes into a NICPolicy whether it is in force.
 func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	o := &v1alpha1.NICPolicy{}
-	if err := c.client.Get(ctx, q.NamespacedName, o); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	o, err := objects.Get[v1alpha1.NICPolicy](ctx, c.client, q.NamespacedName)
+	if o == nil {
+		return reconcile.Result{}, err
 	}
 	ns := watched.Namespace(q.Namespace)
 	if err := c.client.Get(ctx, client.ObjectKey{Name: q.Namespace}, ns); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("read namespace %s from the cache: %w", q.Namespace, err)
 	}
-	vpcs := &v1alpha1.VPCList{}
-	if err := c.client.List(ctx, vpcs, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list VPCs: %w", err)
+	vpcs, err := objects.List[v1alpha1.VPCList](ctx, c.client)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	of := nicrequest.Namespace{Name: q.Namespace, Labels: ns.Labels, VPC: ns.Annotations[v1alpha1.AnnotationVPC]}
 	is := verdictOf(o, of, vpcs.Items, c.o.Namespace, c.o.Asked(q.Namespace))
@@ -121,8 +117,8 @@ func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if reflect.DeepEqual(before.Status, o.Status) {
 		return reconcile.Result{}, nil
 	}
-	if err := c.client.Status().Patch(ctx, o, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator)); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("write the status of NICPolicy %s: %w", q.NamespacedName, err)
+	if err := objects.PatchStatus(ctx, c.client, o, client.MergeFrom(before)); err != nil {
+		return reconcile.Result{}, err
 	}
 	c.tell(before, o, is)
 	return reconcile.Result{}, nil

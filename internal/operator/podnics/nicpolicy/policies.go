@@ -8,21 +8,18 @@ import (
 	"time"
 
 	"k8s.io/client-go/dynamic"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // Objects are the NICPolicies in the cache.
-var Objects = &watched.Kind{
-	Object: &v1alpha1.NICPolicy{}, List: func() client.ObjectList { return &v1alpha1.NICPolicyList{} },
-	Cache: cache.ByObject{Transform: watched.Trim},
-}
+var Objects = watched.Of(&v1alpha1.NICPolicy{}, &v1alpha1.NICPolicyList{}, watched.Trim)
 
 // Policies reads the policies of both kinds.
 type Policies struct {
@@ -121,9 +118,9 @@ func read(o *v1alpha1.NICPolicy) (nicrequest.Policy, error) {
 
 // Namespaces returns the sorted names of the namespaces with policies.
 func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
-	list := &v1alpha1.NICPolicyList{}
-	if err := p.cached.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list NICPolicies: %w", err)
+	list, err := objects.List[v1alpha1.NICPolicyList](ctx, p.cached)
+	if err != nil {
+		return nil, err
 	}
 	names, err := p.foreign.namespaces()
 	if err != nil {

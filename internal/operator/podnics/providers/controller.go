@@ -14,10 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -101,7 +99,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	err = errors.Join(
 		ctrl.NewControllerManagedBy(mgr).Named("vpc").
 			For(&v1alpha1.VPC{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, finalizersChanged))).
-			Watches(&v1alpha1.PodNIC{}, handler.EnqueueRequestsFromMapFunc(vpcOf), builder.WithPredicates(comeOrGo)).
+			Watches(&v1alpha1.PodNIC{}, queue.Named(vpcOf), builder.WithPredicates(comeOrGo)).
 			WatchesRawSource(c.vpcs.Source()).WithOptions(queue.Options(workers, 2*lookTimeout)).
 			Complete(queue.RetryConflicts(c.reconcile)),
 		mgr.Add(manager.RunnableFunc(c.secrets.run)),
@@ -120,9 +118,7 @@ var finalizersChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bo
 // comeOrGo passes on PodNICs that are created or deleted.
 var comeOrGo = predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 
-func vpcOf(_ context.Context, o client.Object) []reconcile.Request {
-	return []reconcile.Request{queue.Request(o.(*v1alpha1.PodNIC).Spec.VPC)}
-}
+func vpcOf(o client.Object) string { return o.(*v1alpha1.PodNIC).Spec.VPC }
 
 // Networks returns the open VPCs.
 func (c *Controller) Networks() podnics.Networks { return c.networks }

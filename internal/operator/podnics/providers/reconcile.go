@@ -10,13 +10,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/vpcport"
@@ -97,19 +96,19 @@ const worsePause = time.Second
 // reconcile looks a VPC up when that is due, and writes its status. Of a VPC that is deleted it removes the
 // finalizer in the end.
 func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	v := &v1alpha1.VPC{}
-	err := c.client.Get(ctx, q.NamespacedName, v)
-	if apierrors.IsNotFound(err) {
+	v, err := objects.Get[v1alpha1.VPC](ctx, c.client, q.NamespacedName)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if v == nil {
 		c.forget(q.Name)
 		return reconcile.Result{}, nil
 	}
-	if err != nil {
-		return reconcile.Result{}, fmt.Errorf("read VPC %s from the cache: %w", q.Name, err)
-	}
 	s := c.keep(v)
-	before := v.DeepCopy()
-	if v.DeletionTimestamp == nil && controllerutil.AddFinalizer(v, v1alpha1.FinalizerVPC) {
-		return reconcile.Result{}, c.writeFinalizers(ctx, v, before) // an event follows
+	if v.DeletionTimestamp == nil {
+		if added, err := objects.AddFinalizer(ctx, c.client, v, v1alpha1.FinalizerVPC); added || err != nil {
+			return reconcile.Result{}, err // an event follows
+		}
 	}
 	due := s.woken.Swap(false) || s.generation != v.Generation || !c.now().Before(s.next)
 	if wait := s.reported.Add(reportEvery).Sub(c.now()); !due && wait > 0 && v.DeletionTimestamp == nil {
@@ -141,9 +140,9 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 
 // nics is how many PodNICs a VPC has by the cache.
 func (c *Controller) nics(ctx context.Context, vpc string) (int, error) {
-	list := &v1alpha1.PodNICList{}
-	if err := c.client.List(ctx, list, client.MatchingFields{podnics.ByVPC: vpc}, client.UnsafeDisableDeepCopy); err != nil {
-		return 0, fmt.Errorf("list PodNICs of VPC %s: %w", vpc, err)
+	list, err := objects.List[v1alpha1.PodNICList](ctx, c.client, client.MatchingFields{podnics.ByVPC: vpc})
+	if err != nil {
+		return 0, fmt.Errorf("PodNICs of VPC %s: %w", vpc, err)
 	}
 	return len(list.Items), nil
 }
@@ -169,23 +168,11 @@ func (c *Controller) release(ctx context.Context, v *v1alpha1.VPC, s *state) (go
 	if wait, err = c.drain(ctx, v, s); wait > 0 || err != nil {
 		return false, wait, err
 	}
-	before := v.DeepCopy()
-	if controllerutil.RemoveFinalizer(v, v1alpha1.FinalizerVPC) {
-		if err := client.IgnoreNotFound(c.writeFinalizers(ctx, v, before)); err != nil {
-			return false, 0, err
-		}
+	if _, err := objects.RemoveFinalizer(ctx, c.client, v, v1alpha1.FinalizerVPC); err != nil {
+		return false, 0, err
 	}
 	c.forget(v.Name)
 	return true, 0, nil
-}
-
-// writeFinalizers writes a VPC's finalizers, unless the VPC has changed since before.
-func (c *Controller) writeFinalizers(ctx context.Context, v, before *v1alpha1.VPC) error {
-	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-	if err := c.client.Patch(ctx, v, patch, client.FieldOwner(v1alpha1.OwnerOperator)); err != nil {
-		return fmt.Errorf("write the finalizers of VPC %s: %w", v.Name, err)
-	}
-	return nil
 }
 
 // look opens the provider of a VPC, if its access has changed, and asks it for the network.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -70,9 +71,8 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 		return wait, nil
 	}
 	s.reported = c.now()
-	err := c.client.Status().Patch(ctx, v, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator))
-	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("write the status of VPC %s: %w", v.Name, err)
+	if err := objects.PatchStatus(ctx, c.client, v, client.MergeFrom(before)); err != nil {
+		return 0, err
 	}
 	s.pin = pinIn(v.Status)
 	c.tell(before, v)

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
 // Names of objects that the chart creates and the operator fills in.
@@ -246,7 +247,7 @@ func (o clusterStore) write(ctx context.Context, certs, keys []byte, version str
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: SecretName, ResourceVersion: version}}
 	before := s.DeepCopy()
 	s.Data = map[string][]byte{keyCerts: certs, keyKeys: keys}
-	if err := o.writer.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := o.writer.Patch(ctx, s, objects.IfUnchanged(before)); err != nil {
 		return fmt.Errorf("write the webhook's certificate authorities: %w", err)
 	}
 	return nil
@@ -291,7 +292,7 @@ func (o clusterStore) trustFor(ctx context.Context, kind string, c client.Object
 	if trusted {
 		return nil
 	}
-	if err := o.writer.Patch(ctx, c, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := o.writer.Patch(ctx, c, objects.IfUnchanged(before)); err != nil {
 		return fmt.Errorf("write the CA bundle of the webhook configuration: %w", err)
 	}
 	return nil

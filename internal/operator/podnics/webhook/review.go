@@ -78,7 +78,7 @@ func (r reviewer) answer(ctx context.Context, q admission.Request, judge func(co
 // unjudged allows what could not be judged. An error would reject it: the failure policy Ignore is for calls
 // that fail, not for their answers (Kubernetes documentation, "Dynamic Admission Control").
 func unjudged(err error) admission.Response {
-	return admission.Allowed("").WithWarnings("berth-operator could not look at this: " + vpcport.Cut(err.Error(), maxWarning))
+	return admission.Allowed("").WithWarnings("berth-operator could not check this: " + vpcport.Cut(err.Error(), maxWarning))
 }
 
 // maxWarning is the longest warning with an error, in bytes. Those of one answer have 4096 bytes together at

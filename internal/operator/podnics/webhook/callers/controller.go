@@ -17,11 +17,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics/webhook"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
@@ -46,8 +46,6 @@ const (
 	look = 10 * time.Second
 	// lookSoon is the interval after an incomplete write.
 	lookSoon = 2 * time.Second
-	// timeout bounds one reconciliation.
-	timeout = 30 * time.Second
 )
 
 // Controller keeps the namespaces of the MutatingWebhookConfiguration.
@@ -64,17 +62,14 @@ type Controller struct {
 // works when one of these or an object of more changes, and when Look is called.
 func Setup(mgr ctrl.Manager, log *slog.Logger, callers []Caller, more ...client.Object) (*Controller, error) {
 	c := &Controller{client: mgr.GetClient(), live: mgr.GetAPIReader(), log: log, callers: callers, asked: newAsked()}
-	all := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
-		return []reconcile.Request{queue.Request(webhook.ConfigurationName)}
-	})
+	all := queue.Named(func(client.Object) string { return webhook.ConfigurationName })
 	b := ctrl.NewControllerManagedBy(mgr).Named("callers").
 		WatchesMetadata(&corev1.Namespace{}, all, builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
 		Watches(&v1alpha1.VPC{}, all, builder.WithPredicates(predicate.GenerationChangedPredicate{}))
 	for _, o := range more {
 		b = b.Watches(o, all, builder.WithPredicates(predicate.GenerationChangedPredicate{}))
 	}
-	err := b.WatchesRawSource(c.queue.Source()).WithOptions(queue.Options(1, timeout)).Complete(queue.RetryConflicts(c.reconcile))
-	if err != nil {
+	if err := c.queue.Complete(b, 1, c.reconcile); err != nil {
 		return nil, fmt.Errorf("controller of the webhook's callers: %w", err)
 	}
 	return c, nil
@@ -99,7 +94,7 @@ func (c *Controller) reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	before := config.DeepCopy()
 	byWebhook, changed := c.edit(ctx, config)
 	if changed {
-		if err := c.client.Patch(ctx, config, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		if err := c.client.Patch(ctx, config, objects.IfUnchanged(before)); err != nil {
 			return reconcile.Result{}, fmt.Errorf("write the namespaces of the webhook configuration: %w", err)
 		}
 		for name, namespaces := range byWebhook {
