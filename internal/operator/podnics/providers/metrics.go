@@ -10,13 +10,13 @@ import (
 )
 
 var (
-	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
-	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "vpc", "operation")
-	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
-	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
-	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
-	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, or 128 where that is EC2, fewer after it refused some as too many.")
-	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Not there while it is Unknown, as one before it is False.", "vpc", "type")
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and result: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
+	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "Duration of calls to providers of VPC ports.", "vpc", "operation")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long calls waited before they were sent, because others were in flight or the provider had asked for fewer.", "vpc")
+	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers in flight.")
+	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls to providers that wait to be sent.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls to providers that may be in flight, to all endpoints together: --vpc-calls for each, or 128 for EC2, fewer after an endpoint refused some as too many.")
+	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Absent while it is Unknown because an earlier one is False.", "vpc", "type")
 )
 
 // Families are the metrics, for the page that documents them.

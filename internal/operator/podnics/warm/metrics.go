@@ -10,9 +10,9 @@ import (
 )
 
 var (
-	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Ports of a VPC that are ready for pods to come.", "vpc")
-	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC for which the warm pool may have a port, by result: warm (one was ready) or cold (it waited for the provider).", "vpc", "result")
-	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "What was asked of providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
+	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Warm ports of a VPC that pods can take.", "vpc")
+	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC that could take a warm port, by result: warm (one was ready) or cold (it waited for the provider).", "vpc", "result")
+	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "Calls to providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
 )
 
 // Families are the metrics, for the page that documents them.

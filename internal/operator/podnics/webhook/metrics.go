@@ -9,13 +9,13 @@ import (
 )
 
 var (
-	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics; branches are pods that may have to ask for branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, of a VPC that there is not yet), changed (allowed, and made to ask for branch interfaces, or for the NIC of a policy), refused or error (not judged, and so allowed; of policies refused).", "resource", "outcome")
-	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "How long it took to judge a request, by resource. The API server waits meanwhile.", "resource")
-	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate ends with which this operator serves the webhook, in seconds since 1970; 0 while it has none. Not there where there is no webhook.")
-	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
+	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Admission requests by resource (pods or podnics; branches are pods that may need branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, although the VPC does not exist yet), changed (allowed, with a request for branch interfaces or the NIC of a policy added), refused (rejected) or error (not judged: allowed, or rejected for policies).", "resource", "outcome")
+	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "Time to answer an admission request, by resource. The API server waits for it.", "resource")
+	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate expires that this operator serves the webhook with, in seconds since 1970; 0 while it has none. Absent without the webhook.")
+	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Checks of the webhook's certificate authorities and, by the leader, of the CA bundles that the API server trusts, by result: success or error.", "result")
 )
 
-var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused, since they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
+var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused because they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
 
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks, famRefused}
