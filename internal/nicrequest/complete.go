@@ -9,58 +9,55 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// NIC is one that a pod is to have.
+// NIC is a NIC that a pod asks for.
 type NIC struct {
-	Index          int    // in the annotation; 0 for the default one of a pod without any
+	Index          int    // in the annotation; 0 for the default NIC of a pod that lists none
 	Name           string // in the pod
 	Addresses      []Address
-	SecurityGroups []string // nil: the VPC's
-	PortID         string   // a port that is there; else one is made
-	Object         string   // a PodNIC that is there; else one is made
-	DefaultRoute   bool     // packets to elsewhere leave by it
-	Binding        string   // how a virtual machine in the pod gets it; empty: it is the containers'
-	Tap            *Tap     // of binding tap; nil: as usual
+	SecurityGroups []string // nil: those of the VPC
+	PortID         string   // an existing port; empty: a new one
+	Object         string   // an existing PodNIC; empty: a new one
+	DefaultRoute   bool     // it has the pod's default route
+	Binding        string   // how a virtual machine in the pod uses it; empty: containers do
+	Tap            *Tap     // with the binding tap; nil: the defaults
 }
 
-// Address is an address that is asked for: of a subnet, by its ID or name, or of the one
-// that has the IP, or a certain one.
+// Address is an address that a NIC asks for: any of a subnet, by its ID or name, or a certain one.
 type Address struct {
 	Subnet string
 	IP     netip.Addr
 }
 
-// FirstInterface is the name by which container runtimes ask for a pod's first interface.
+// FirstInterface is the name that container runtimes give a pod's first interface.
 const FirstInterface = "eth0"
 
-// First is the pod's first interface, by which the runtime tells the pod's address.
+// First is the pod's first interface, whose address Kubernetes knows the pod by.
 type First struct {
 	Name   string // such as eth0
-	IsPort bool   // it is one of the NICs; else it comes from elsewhere
-	// MayBePort: it comes from elsewhere unless one of the NICs has its name, which is a branch
-	// interface of EC2 that the node routes to. With IsPort too a pod is known to have that, if it
-	// lacks it. Without both the name is taken.
+	IsPort bool   // it is one of the NICs; otherwise another source provides it
+	// MayBePort says that it is a NIC if one of the NICs has its name, which then is an EC2 branch interface
+	// that the node routes to. Together with IsPort the pod is known to have such a NIC even if it does not
+	// list it. With neither, no NIC may have the name.
 	MayBePort bool
 }
 
-// In is the first interface of pods with NICs in VPCs of a provider: of EC2's alone it may be a
-// port. Of a VPC of which nothing is known (empty) it may.
+// In is the first interface of pods with NICs in VPCs of a provider. MayBePort holds only with EC2, or while the provider is
+// not known (empty).
 func (f First) In(provider v1alpha1.VPCProvider) First {
 	f.MayBePort = f.MayBePort && (provider == "" || provider == v1alpha1.ProviderEC2)
 	return f
 }
 
-// IsNIC tells whether a NIC of a name is the first interface.
+// IsNIC tells whether a NIC with a name is the first interface.
 func (f First) IsNIC(name string) bool { return name == f.Name && (f.IsPort || f.MayBePort) }
 
-// isBranch tells whether a NIC of a name is the first interface and a branch interface, to which
-// the node routes.
+// isBranch tells whether a NIC with a name is the first interface and an EC2 branch interface.
 func (f First) isBranch(name string) bool { return name == f.Name && f.MayBePort }
 
-// linkName is stricter than the kernel's dev_valid_name.
+// linkName is stricter than the kernel (dev_valid_name).
 var linkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// taken are names that are folders of /proc/sys/net beside those of links, or the
-// loopback link's.
+// taken are the name of the loopback link, and other folders beside those of links in /proc/sys/net.
 var taken = []string{"lo", "all", "default"}
 
 var (
@@ -68,10 +65,9 @@ var (
 	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
 )
 
-// Complete gives each NIC its name, adds the default one where there is none, and finds
-// what contradicts itself. Unnamed NICs take the lowest free name eth0, eth1, ..., but that of
-// the first interface only where that is a port always; with most above 0 there may be no more
-// NICs than that.
+// Complete returns the NICs of entries, one default NIC without any, and what is contradictory. NICs without a name get the lowest
+// free one of eth0, eth1, ..., but that of the first interface only if IsPort. With most above 0 more NICs than that are an
+// error.
 func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	var errs Errors
 	if len(entries) == 0 {
@@ -90,7 +86,7 @@ func Complete(entries []Entry, first First, most int) ([]NIC, Errors) {
 	return nics, errs
 }
 
-// nic is the entry's, without what depends on others.
+// nic is the NIC of an entry, checked by itself.
 func (e Entry) nic(index int, errs *Errors) NIC {
 	n := NIC{Index: index, Name: e.Name, SecurityGroups: e.SecurityGroups, PortID: e.PortID, Object: e.NIC, DefaultRoute: e.DefaultRoute, Binding: e.Binding, Tap: e.Tap}
 	own := e.Subnet != "" || e.IP != "" || e.Addresses != nil || e.SecurityGroups != nil
@@ -114,7 +110,7 @@ func (e Entry) nic(index int, errs *Errors) NIC {
 	return n
 }
 
-// checkBinding finds what no virtual machine can have.
+// checkBinding checks how a virtual machine is to use the NIC.
 func (e Entry) checkBinding(index int, errs *Errors) {
 	switch v1alpha1.NICBinding(e.Binding) {
 	case "", v1alpha1.BindingBridge, v1alpha1.BindingTap:
@@ -126,7 +122,7 @@ func (e Entry) checkBinding(index int, errs *Errors) {
 	}
 }
 
-// addresses are what subnet and ip say, or addresses.
+// addresses are the addresses that an entry asks for, by subnet and ip or by addresses.
 func (e Entry) addresses(index int, errs *Errors) []Address {
 	list, at := e.Addresses, func(i int, key string) string { return field(index, fmt.Sprintf("addresses[%d].%s", i, key)) }
 	switch {
@@ -161,7 +157,7 @@ func (e Entry) addresses(index int, errs *Errors) []Address {
 	return out
 }
 
-// name names the unnamed and finds names that cannot be.
+// name checks the names, and gives the other NICs theirs.
 func name(nics []NIC, first First, errs *Errors) {
 	holder := map[string]int{} // by name; the index
 	for _, n := range nics {
@@ -193,7 +189,7 @@ func name(nics []NIC, first First, errs *Errors) {
 	}
 }
 
-// checkOnce finds what only one NIC can have.
+// checkOnce checks that no two NICs have what only one can have.
 func checkOnce(nics []NIC, errs *Errors) {
 	ports, objects, route := map[string]int{}, map[string]int{}, -1
 	for _, n := range nics {
@@ -213,8 +209,8 @@ func checkOnce(nics []NIC, errs *Errors) {
 	}
 }
 
-// checkBranch finds what a pod cannot have whose first interface is a branch interface: the node
-// routes to that, and so all that the pod sends elsewhere leaves by it.
+// checkBranch checks the NICs of a pod whose first interface is an EC2 branch interface. The node routes to that one, so that
+// it has the pod's default route.
 func checkBranch(nics []NIC, first First, errs *Errors) {
 	if !slices.ContainsFunc(nics, func(n NIC) bool { return first.isBranch(n.Name) }) {
 		return

@@ -1,15 +1,11 @@
-// Package nicrequest reads what a pod's annotations ask for as NICs, and checks it. The
-// webhook, the controller and the daemon all use it, so that they agree on what a pod
-// is to have. It is pure: values in, values and errors out.
+// Package nicrequest parses and checks the NICs that a pod's annotations ask for. The webhook, the controller and the daemon all
+// use it, so that they agree on what a pod is to have. It does no I/O.
 //
-//	parse.go    the annotation as it is written
-//	complete.go names, and what contradicts itself
-//	resolve.go  subnets and addresses, held against the network
-//	pod.go      whether a pod may have NICs, and in which VPC
-//	vpc.go      whether a namespace may use a VPC, and what is wrong with a request
+//	parse.go    the annotation, and errors that name its fields
+//	complete.go names of NICs, and contradictions
+//	resolve.go  subnets and addresses, checked against the network
+//	pod.go      whether a pod may have NICs, and in which VPC; names of PodNICs
+//	vpc.go      whether a namespace may use a VPC, what may change in a running pod, and all of it for the webhook
 //	limits.go   what the NICs of a namespace may have in a VPC
 //	policy.go   NICs that policies give to pods
-//	change.go   what may change while the pod runs
-//	errors.go   errors that name the field
-//	name.go     the names of PodNICs
 package nicrequest

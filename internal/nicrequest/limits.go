@@ -11,21 +11,20 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// anyGroup stands for all security groups in a list of them.
+// anyGroup in a list of security groups allows all.
 const anyGroup = "*"
 
-// Limits are what the NICs of one namespace may have in a VPC. The zero value allows no
-// group, all subnets, and no NIC.
+// Limits are what the NICs of a namespace may have in a VPC. The zero value allows no group, all subnets, and no NIC.
 type Limits struct {
 	Namespace string
-	Groups    []string // IDs of those that NICs may name; "*" is any
-	Subnets   []string // IDs or names of those that NICs may be in; nil: all
-	Most      int      // NICs with a port
+	Groups    []string // IDs of the security groups that NICs may name; "*": any
+	Subnets   []string // IDs or names of the subnets that NICs may be in; nil: all
+	Most      int      // how many NICs may have a port
 
-	from string // the field of the VPC that says Most
+	from string // the field of the VPC with Most
 }
 
-// LimitsOf are those of a namespace with some labels: of the first entry of the VPC that it is in.
+// LimitsOf returns the limits of a namespace with some labels: those of the first entry of the VPC that selects it.
 func LimitsOf(spec v1alpha1.VPCSpec, namespace string, has map[string]string) (Limits, error) {
 	out := Limits{Namespace: namespace, Groups: spec.DefaultSecurityGroups, Most: v1alpha1.DefaultMaxNICsPerNamespace, from: "spec.maxNICsPerNamespace"}
 	if most := spec.MaxNICsPerNamespace; most != nil {
@@ -50,14 +49,14 @@ func LimitsOf(spec v1alpha1.VPCSpec, namespace string, has map[string]string) (L
 	return out, nil
 }
 
-// Full says that a namespace has as many NICs with a port in a VPC as it may.
+// Full is the error of a namespace that has as many NICs with a port in a VPC as it may.
 func (l Limits) Full(vpc string) error {
 	return fmt.Errorf("namespace %s may have %d NICs with a port in VPC %s (%s of the VPC), and has no place for another", l.Namespace, l.Most, vpc, l.from)
 }
 
-// CheckLimits finds what a NIC, of a pod's annotation or of a PodNIC that a person made, asks for and its
-// namespace may not have. It judges for the webhook and, what counts, for the operator before a port is
-// made, taken or given other groups.
+// CheckLimits returns what a NIC, of a pod's annotation or of a user's PodNIC (ofObject), asks for and its namespace may not have.
+// The webhook checks that early; the check that counts is that of the operator before it creates a port, takes one, or
+// changes its groups.
 func (net Network) CheckLimits(n NIC, ofObject bool) Errors {
 	var errs Errors
 	at := objectField
@@ -78,7 +77,7 @@ func (net Network) checkLimits(n NIC, at func(string) string, errs *Errors) {
 	}
 	names := fieldNames(n.Addresses)
 	for k, a := range n.Addresses {
-		var unknown Errors // Resolve finds it
+		var unknown Errors // Resolve reports it
 		if s, ok := net.find(a, "", &unknown); ok && !net.permits(s) {
 			errs.add(at(names[k]), "subnet %s is not for namespace %s in VPC %s, expected %s (spec.namespaceLimits of the VPC)", label(s), l.Namespace, net.VPC, oneOf(l.Subnets))
 		}
@@ -91,8 +90,7 @@ func (net Network) permits(s vpcport.Subnet) bool {
 	return l == nil || slices.Contains(l, s.ID) || s.Name != "" && slices.Contains(l, s.Name)
 }
 
-// Among are the IDs of the subnets that a NIC may be in which names none and for which the VPC has no
-// defaults; nil: the provider chooses among all.
+// Among returns the IDs of the subnets that a NIC may be in if it names none and the VPC has no defaults; nil: any.
 func (net Network) Among() (ids []string) {
 	if net.Limits.Subnets == nil {
 		return nil
@@ -105,8 +103,8 @@ func (net Network) Among() (ids []string) {
 	return ids
 }
 
-// defaults are the subnets of a NIC that names none: those of the VPC that the namespace may have, else the
-// first of each family that it may have. None: the provider chooses.
+// defaults are the subnets of a NIC that names none: the defaults of the VPC that the namespace may use, else the first subnet of
+// each IP family that it may use. Without any the provider chooses.
 func (net Network) defaults(at string, errs *Errors) (out []string) {
 	if net.Limits.Subnets == nil {
 		return net.Default
@@ -135,7 +133,7 @@ func (net Network) defaults(at string, errs *Errors) (out []string) {
 	return out
 }
 
-// oneOf is what was expected, of a list that may be long.
+// oneOf is the part of an error that names what was expected, of a list that may be long.
 func oneOf(list []string) string {
 	const shown = 5
 	switch {
@@ -147,17 +145,17 @@ func oneOf(list []string) string {
 	return "one of " + strings.Join(list, ", ")
 }
 
-// nicOf is what a PodNIC asks for, as far as it is judged.
+// nicOf is a NIC with what is checked of a PodNIC.
 func nicOf(spec v1alpha1.PodNICSpec) (n NIC) {
 	n.SecurityGroups = spec.SecurityGroups
 	for _, a := range spec.Addresses {
-		ip, _ := netip.ParseAddr(a.IP) // the definition has checked it
+		ip, _ := netip.ParseAddr(a.IP) // valid by the schema
 		n.Addresses = append(n.Addresses, Address{a.Subnet, ip})
 	}
 	return n
 }
 
-// objectField is the field of a PodNIC for one of a NIC of an annotation.
+// objectField is the field of a PodNIC for a key of the annotation.
 func objectField(name string) string {
 	if !strings.HasPrefix(name, "addresses[") && !strings.HasPrefix(name, "securityGroups[") {
 		name = "addresses[0]." + name

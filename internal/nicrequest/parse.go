@@ -2,6 +2,7 @@ package nicrequest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,41 +10,42 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/yamlalias"
 )
 
-// Bounds of the annotation, beyond which Parse refuses it.
+// Limits of the annotation, beyond which Parse rejects it.
 const (
 	MaxLength  = 16 << 10 // bytes
 	MaxEntries = 32
 )
 
-// Entry is one NIC as the annotation says it. What it does not say is empty.
+// Entry is one NIC of the annotation. Keys that it does not have are empty.
 type Entry struct {
 	Name           string
 	Subnet, IP     string
-	Addresses      []EntryAddress // in place of the two, for two families
+	Addresses      []EntryAddress // instead of Subnet and IP, for two families
 	SecurityGroups []string
-	PortID         string // a port that is there
-	NIC            string // a PodNIC that is there
+	PortID         string // an existing port
+	NIC            string // an existing PodNIC
 	DefaultRoute   bool
-	Binding        string // how a virtual machine in the pod gets it
+	Binding        string // how a virtual machine in the pod uses it
 	Tap            *Tap
 }
 
-// Tap is what the tap device of a NIC is like. What it does not say is nil.
+// Tap describes the tap device of a NIC. Keys that it does not have are nil.
 type Tap struct {
 	Owner, Group *int64
 	MultiQueue   bool
 }
 
-// EntryAddress is an address as the annotation says it.
+// EntryAddress is an address of the annotation.
 type EntryAddress struct{ Subnet, IP string }
 
-// aliases are other spellings of keys, as pods of Arktos have them.
+// aliases are the spellings of keys in Arktos.
 var aliases = map[string]string{"subnetName": "subnet", "ipAddress": "ip", "portId": "portID", "securityGroup": "securityGroups"}
 
-// keys are those of an entry. The error says what was expected.
+// keys read the values of an entry. The error says what was expected.
 var keys = map[string]func(*Entry, json.RawMessage) error{
 	"name":           func(e *Entry, v json.RawMessage) error { return text(v, &e.Name) },
 	"subnet":         func(e *Entry, v json.RawMessage) error { return text(v, &e.Subnet) },
@@ -62,8 +64,7 @@ var keys = map[string]func(*Entry, json.RawMessage) error{
 	},
 }
 
-// Parse reads the annotation, which is a list in YAML or JSON. An empty one is a list
-// without entries.
+// Parse parses the annotation, a list in YAML or JSON. An empty annotation has no entries.
 func Parse(annotation string) ([]Entry, Errors) {
 	var errs Errors
 	if n := len(annotation); n > MaxLength {
@@ -99,7 +100,7 @@ func Parse(annotation string) ([]Entry, Errors) {
 	return entries, errs
 }
 
-// entry reads one NIC.
+// entry parses one NIC.
 func entry(index int, item json.RawMessage, errs *Errors) Entry {
 	var e Entry
 	var values map[string]json.RawMessage
@@ -140,7 +141,7 @@ func entry(index int, item json.RawMessage, errs *Errors) Entry {
 	return e
 }
 
-// text reads one that is not empty: what is left empty is better left out.
+// text parses a text that must not be empty.
 func text(v json.RawMessage, into *string) error {
 	if err := json.Unmarshal(v, into); err != nil || *into == "" {
 		return fmt.Errorf("is %s, expected a text", shown(v))
@@ -171,7 +172,7 @@ func addresses(v json.RawMessage, into *[]EntryAddress) error {
 	return nil
 }
 
-// tap reads what a tap device is like, in the words of the reference plugin of that name.
+// tap parses the description of a tap device, with the keys of the CNI reference plugin tap.
 func tap(v json.RawMessage, into **Tap) error {
 	var values map[string]json.RawMessage
 	if json.Unmarshal(v, &values) != nil || len(values) == 0 {
@@ -200,16 +201,60 @@ func tap(v json.RawMessage, into **Tap) error {
 	return nil
 }
 
-// maxID is the highest number of a user or group; the next means none (chown(2)).
+// maxID is the highest ID of a user or group; the next one stands for none (chown(2)).
 const maxID = 1<<32 - 2
 
-// shown is a value in an error: on one line, as JSON is, and short.
+// shown is a value as an error shows it.
 func shown(v json.RawMessage) string { return short(string(v), 60) }
 
-// short is a text of some bytes at most, and dots where more follows.
+// short cuts a text to most bytes, and adds dots if it did.
 func short(s string, most int) string {
 	if len(s) > most {
 		return strings.ToValidUTF8(s[:most], "") + "..."
 	}
 	return s
+}
+
+// Fields of a pod, for errors.
+const (
+	fieldVPC         = "metadata.annotations[" + v1alpha1.AnnotationVPC + "]"
+	fieldNICs        = "metadata.annotations[" + v1alpha1.AnnotationNICs + "]"
+	fieldHostNetwork = "spec.hostNetwork"
+)
+
+// Error is an error of one field.
+type Error struct {
+	Field  string // such as metadata.annotations[berth.dev/nics][1].ip
+	Detail string // what the value is, and what was expected
+}
+
+// Error reads "metadata.annotations[berth.dev/nics][1].ip: 10.0.0.1 is the gateway ...".
+func (e Error) Error() string { return e.Field + ": " + e.Detail }
+
+// Errors are all errors of a request, in the order of the fields.
+type Errors []Error
+
+// Err joins the errors; nil without any.
+func (e Errors) Err() error {
+	if len(e) == 0 {
+		return nil
+	}
+	texts := make([]string, len(e))
+	for i, one := range e {
+		texts[i] = one.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+func (e *Errors) add(field, format string, args ...any) {
+	*e = append(*e, Error{field, fmt.Sprintf(format, args...)})
+}
+
+// field is the path of a key of the NIC at an index of the annotation.
+func field(index int, name string) string {
+	path := fmt.Sprintf("%s[%d]", fieldNICs, index)
+	if name == "" {
+		return path
+	}
+	return path + "." + name
 }

@@ -13,46 +13,45 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// PolicyKind is a kind of objects that give pods a NIC.
+// PolicyKind is a kind of policies that give pods a NIC.
 type PolicyKind string
 
-// The kinds that there are.
+// The kinds of policies.
 const (
 	KindNICPolicy           PolicyKind = "NICPolicy"
 	KindSecurityGroupPolicy PolicyKind = "SecurityGroupPolicy" // the Amazon VPC CNI's
 )
 
-// Policy gives the pods of its namespace that it selects a NIC.
+// Policy gives a NIC to the pods of its namespace that it selects.
 type Policy struct {
 	Kind    PolicyKind
 	Name    string
 	Created time.Time
 
-	Pods     labels.Selector // by their labels; nil: whichever
-	Accounts labels.Selector // by those of their service accounts; nil: whichever
+	Pods     labels.Selector // of their labels; nil: all
+	Accounts labels.Selector // of the labels of their service accounts; nil: all
 
-	VPC            string // empty: the namespace's, or the only one
-	Subnet         string // empty: as the VPC says
+	VPC            string // empty: that of the namespace, or the only one
+	Subnet         string // empty: the default of the VPC
 	SecurityGroups []string
 }
 
-// String names it in annotations, Events and errors, as KIND/NAME.
+// String returns KIND/NAME, as annotations, Events and errors have it.
 func (p Policy) String() string { return string(p.Kind) + "/" + p.Name }
 
-// selects tells whether it selects a pod with some labels, of a service account with some.
+// selects tells whether a policy selects a pod with some labels and a service account with some labels.
 func (p Policy) selects(pod, account labels.Set) bool {
 	return (p.Pods == nil || p.Pods.Matches(pod)) && (p.Accounts == nil || p.Accounts.Matches(account))
 }
 
-// MayBeSelected tells whether policies are asked of a pod: it says nothing of NICs itself, and may
-// have some.
+// MayBeSelected tells whether policies count for a pod: it may have NICs, and its annotations do not mention any.
 func (p Pod) MayBeSelected() bool {
 	_, asks := p.Annotations[v1alpha1.AnnotationNICs]
 	_, names := p.Annotations[v1alpha1.AnnotationVPC]
 	return !asks && !names && !p.Mirror && !p.HostNetwork
 }
 
-// AskAccounts tells whether one of some policies asks for labels of service accounts.
+// AskAccounts tells whether a policy selects by labels of service accounts.
 func AskAccounts(policies []Policy) bool {
 	return slices.ContainsFunc(policies, func(p Policy) bool { return p.Accounts != nil })
 }
@@ -60,13 +59,12 @@ func AskAccounts(policies []Policy) bool {
 // Choice is which policies count for a pod: none, one, or several SecurityGroupPolicies.
 type Choice struct {
 	Counts []Policy
-	Over   []Policy // select it too, and do not count
+	Over   []Policy // select the pod too, but do not count
 }
 
-// Choose is which policies of its namespace count for a pod with some labels, of a service
-// account with some: the oldest that selects it, of those the first by kind and name. Is that
-// a SecurityGroupPolicy, all others that select the pod count too, as with the Amazon VPC
-// CNI, which gives a pod the groups of all of them.
+// Choose returns which policies of its namespace count for a pod with some labels and a service account with some labels: the
+// oldest that selects it, and of equally old ones the first by kind and name. If that is a SecurityGroupPolicy, all others of
+// its kind that select the pod count too, as with the Amazon VPC CNI, which gives a pod the groups of all of them.
 func Choose(policies []Policy, pod, account map[string]string) (c Choice) {
 	var selected []Policy
 	for _, p := range policies {
@@ -87,16 +85,14 @@ func Choose(policies []Policy, pod, account map[string]string) (c Choice) {
 	return c
 }
 
-// VPC is the one in which a pod of a namespace gets its NIC, of all that there are: that
-// which the policy names, else that which the namespace does, else the only one that is for
-// the namespace. A SecurityGroupPolicy's is of EC2: a VPC of another provider that the
-// namespace names is not for it, and one that is not there is an error as for all. The error
-// names the policy.
+// VPC returns the VPC in which a pod of a namespace gets its NIC: the one that the policy names, else the one that the namespace
+// names, else the only one that is for the namespace. For a SecurityGroupPolicy only VPCs of EC2 count: if the namespace
+// names one of another provider, it has no effect. A name of no VPC is an error. Errors name the policy.
 func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, error) {
 	p := c.Counts[0]
 	name := cmp.Or(p.VPC, namespace.VPC)
 	var fit []*v1alpha1.VPC
-	var named bool // there is one of that name, of whichever provider
+	var named bool // there is a VPC of that name, of any provider
 	for i := range all {
 		v := &all[i]
 		named = named || v.Name == name
@@ -125,14 +121,14 @@ func (c Choice) VPC(namespace Namespace, all []v1alpha1.VPC) (*v1alpha1.VPC, err
 	return nil, fmt.Errorf("%s: spec.vpc is not set, and %d VPCs are for namespace %s, expected the name of one, or the annotation %s of the namespace", p, len(fit), namespace.Name, v1alpha1.AnnotationVPC)
 }
 
-// Namespace is a namespace as far as policies go.
+// Namespace is what policies need of a namespace.
 type Namespace struct {
 	Name   string
 	Labels map[string]string
 	VPC    string // its annotation berth.dev/vpc
 }
 
-// groups are the security groups of all that count, each once.
+// groups are the security groups of all policies that count, each once.
 func (c Choice) groups() (all []string) {
 	for _, p := range c.Counts {
 		for _, g := range p.SecurityGroups {
@@ -144,8 +140,8 @@ func (c Choice) groups() (all []string) {
 	return all
 }
 
-// Annotations are those by which a pod asks for what counts, in a VPC: its first interface
-// where that may be a port of the VPC, else one more.
+// Annotations returns the annotations by which a pod asks for the NIC of its policies in a VPC. The NIC is the first interface if
+// that may be a port of the VPC, else a further one.
 func (c Choice) Annotations(vpc *v1alpha1.VPC, first First) map[string]string {
 	out := map[string]string{v1alpha1.AnnotationNICPolicy: names(c.Counts)}
 	if len(c.Counts) == 0 {
@@ -158,7 +154,7 @@ func (c Choice) Annotations(vpc *v1alpha1.VPC, first First) map[string]string {
 	if first.In(vpc.Spec.Provider).IsNIC(first.Name) {
 		nic.Name = first.Name
 	}
-	text, _ := json.Marshal([]written{nic}) // texts alone
+	text, _ := json.Marshal([]written{nic}) // of strings, which cannot fail
 	out[v1alpha1.AnnotationVPC], out[v1alpha1.AnnotationNICs] = vpc.Name, string(text)
 	return out
 }
@@ -178,11 +174,11 @@ func names(policies []Policy) string {
 	return strings.Join(texts, ",")
 }
 
-// maxEC2Groups is how many security groups a network interface may have, unless EC2's
-// quota says otherwise (Amazon VPC quotas, "Security groups per network interface").
+// maxEC2Groups is the default quota of security groups of a network interface (Amazon VPC quotas, "Security groups per network
+// interface").
 const maxEC2Groups = 5
 
-// CheckPolicy finds what no pod of a namespace can get of a policy in a VPC.
+// CheckPolicy returns why pods of a namespace cannot get the NIC of a policy in a VPC.
 func CheckPolicy(p Policy, namespace Namespace, vpc *v1alpha1.VPC) Errors {
 	errs := checkNamespace(fieldSpecVPC, vpc.Name, vpc.Spec.AllowedNamespaces, namespace.Name, namespace.Labels)
 	if most := maxEC2Groups; vpc.Spec.Provider == v1alpha1.ProviderEC2 && len(p.SecurityGroups) > most {

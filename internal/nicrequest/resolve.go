@@ -10,19 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Network is a VPC as far as addresses of NICs are held against it.
+// Network is what the NICs in a VPC are checked against.
 type Network struct {
 	VPC     string
 	Subnets []vpcport.Subnet
 	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
-	Lends   bool     // links of ports are an agent's, which gets them back as they were
-	Zones   bool     // a subnet is of one zone of nodes: the provider chooses among Among
+	Lends   bool     // links of ports are an agent's, which must get them back unchanged
+	Zones   bool     // a subnet is in one zone: the provider chooses one of Among
 	Limits  Limits   // of the namespace of the NICs
 }
 
-// Resolve gives the addresses of NICs the IDs of their subnets, with those of the default
-// subnets for a NIC that asks for none, and finds addresses that nobody can have. What
-// is asked of ports and PodNICs that are there is left to them.
+// Resolve sets the IDs of the subnets of the NICs' addresses, adds addresses of the default subnets to NICs that ask for none, and
+// returns errors for addresses that no NIC can have. It leaves NICs with existing ports and PodNICs as they are.
 func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 	var errs Errors
 	out := slices.Clone(nics)
@@ -61,14 +60,14 @@ func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
 	return out, errs
 }
 
-// checkBinding finds a binding that ports of the network cannot have.
+// checkBinding checks that ports of the network can have a binding.
 func (net Network) checkBinding(binding, at string, errs *Errors) {
 	if net.Lends && binding == string(v1alpha1.BindingBridge) {
 		errs.add(at, "is %s, expected %s in VPC %s, whose agent gets a port's link back as it was", binding, v1alpha1.BindingTap, net.VPC)
 	}
 }
 
-// fieldNames are the fields that addresses come from.
+// fieldNames are the keys of the annotation that addresses come from.
 func fieldNames(list []Address) []string {
 	names := make([]string, len(list))
 	for i, a := range list {
@@ -83,7 +82,7 @@ func fieldNames(list []Address) []string {
 	return names
 }
 
-// find is the subnet that an address is of.
+// find returns the subnet of an address.
 func (net Network) find(a Address, at string, errs *Errors) (vpcport.Subnet, bool) {
 	if a.Subnet == "" {
 		i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.CIDR.Contains(a.IP) || s.IPv6CIDR.Contains(a.IP) })
@@ -113,7 +112,7 @@ func (net Network) find(a Address, at string, errs *Errors) (vpcport.Subnet, boo
 	return vpcport.Subnet{}, false
 }
 
-// subnet is the one with an ID.
+// subnet returns the subnet with an ID.
 func (net Network) subnet(id string) (vpcport.Subnet, bool) {
 	i := slices.IndexFunc(net.Subnets, func(s vpcport.Subnet) bool { return s.ID == id })
 	if i < 0 {
@@ -122,13 +121,13 @@ func (net Network) subnet(id string) (vpcport.Subnet, bool) {
 	return net.Subnets[i], true
 }
 
-// apart tells whether two resolved addresses may be of different families. One of a subnet with both is of
-// either, unless it is a certain one.
+// apart tells whether two resolved addresses may be of different IP families. An address of a dual-stack subnet may be of either,
+// unless it is a certain one.
 func (net Network) apart(a, b Address) bool {
 	return len(net.families(a)) > 1 || len(net.families(b)) > 1 || net.families(a)[0] != net.families(b)[0]
 }
 
-// families are those that a resolved address may be of.
+// families are the IP families that a resolved address may be of.
 func (net Network) families(a Address) []ipfamily.Family {
 	s, _ := net.subnet(a.Subnet)
 	switch {
@@ -140,7 +139,7 @@ func (net Network) families(a Address) []ipfamily.Family {
 	return []ipfamily.Family{ipfamily.Of(s.CIDR.Addr())}
 }
 
-// label is how people know a subnet: by its name, if it has one.
+// label is the name of a subnet, or its ID if it has none.
 func label(s vpcport.Subnet) string {
 	if s.Name != "" {
 		return s.Name
@@ -148,8 +147,8 @@ func label(s vpcport.Subnet) string {
 	return s.ID
 }
 
-// refuses says why no host can have an address; empty if one can, or for none. Neutron
-// itself would give the gateway's to a port.
+// refuses returns why no NIC can have an address; empty: one can, or there is no address. Neutron would give a port even the
+// gateway's.
 func refuses(s vpcport.Subnet, ip netip.Addr) string {
 	cidr, gateway := s.For(ip)
 	whole := cidr.Masked()
@@ -160,7 +159,7 @@ func refuses(s vpcport.Subnet, ip netip.Addr) string {
 		return fmt.Sprintf("is not in subnet %s (%s)", label(s), whole)
 	case ip == gateway:
 		return fmt.Sprintf("is the gateway of subnet %s (%s)", label(s), whole)
-	case whole.Bits() >= ip.BitLen()-1: // RFC 3021, RFC 6164: both are hosts'
+	case whole.Bits() >= ip.BitLen()-1: // RFC 3021, RFC 6164: hosts may have both addresses
 		return ""
 	case ip == whole.Addr():
 		return fmt.Sprintf("is the address of subnet %s (%s) itself", label(s), whole)

@@ -3,6 +3,7 @@ package nicrequest
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -10,11 +11,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// fieldSpecVPC is the field of a PodNIC that names its VPC.
+// fieldSpecVPC is the field of a PodNIC with the name of its VPC.
 const fieldSpecVPC = "spec.vpc"
 
-// CheckNamespace finds whether the pods of a namespace with some labels may have NICs in
-// a VPC, which is for certain namespaces.
+// CheckNamespace returns an error if pods of a namespace with some labels may not have NICs in a VPC.
 func CheckNamespace(vpc string, of *v1alpha1.VPCNamespaces, namespace string, has map[string]string) Errors {
 	return checkNamespace(fieldVPC, vpc, of, namespace, has)
 }
@@ -32,9 +32,9 @@ func checkNamespace(at, vpc string, of *v1alpha1.VPCNamespaces, namespace string
 	return errs
 }
 
-// CheckObject finds what a PodNIC that a person makes in a namespace, or gives other groups, asks for and
-// cannot have: its VPC is not for the namespace, the namespace may not have it there, or there is no such
-// subnet or address. A network without subnets is one that is not known yet.
+// CheckObject returns what a PodNIC that a person creates in a namespace, or gives other groups, asks for and cannot have: its
+// VPC is not for the namespace, the namespace may not have it there, or there is no such subnet or address. Of a VPC
+// without subnets, these are not known yet.
 func CheckObject(spec v1alpha1.PodNICSpec, vpc *v1alpha1.VPC, namespace string, has map[string]string) Errors {
 	errs := checkNamespace(fieldSpecVPC, spec.VPC, vpc.Spec.AllowedNamespaces, namespace, has)
 	net, wrong := networkFor(fieldSpecVPC, vpc, namespace, has)
@@ -54,8 +54,8 @@ func CheckObject(spec v1alpha1.PodNICSpec, vpc *v1alpha1.VPC, namespace string, 
 	return errs
 }
 
-// networkFor is NetworkOf with the limits of a namespace with some labels. The error is that of a VPC
-// whose limits cannot be read, at a field.
+// networkFor is NetworkOf with the limits of a namespace with some labels. The errors, at field at, are of limits that
+// cannot be parsed.
 func networkFor(at string, vpc *v1alpha1.VPC, namespace string, has map[string]string) (Network, Errors) {
 	var errs Errors
 	net := NetworkOf(vpc)
@@ -67,8 +67,7 @@ func networkFor(at string, vpc *v1alpha1.VPC, namespace string, has map[string]s
 	return net, errs
 }
 
-// NetworkOf is what a VPC says of its network by which addresses are judged. Subnets
-// that cannot be read, it lacks. Its limits are nobody's.
+// NetworkOf is the network of a VPC by its spec and status, without invalid subnets. Its Limits are the zero value.
 func NetworkOf(vpc *v1alpha1.VPC) Network {
 	net := Network{VPC: vpc.Name, Default: vpc.Spec.DefaultSubnets, Lends: vpc.Spec.Provider == v1alpha1.ProviderAlcor, Zones: vpc.Spec.Provider == v1alpha1.ProviderEC2}
 	for _, s := range vpc.Status.Subnets {
@@ -83,18 +82,18 @@ func NetworkOf(vpc *v1alpha1.VPC) Network {
 	return net
 }
 
-// Request is a pod that is made, or edited, as far as its NICs go.
+// Request is a pod that is created or edited.
 type Request struct {
-	Pod, Before Pod  // Before is what it was
+	Pod, Before Pod  // Before is the pod before an edit
 	Edit        bool // there is a Before
 	Namespace   string
 	Labels      map[string]string // of the namespace
-	VPC         *v1alpha1.VPC     // that Pod names; nil: there is none
+	VPC         *v1alpha1.VPC     // that Pod names; nil: it does not exist
 	First       First
 }
 
-// Judge finds what is wrong with a request; missing is the name of a VPC that is not
-// there, for which the pod will wait.
+// Judge returns what is wrong with a request, and in missing the name of a VPC that does not exist and that the pod will wait
+// for.
 func (r Request) Judge() (missing string, errs Errors) {
 	name, errs := r.Pod.VPC()
 	if r.Edit {
@@ -152,7 +151,50 @@ func (r Request) Judge() (missing string, errs Errors) {
 	return "", errs
 }
 
-// Missing is what whoever makes a pod or a PodNIC in a VPC that is not there is told.
+// Missing is the warning about a pod or a PodNIC in a VPC that does not exist.
 func Missing(vpc string) string {
 	return fmt.Sprintf("there is no VPC %s: NICs in it wait for it", vpc)
+}
+
+// CheckVPCChange returns an error if an edit moves a pod to another VPC.
+func CheckVPCChange(before, after string) Errors {
+	var errs Errors
+	if before != after {
+		errs.add(fieldVPC, "cannot be changed, was %q: make the pod anew", before)
+	}
+	return errs
+}
+
+// CheckChange returns what an edit of a pod's NICs may not do. NICs may be added and removed, except the first interface and the
+// one with the default route. No NIC may change, and none may replace a first interface that is no NIC.
+func CheckChange(before, after []NIC, first First) Errors {
+	var errs Errors
+	for _, old := range before {
+		i := slices.IndexFunc(after, func(n NIC) bool { return n.Name == old.Name })
+		if i < 0 {
+			if first.IsNIC(old.Name) {
+				errs.add(fieldNICs, "lacks %s, the pod's first interface, which cannot be removed", old.Name)
+			} else if old.DefaultRoute {
+				errs.add(fieldNICs, "lacks %s, which has the pod's default route and cannot be removed while the pod runs", old.Name)
+			}
+			continue
+		}
+		now := after[i]
+		old.Index = now.Index
+		if !reflect.DeepEqual(old, now) {
+			errs.add(field(now.Index, ""), "%s cannot be changed while the pod has it: remove it, and add one of another name", now.Name)
+		}
+	}
+	for _, n := range after {
+		if slices.ContainsFunc(before, func(o NIC) bool { return o.Name == n.Name }) {
+			continue
+		}
+		if first.isBranch(n.Name) && !first.IsPort {
+			errs.add(field(n.Index, "name"), "%s is the name of the pod's first interface, which stays what it was when the pod came: make the pod anew", n.Name)
+		}
+		if n.DefaultRoute {
+			errs.add(field(n.Index, "defaultRoute"), "is true of %s, which is added: the default route of a pod stays where it was when the pod came; leave it out, or make the pod anew", n.Name)
+		}
+	}
+	return errs
 }

@@ -1,4 +1,4 @@
-// Package nodeaddress tells whether a node may give a pod an address, as far as the operator knows.
+// Package nodeaddress tells whether a pod may have an address on its node, as far as the operator knows.
 package nodeaddress
 
 import (
@@ -14,16 +14,15 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
-// Sources are the objects in the cache by which nodes get addresses.
+// Sources are the sources of addresses that the process caches.
 type Sources struct {
 	Cache client.Reader
-	// ENIs, Pools and Ports tell whether the cache has NodeNetworks, AddressBlocks and PodNICs.
+	// ENIs, Pools and Ports say whether NodeNetworks, AddressBlocks and PodNICs are in the cache.
 	ENIs, Pools, Ports bool
 }
 
-// May tells whether the node of a pod may give it an address: one in the node's NodeNetwork, its
-// blocks, or the pod's PodNICs. Where none of these exists, something else assigns addresses, and any
-// is allowed.
+// May tells whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, have it. If
+// there are none of these, another source gives addresses, and any address is possible.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
 	known := false
 	if s.ENIs {

@@ -3,44 +3,44 @@ package podnics
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// caller makes the calls of a batch, and tells each job's answer once.
+// caller makes the requests for a batch of calls, and gives each call its reply.
 type caller struct {
 	provider vpcport.Provider
 	clock    clock.Clock
-	tell     func(job, answer)
-	most     int // ports of one Create, when the provider refused more; 0: as it says
+	reply    func(call, nicplan.Reply)
+	most     int // ports of one Create after the provider refused more; 0: as its traits say
 }
 
-func (c *caller) do(ctx context.Context, t tray, batch []job) {
-	switch t {
+func (c *caller) do(ctx context.Context, k callKind, batch []call) {
+	switch k {
 	case creates:
-		_ = c.create(ctx, batch) // each job is told
+		_ = c.create(ctx, batch) // each call has its reply
 	case looks:
 		c.look(ctx, batch)
 	case polls:
 		c.poll(ctx, batch)
 	default:
-		for _, j := range batch {
-			c.single(ctx, j)
+		for _, each := range batch {
+			c.single(ctx, each)
 		}
 	}
 }
 
-// create asks for the ports of a batch, and for those of its parts where it is refused. It
-// returns the last error.
-func (c *caller) create(ctx context.Context, batch []job) (err error) {
+// create asks for the ports of a batch, and where that is refused for those of parts of it. It returns
+// the last error.
+func (c *caller) create(ctx context.Context, batch []call) (err error) {
 	ports := make([]vpcport.NewPort, len(batch))
 	all := make([]int, len(batch))
-	for i, j := range batch {
-		ports[i], all[i] = j.want.New(), i
+	for i, each := range batch {
+		ports[i], all[i] = each.desired.Port, i
 	}
 	var made []vpcport.Port
 	err = failpoint.Around("operator.port.create", func() (err error) {
@@ -51,8 +51,8 @@ func (c *caller) create(ctx context.Context, batch []job) (err error) {
 		err = &vpcport.Error{Class: vpcport.Bug, Op: "create ports", Message: fmt.Sprintf("asked for %d ports, got %d", len(batch), len(made))}
 	}
 	if err == nil {
-		for i, j := range batch {
-			c.tell(j, answer{port: &made[i]})
+		for i, each := range batch {
+			c.reply(each, nicplan.Reply{Port: &made[i]})
 		}
 		return nil
 	}
@@ -70,20 +70,20 @@ func (c *caller) create(ctx context.Context, batch []job) (err error) {
 	}
 	var last error
 	for _, part := range parts {
-		jobs := make([]job, len(part))
+		calls := make([]call, len(part))
 		for i, at := range part {
-			jobs[i] = batch[at]
+			calls[i] = batch[at]
 		}
 		if last != nil && vpcport.PolicyOf(vpcport.ClassOf(last)).Scope != vpcport.ScopeNIC && sameRoom(batch) {
-			c.fail(jobs, last) // a half of it had no room: this one would not either
+			c.fail(calls, last) // one half found no room, so the other would not either
 			continue
 		}
-		last = c.create(ctx, jobs)
+		last = c.create(ctx, calls)
 	}
 	return last
 }
 
-// splits tells whether part of a batch may be made when all of it was refused.
+// splits tells whether part of a batch may succeed although all of it was refused.
 func splits(c vpcport.Class) bool {
 	switch c {
 	case vpcport.Invalid, vpcport.ReferenceGone, vpcport.SubnetFull, vpcport.AddressTaken, vpcport.MACTaken, vpcport.OverQuota,
@@ -93,38 +93,38 @@ func splits(c vpcport.Class) bool {
 	return false
 }
 
-// sameRoom tells whether all jobs want addresses of the same subnets.
-func sameRoom(batch []job) bool {
-	for _, j := range batch {
-		if subnetsOf(j.want) != subnetsOf(batch[0].want) {
+// sameRoom tells whether all calls ask for addresses of the same subnets.
+func sameRoom(batch []call) bool {
+	for _, each := range batch {
+		if subnetsOf(each.desired) != subnetsOf(batch[0].desired) {
 			return false
 		}
 	}
 	return true
 }
 
-func (c *caller) fail(batch []job, err error) {
-	for _, j := range batch {
-		c.tell(j, answer{err: err})
+func (c *caller) fail(batch []call, err error) {
+	for _, each := range batch {
+		c.reply(each, nicplan.Reply{Err: err})
 	}
 }
 
-// look asks for what there may be of the NICs of a batch: by their devices, by the IDs of
-// given ports, and by MAC addresses that were refused. What a listing does not show
-// although it is known to be there is asked for by itself, as listings may trail.
-func (c *caller) look(ctx context.Context, batch []job) {
+// look asks for the ports that the NICs of a batch may have: by device, by the ID of a given port, and
+// by a MAC address that was refused. A known port that the listing lacks is asked for by itself, as
+// listings may be stale.
+func (c *caller) look(ctx context.Context, batch []call) {
 	began := c.clock.Now()
 	var byDevice, byID, byMAC vpcport.Filter
-	for _, j := range batch {
+	for _, each := range batch {
 		switch {
-		case j.want.Given != "":
-			byID.IDs = append(byID.IDs, j.want.Given)
+		case each.desired.Given != "":
+			byID.IDs = append(byID.IDs, each.desired.Given)
 		default:
-			byDevice.Devices = append(byDevice.Devices, j.want.Device)
+			byDevice.Devices = append(byDevice.Devices, each.desired.Port.Device)
 		}
-		if j.have.Collided {
-			byMAC.NetworkID = j.want.Network
-			byMAC.MACs = append(byMAC.MACs, j.want.MAC)
+		if each.observed.Collided {
+			byMAC.NetworkID = each.desired.Port.NetworkID
+			byMAC.MACs = append(byMAC.MACs, each.desired.Port.MAC)
 		}
 	}
 	var found []vpcport.Port
@@ -139,43 +139,37 @@ func (c *caller) look(ctx context.Context, batch []job) {
 		}
 		found = append(found, ports...)
 	}
-	for _, j := range batch {
-		ports := ofJob(found, j)
-		known := j.want.Given
+	for _, each := range batch {
+		ports := matching(found, each)
+		known := each.desired.Given
 		if known == "" {
-			known = j.have.Recorded
+			known = each.observed.Recorded
 		}
 		var err error
 		if known != "" && !hasID(ports, known) {
 			ports, err = c.add(ctx, ports, known)
 		}
-		c.tell(j, answer{ports: ports, began: began, err: err})
+		c.reply(each, nicplan.Reply{Ports: ports, Began: began, Err: err})
 	}
 }
 
-// ofJob are the ports that may be a job's: by the ID, by the device, by the MAC address.
-func ofJob(found []vpcport.Port, j job) (out []vpcport.Port) {
+// matching are the ports that may be those of a call's NIC: by ID, device or MAC address.
+func matching(found []vpcport.Port, each call) (out []vpcport.Port) {
 	for _, p := range found {
-		mine := p.ID == j.want.Given || p.Device == j.want.Device || sameMAC(p.MAC, j.want.MAC)
-		if mine && !hasID(out, p.ID) {
+		d := each.desired
+		byMAC := d.Port.MAC != nil && p.MAC.String() == d.Port.MAC.String()
+		if (p.ID == d.Given || p.Device == d.Port.Device || byMAC) && !hasID(out, p.ID) {
 			out = append(out, p)
 		}
 	}
 	return out
 }
 
-func sameMAC(a, b mac.Addr) bool { return b != nil && a.String() == b.String() }
-
 func hasID(ports []vpcport.Port, id string) bool {
-	for _, p := range ports {
-		if p.ID == id {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(ports, func(p vpcport.Port) bool { return p.ID == id })
 }
 
-// add is ports with one that is asked for by itself, if it is there.
+// add adds the port with an ID to ports, if it exists.
 func (c *caller) add(ctx context.Context, ports []vpcport.Port, id string) ([]vpcport.Port, error) {
 	p, err := c.provider.Get(ctx, id)
 	switch {
@@ -188,10 +182,10 @@ func (c *caller) add(ctx context.Context, ports []vpcport.Port, id string) ([]vp
 }
 
 // poll asks how the ports of a batch do.
-func (c *caller) poll(ctx context.Context, batch []job) {
+func (c *caller) poll(ctx context.Context, batch []call) {
 	var f vpcport.Filter
-	for _, j := range batch {
-		f.IDs = append(f.IDs, j.step.Port)
+	for _, each := range batch {
+		f.IDs = append(f.IDs, each.step.Port)
 	}
 	found, err := c.provider.Ports(ctx, f)
 	if err != nil {
@@ -202,38 +196,38 @@ func (c *caller) poll(ctx context.Context, batch []job) {
 	for i := range found {
 		byID[found[i].ID] = &found[i]
 	}
-	for _, j := range batch {
-		p, listed := byID[j.step.Port]
+	for _, each := range batch {
+		p, listed := byID[each.step.Port]
 		if listed {
-			c.tell(j, answer{port: p})
+			c.reply(each, nicplan.Reply{Port: p})
 			continue
 		}
-		got, err := c.provider.Get(ctx, j.step.Port)
-		c.tell(j, answer{port: &got, err: err})
+		got, err := c.provider.Get(ctx, each.step.Port)
+		c.reply(each, nicplan.Reply{Port: &got, Err: err})
 	}
 }
 
 // single changes or deletes one port.
-func (c *caller) single(ctx context.Context, j job) {
-	var a answer
-	switch j.step.Kind {
+func (c *caller) single(ctx context.Context, each call) {
+	var r nicplan.Reply
+	switch each.step.Kind {
 	case nicplan.Change:
 		revision := 0
-		if p := j.have.Port; p != nil && p.ID == j.step.Port && j.step.Change.Device != nil {
-			revision = p.Revision // nobody else may take it in this moment
+		if p := each.observed.Port; p != nil && p.ID == each.step.Port && each.step.Change.Device != nil {
+			revision = p.Revision // fails if somebody else takes the port meanwhile
 		}
-		a.err = failpoint.Around("operator.port.change", func() error {
-			p, err := c.provider.Update(ctx, j.step.Port, revision, j.step.Change)
-			a.port = &p
+		r.Err = failpoint.Around("operator.port.change", func() error {
+			p, err := c.provider.Update(ctx, each.step.Port, revision, each.step.Change)
+			r.Port = &p
 			return err
 		})
 	case nicplan.Delete:
-		a.err = failpoint.Around("operator.port.delete", func() error { return c.provider.Delete(ctx, j.step.Port) })
+		r.Err = failpoint.Around("operator.port.delete", func() error { return c.provider.Delete(ctx, each.step.Port) })
 	default:
-		a.err = fmt.Errorf("no call does %v", j.step.Kind)
+		r.Err = fmt.Errorf("no call does %v", each.step.Kind)
 	}
-	if a.err != nil {
-		a.port = nil
+	if r.Err != nil {
+		r.Port = nil
 	}
-	c.tell(j, a)
+	c.reply(each, r)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
@@ -90,7 +91,7 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 	t.Cleanup(server.Close)
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
-	s := &stage{world: &world{t: t}, cloud: c, network: n.ID}
+	s := &stage{world: &world{t: t, daemons: controllers.Daemons{}}, cloud: c, network: n.ID}
 	harness.OK(t, s.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
 	s.makeNode("node-a")
 	s.makeNode("node-b")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,8 +16,6 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -39,8 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 
-// limit is for what takes a second on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 const cluster = "test"
 
@@ -106,12 +104,11 @@ var (
 // an operator.
 type world struct {
 	*portfake.Provider
-	t    *testing.T
-	nets *networks
-	c    *Controller
-	end  func()
-	// daemons are clients with the access of a node's daemon, by node.
-	daemons map[string]client.Client
+	t       *testing.T
+	nets    *networks
+	c       *Controller
+	end     func()
+	daemons controllers.Daemons
 }
 
 func newProvider(o portfake.Options) *portfake.Provider {
@@ -139,7 +136,7 @@ func start(t *testing.T, o Options, traits ...portfake.Options) *world {
 	var po portfake.Options
 	for _, po = range traits {
 	}
-	w := &world{Provider: newProvider(po), t: t, nets: &networks{}}
+	w := &world{Provider: newProvider(po), t: t, nets: &networks{}, daemons: controllers.Daemons{}}
 	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
 	harness.OK(t, w.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
 	w.run(o)
@@ -200,6 +197,16 @@ func (w *world) ready(node string, is corev1.ConditionStatus) {
 	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), n, client.RawPatch(types.StrategicMergePatchType, body)))
 }
 
+// inDefault is the key of an object in namespace default.
+func inDefault(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: "default", Name: name}
+}
+
+// podOf is a pod by its name alone.
+func podOf(name string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+}
+
 // pod makes one in namespace default with NICs in VPC a; empty nics: the annotation is
 // not there.
 func (w *world) pod(name, nics string) *corev1.Pod {
@@ -223,24 +230,19 @@ func newPod(name, nics string) *corev1.Pod {
 // schedule binds a pod to a node, as the scheduler does.
 func (w *world) schedule(pod, node string) {
 	w.t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
-	b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
-	harness.OK(w.t, w.client().SubResource("binding").Create(w.t.Context(), p, b))
+	controllers.Bind(w.t, inDefault(pod), node)
 }
 
 // deletePod ends a pod as a kubelet does, or by force.
 func (w *world) deletePod(name string) {
 	w.t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
-	harness.OK(w.t, w.client().Delete(w.t.Context(), p, client.GracePeriodSeconds(0)))
+	controllers.DeletePod(w.t, inDefault(name))
 }
 
 // annotate changes a pod's list of NICs.
 func (w *world) annotate(pod, nics string) {
 	w.t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
-	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
-	harness.OK(w.t, w.client().Patch(w.t.Context(), p, client.RawPatch(types.MergePatchType, body)))
+	controllers.Merge(w.t, podOf(pod), `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
 }
 
 // nameVPC has namespace default name a VPC, until the test is over; empty: none.
@@ -253,14 +255,13 @@ func (w *world) nameVPC(vpc string) {
 	}
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
-	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body)))
+	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also at the end of the test
 }
 
-// finish has a pod be in a phase.
+// finish sets the phase of a pod.
 func (w *world) finish(pod string, phase corev1.PodPhase) {
 	w.t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod}}
-	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), p, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase))))
+	controllers.MergeStatus(w.t, w.client(), podOf(pod), `{"status":{"phase":%q}}`, phase)
 }
 
 // podnic makes one as a user does.
@@ -306,17 +307,7 @@ func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error
 // awaitObject is awaitNIC for a PodNIC by its own name.
 func (w *world) awaitObject(name, what string, is func(*v1alpha1.PodNIC) error) *v1alpha1.PodNIC {
 	w.t.Helper()
-	o := &v1alpha1.PodNIC{}
-	harness.Eventually(w.t, limit, name+" "+what, func() error {
-		if err := w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, o); err != nil {
-			return err
-		}
-		if err := is(o); err != nil {
-			return fmt.Errorf("%w: %+v", err, o.Status)
-		}
-		return nil
-	})
-	return o
+	return controllers.Await(w.t, inDefault(name), what, is)
 }
 
 func in(phase v1alpha1.PodNICPhase) func(*v1alpha1.PodNIC) error {
@@ -339,43 +330,22 @@ func boundAt(node string) func(*v1alpha1.PodNIC) error {
 	}
 }
 
-// condition wants a condition of a NIC to have a status, a reason, and words in its
-// message.
+// condition wants a condition of a NIC to have a status, a reason, and words in its message.
 func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.PodNIC) error {
 	return func(o *v1alpha1.PodNIC) error {
-		c := meta.FindStatusCondition(o.Status.Conditions, kind)
-		if c == nil || c.Status != status || c.Reason != reason {
-			return fmt.Errorf("want %s %s for %s", kind, status, reason)
-		}
-		for _, word := range words {
-			if !strings.Contains(c.Message, word) {
-				return fmt.Errorf("message %q, want %q in it", c.Message, word)
-			}
-		}
-		return nil
+		return controllers.Condition(o.Status.Conditions, kind, status, reason, words...)
 	}
 }
 
 // awaitEvent waits for an Event of a pod.
 func (w *world) awaitEvent(pod, reason, word string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, "an Event of "+pod, func() error { return w.hasEvent(pod, reason, word) })
+	controllers.AwaitEvent(w.t, podOf(pod), reason+": ", word)
 }
 
-// hasEvent is an error if a pod has no Event of a reason with a word.
-func (w *world) hasEvent(pod, reason, word string) error {
-	list := &corev1.EventList{}
-	if err := w.client().List(w.t.Context(), list, client.InNamespace("default")); err != nil {
-		return err
-	}
-	var all []string
-	for _, e := range list.Items {
-		if e.InvolvedObject.Name == pod && e.Reason == reason && strings.Contains(e.Message, word) {
-			return nil
-		}
-		all = append(all, fmt.Sprintf("%s %s: %s", e.InvolvedObject.Name, e.Reason, e.Message))
-	}
-	return fmt.Errorf("want %s with %q, got %q", reason, word, all)
+// hasEvent tells whether a pod has an Event of a reason.
+func (w *world) hasEvent(pod, reason string) bool {
+	return slices.ContainsFunc(controllers.Events(w.t, podOf(pod)), func(e string) bool { return strings.HasPrefix(e, reason+": ") })
 }
 
 // says writes a state of a NIC as the daemon of its node.
@@ -387,26 +357,14 @@ func (w *world) says(o *v1alpha1.PodNIC, state v1alpha1.NodeNICState) {
 // node writes what the daemon of a NIC's node says of its port, all of it.
 func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 	w.t.Helper()
-	c := w.daemons[o.Status.NodeName]
-	if c == nil {
-		account := types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
-		token, err := harness.ControlPlane.NodeToken(w.t.Context(), account, o.Status.NodeName)
-		harness.OK(w.t, err)
-		c = harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
-		if w.daemons == nil {
-			w.daemons = map[string]client.Client{}
-		}
-		w.daemons[o.Status.NodeName] = c
-	}
 	optional := func(s string) string {
 		if s == "" {
 			return "null"
 		}
 		return strconv.Quote(s)
 	}
-	body := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"hostInterface":%s,"reason":%s,"message":%s}}}`,
+	controllers.MergeStatus(w.t, w.daemons.Of(w.t, o.Status.NodeName), o, `{"status":{"node":{"state":%q,"portID":%q,"hostInterface":%s,"reason":%s,"message":%s}}}`,
 		says.State, o.Status.PortID, optional(says.HostInterface), optional(says.Reason), optional(says.Message))
-	harness.OK(w.t, c.Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, body)))
 }
 
 // awaitPorts waits until there are so many ports.
@@ -420,16 +378,10 @@ func (w *world) awaitPorts(n int, what string) {
 	})
 }
 
-// awaitGone waits until a PodNIC is not there.
+// awaitGone waits until a PodNIC does not exist.
 func (w *world) awaitGone(name string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, name+" goes", func() error {
-		o := &v1alpha1.PodNIC{}
-		if err := w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "default", Name: name}, o); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there, or: %w: %+v", err, o)
-		}
-		return nil
-	})
+	controllers.AwaitGone(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})
 }
 
 // nth is the address so many after another.

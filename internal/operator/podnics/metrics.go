@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -20,28 +19,28 @@ import (
 )
 
 var (
-	famNICs    = metric.New("berth_operator_podnics", "gauge", "PodNICs of a VPC by phase; Pending also before there is one.", "vpc", "phase")
-	famBlocked = metric.New("berth_operator_podnics_blocked", "gauge", "PodNICs of a VPC whose condition PortReady, or else Bound, is False, by its reason, without those that wait for a pod or for the scheduler. Reasons that none has are not there.", "vpc", "reason")
-	famUnbound = metric.New("berth_operator_podnics_unbindable", "gauge", "PodNICs of pods of a node that the provider cannot bind there (BindingFailed). Nodes without are not there.", "node")
-	famWaits   = metric.New("berth_operator_podnic_longest_wait_seconds", "gauge", "How long the pod that has waited longest has waited for a NIC of a VPC, as the operator that leads has seen it, by what for: bound (the pod has a node, and the port is not bound there) or plugged (it is, and the node has not plugged it).", "vpc", "for")
-	famSteps   = metric.New("berth_operator_port_steps_total", "counter", "What was asked of providers for NICs, by kind (look, create, change, poll or delete) and result: ok, or the class of the failure. A call may ask for many NICs.", "kind", "result")
-	famBound   = metric.New("berth_operator_port_bound_seconds", "histogram", "Time from a pod's creation until one of its NICs was bound to its node, of pods that start.", "vpc")
-	famPlugged = metric.New("berth_operator_port_plugged_seconds", "histogram", "Time from a pod's creation until its node had plugged one of its NICs, of pods that start.", "vpc")
-	famListed  = metric.New("berth_operator_port_listings_total", "counter", "Listings of all of Berth's ports of a VPC, by which it is seen what others did to them and which no PodNIC has, by result: success or error. What is to be done about the latter counts too.", "vpc", "result")
-	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not be there, as they were listed last, by kind: orphan (no PodNIC has it; it goes at once, or after --orphan-age if no operator saw the PodNIC go) or double (its PodNIC has another too).", "vpc", "kind")
-	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports that no PodNIC named any more, by what became of them: deleted, or given back to their users.", "result")
+	famNICs    = metric.New("berth_operator_podnics", "gauge", "PodNICs of a VPC by phase; Pending also while they have none.", "vpc", "phase")
+	famBlocked = metric.New("berth_operator_podnics_blocked", "gauge", "PodNICs of a VPC whose condition PortReady, or else Bound, is False, by its reason, without those that wait for a pod or for the scheduler. Reasons without PodNICs are absent.", "vpc", "reason")
+	famUnbound = metric.New("berth_operator_podnics_unbindable", "gauge", "PodNICs of pods of a node that the provider cannot bind there (BindingFailed). Nodes without are absent.", "node")
+	famWaits   = metric.New("berth_operator_podnic_longest_wait_seconds", "gauge", "How long the pod that has waited longest for a NIC of a VPC has waited, as the leader has seen it, by what it waits for: bound (the pod has a node, and the port is not bound there) or plugged (the port is bound, and the node has not plugged it).", "vpc", "for")
+	famSteps   = metric.New("berth_operator_port_steps_total", "counter", "Calls to providers for NICs, by kind (look, create, change, poll or delete) and result: ok, or the class of the failure. One request may carry calls for many NICs.", "kind", "result")
+	famBound   = metric.New("berth_operator_port_bound_seconds", "histogram", "Time from a pod's creation until one of its NICs was bound to its node, for starting pods.", "vpc")
+	famPlugged = metric.New("berth_operator_port_plugged_seconds", "histogram", "Time from a pod's creation until its node had plugged one of its NICs, for starting pods.", "vpc")
+	famListed  = metric.New("berth_operator_port_listings_total", "counter", "Listings of all of Berth's ports of a VPC, which find drift and ports without a PodNIC, by result: success or error. Failures to delete such ports count as errors.", "vpc", "result")
+	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not exist, by the last listing, by kind: orphan (no PodNIC has it; it is deleted at once, or after --orphan-age if no operator saw the PodNIC go) or double (its PodNIC has another one too).", "vpc", "kind")
+	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports without a PodNIC, by what became of them: deleted, or returned to their users.", "result")
 )
 
-// Families are the metrics, for the page that documents them.
+// Families are the metrics, for their page of the documentation.
 var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
 
-// Kinds of ports that should not be there.
+// Kinds of ports that should not exist.
 const (
 	strayOrphan = "orphan"
 	strayDouble = "double"
 )
 
-// Metrics count the work for NICs. They may be used by many goroutines at once.
+// Metrics count the work for NICs. They may be used concurrently.
 type Metrics struct {
 	steps          *prometheus.CounterVec
 	bound, plugged *prometheus.HistogramVec
@@ -50,18 +49,18 @@ type Metrics struct {
 	swept          *prometheus.CounterVec
 	warm           *warm.Metrics
 
-	mu   sync.Mutex      // guards vpcs, and series of VPCs from being made while they are removed
-	vpcs map[string]bool // of which there are series
+	mu   sync.Mutex      // guards vpcs; held while series of VPCs are created or removed
+	vpcs map[string]bool // VPCs with series
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		steps: famSteps.Counter(), bound: famBound.Histogram(metric.WaitBuckets), plugged: famPlugged.Histogram(metric.WaitBuckets),
 		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), warm: warm.NewMetrics(), vpcs: map[string]bool{},
 	}
 	for _, k := range []nicplan.Kind{nicplan.Look, nicplan.Create, nicplan.Change, nicplan.Poll, nicplan.Delete} {
-		m.steps.WithLabelValues(k.String(), "ok") // so that the first can be seen to be one more
+		m.steps.WithLabelValues(k.String(), "ok") // so that the first one is an increase
 	}
 	for _, result := range []string{sweptDeleted, sweptReturned} {
 		m.swept.WithLabelValues(result)
@@ -69,7 +68,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return append(m.warm.Collectors(), m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept)
 }
@@ -82,7 +81,7 @@ func (m *Metrics) count(k nicplan.Kind, err error) {
 	m.steps.WithLabelValues(k.String(), result).Inc()
 }
 
-// listed counts a listing of a VPC's ports.
+// listed counts a listing of a VPC's ports by its result.
 func (m *Metrics) listed(vpc string, err error) {
 	result := "success"
 	if err != nil {
@@ -91,21 +90,21 @@ func (m *Metrics) listed(vpc string, err error) {
 	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
 }
 
-// astray takes in how many ports of a VPC should not be there.
-func (m *Metrics) astray(vpc string, s stray) {
+// strays records how many ports of a VPC should not exist.
+func (m *Metrics) strays(vpc string, s strays) {
 	m.of(vpc, func() {
 		m.stray.WithLabelValues(vpc, strayOrphan).Set(float64(s.orphans))
 		m.stray.WithLabelValues(vpc, strayDouble).Set(float64(s.doubles))
 	})
 }
 
-// observe takes in how long a pod of a VPC waited: m.bound or m.plugged.
+// observe adds how long a pod of a VPC waited, to m.bound or m.plugged.
 func (m *Metrics) observe(wait *prometheus.HistogramVec, vpc string, took time.Duration) {
 	m.of(vpc, func() { wait.WithLabelValues(vpc).Observe(took.Seconds()) })
 }
 
-// of counts something of a VPC. What is counted of one that is gone, such as by a listing that
-// was under way then, goes when keepOnly is called next.
+// of counts something of a VPC. If the VPC is gone, as after a listing that was in flight then, keepOnly removes the series
+// the next time.
 func (m *Metrics) of(vpc string, count func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,7 +112,7 @@ func (m *Metrics) of(vpc string, count func()) {
 	count()
 }
 
-// keepOnly takes that there are no other VPCs: one that is gone has no metrics.
+// keepOnly removes the series of all VPCs but these.
 func (m *Metrics) keepOnly(vpcs []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,24 +134,10 @@ func (m *Metrics) keepOnly(vpcs []string) {
 	m.vpcs = now
 }
 
-// stray is how many ports should not be there.
-type stray struct{ orphans, doubles int }
+// strays is how many ports should not exist.
+type strays struct{ orphans, doubles int }
 
-// astray counts, of listed ports by PodNIC.
-func (b *book) astray(listed map[types.UID][]vpcport.Port) (s stray) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for uid, ports := range listed {
-		if b.nics[uid] == nil && !b.fresh[uid] {
-			s.orphans += len(ports)
-		} else {
-			s.doubles += len(ports) - 1
-		}
-	}
-	return s
-}
-
-// Gauges are read when Prometheus asks: how many NICs there are in which phase.
+// Gauges returns the metrics that are computed when Prometheus scrapes.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
 
 type gauges struct{ c *Controller }
@@ -164,10 +149,10 @@ func (gauges) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It reads the cache, and the book.
+// Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	list := &v1alpha1.PodNICList{}
-	if err := g.c.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
+	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
 		return // before the cache is filled
 	}
 	emit := func(f metric.Family, counts map[[2]string]int) {
@@ -179,13 +164,13 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	emit(famNICs, t.phases)
 	emit(famBlocked, t.blocked)
 	emit(famUnbound, t.unbindable)
-	for vpc, l := range g.c.book.longestWaits() {
+	for vpc, l := range g.c.states.longestWaits() {
 		ch <- famWaits.Value(l.bound.Seconds(), vpc, "bound")
 		ch <- famWaits.Value(l.plugged.Seconds(), vpc, "plugged")
 	}
 }
 
-// tally is how many PodNICs there are of each kind; the keys are values of labels.
+// tally counts PodNICs by the values of labels.
 type tally struct{ phases, blocked, unbindable map[[2]string]int }
 
 func tallyOf(list []v1alpha1.PodNIC) tally {
@@ -204,7 +189,7 @@ func tallyOf(list []v1alpha1.PodNIC) tally {
 	return t
 }
 
-// blockedBy is why a PodNIC does not come on; empty: it does, or nobody needs it now.
+// blockedBy is the reason why a PodNIC makes no progress; empty: it does, or needs none.
 func blockedBy(o *v1alpha1.PodNIC) string {
 	for _, kind := range []string{v1alpha1.ConditionPortReady, v1alpha1.ConditionBound} {
 		c := meta.FindStatusCondition(o.Status.Conditions, kind)
@@ -214,7 +199,3 @@ func blockedBy(o *v1alpha1.PodNIC) string {
 	}
 	return ""
 }
-
-// Known is how many NICs are known. It takes the lock that all work needs: one that does
-// not return tells that the controller hangs.
-func (c *Controller) Known() int { return c.book.known() }

@@ -119,15 +119,15 @@ func TestTally(t *testing.T) {
 
 // What is listed is counted, and nothing is left of a VPC that is gone.
 func TestListedPorts(t *testing.T) {
-	m, b := NewMetrics(), newBook(clock.Real{}, time.Second)
-	b.nics["u-1"], b.fresh["u-2"] = &nic{}, true
-	s := b.astray(map[types.UID][]vpcport.Port{"u-1": {{ID: "p-1"}, {ID: "p-2"}}, "u-2": {{ID: "p-3"}}, "u-3": {{ID: "p-4"}, {ID: "p-5"}}})
-	if s != (stray{orphans: 2, doubles: 1}) {
+	m, known := NewMetrics(), newNICStates(clock.Real{}, time.Second, nil)
+	known.nics["u-1"], known.created["u-2"] = &nic{}, true
+	s := known.strays(map[types.UID][]vpcport.Port{"u-1": {{ID: "p-1"}, {ID: "p-2"}}, "u-2": {{ID: "p-3"}}, "u-3": {{ID: "p-4"}, {ID: "p-5"}}})
+	if s != (strays{orphans: 2, doubles: 1}) {
 		t.Errorf("%+v", s)
 	}
 	m.keepOnly([]string{"blue", "gone"})
 	for _, vpc := range []string{"blue", "gone"} {
-		m.astray(vpc, s)
+		m.strays(vpc, s)
 		m.listed(vpc, nil)
 		m.observe(m.bound, vpc, time.Second)
 		m.observe(m.plugged, vpc, 2*time.Second)
@@ -135,7 +135,7 @@ func TestListedPorts(t *testing.T) {
 	m.listed("blue", &vpcport.Error{Class: vpcport.Transient})
 	m.keepOnly([]string{"blue"})
 	m.listed("gone", nil) // that was under way
-	m.astray("gone", s)
+	m.strays("gone", s)
 	m.keepOnly([]string{"blue"})
 	harness.CheckMetrics(t, m.Collectors(), []metric.Family{famSteps, famBound, famPlugged, famListed, famAstray, famSwept}, map[string]string{
 		`berth_operator_stray_ports{kind="orphan",vpc="blue"}`:                              "2",
@@ -166,13 +166,13 @@ func TestMetrics(t *testing.T) {
 	w.says(o, v1alpha1.NodePlugged)
 	w.awaitNIC("runs", "eth0", "is active", in(v1alpha1.PhaseActive))
 	harness.Eventually(t, limit, "the pod that runs waits no longer, the other does, and the stray port was listed", func() error {
-		l := w.c.book.longestWaits()["a"]
-		if orphans := gathered(t, w.c.o.Metrics.stray)[strayOrphan]; l.bound == 0 || l.plugged != 0 || orphans != 1 {
+		l := w.c.states.longestWaits()["a"]
+		if orphans := gathered(t, w.c.metrics.stray)[strayOrphan]; l.bound == 0 || l.plugged != 0 || orphans != 1 {
 			return fmt.Errorf("waits %+v, %v stray ports", l, orphans)
 		}
 		return nil
 	})
-	harness.CheckMetrics(t, append(w.c.o.Metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
+	harness.CheckMetrics(t, append(w.c.metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
 		`berth_operator_podnics{phase="Active",vpc="a"}`:                    "1",
 		`berth_operator_podnics{phase="Created",vpc="a"}`:                   "1",
 		`berth_operator_podnics_blocked{reason="BindingFailed",vpc="a"}`:    "1",

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// The reasons of conditions that are not those of a failed call (vpcport.PolicyOf).
+// The reasons of conditions, apart from those of failed calls (vpcport.PolicyOf).
 const (
 	reasonReady       = "Ready"
 	reasonBound       = "Bound"
@@ -37,27 +37,27 @@ const (
 	reasonMoved       = "AddressChanged"
 )
 
-// maxMessage is how long a condition's message is at most, in bytes.
+// maxMessage is the longest message of a condition, in bytes.
 const maxMessage = 1024
 
-// statusOf is what a PodNIC's status is to be, but for the times of conditions.
-func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
+// statusOf is the status of a PodNIC while step is its next step.
+func statusOf(s *observation, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodNICStatus {
 	st := *s.o.Status.DeepCopy()
 	assign(&st, s)
-	p := n.have.Port
-	if p != nil && (!s.want.Has(p) || p.NetworkID != s.want.Network) {
-		p = nil // it is another's still
+	p := n.observed.Port
+	if p != nil && (!s.desired.Has(p) || p.NetworkID != s.desired.Port.NetworkID) {
+		p = nil // it is not the NIC's yet
 	}
 	if p == nil && unseen(s, n) {
 		setPlugged(&st, s, now)
 		return st
 	}
 	var lie error
-	if p != nil && s.shut == nil {
+	if p != nil && s.closed == nil {
 		lie = s.describe(&st, p)
-		st.Made = s.want.Given == ""
+		st.Made = s.desired.Given == ""
 	}
-	here := s.next == assignedTo(st) && p != nil && lie == nil && s.host != "" && p.Host == s.host && p.Binding.Result == vpcport.Bound
+	here := s.next == assigned(st) && p != nil && lie == nil && s.host.name != "" && p.Host == s.host.name && p.Binding.Result == vpcport.Bound
 	st.Phase = phaseOf(s, n, step, p, here)
 	setPlugged(&st, s, now)
 	if !here {
@@ -69,21 +69,20 @@ func statusOf(s *scene, n nic, step nicplan.Step, now metav1.Time) v1alpha1.PodN
 	return st
 }
 
-// unseen tells whether a NIC was bound where it is to be, and the provider was not asked
-// since: its VPC is not open, or an operator has just begun. Then the status stays as it
-// is, by which a node can plug the port.
-func unseen(s *scene, n nic) bool {
-	return (s.shut != nil || !n.have.Looked) && n.lost == "" && !s.want.Over && s.now == s.next && s.o.Status.Plug != nil
+// unseen tells whether a NIC was bound where it is to be, and the provider was not asked since: its VPC is not open, or
+// this operator has just started. The status then stays as it is, so that a node can plug the port.
+func unseen(s *observation, n nic) bool {
+	return (s.closed != nil || !n.observed.Looked) && n.history.lost == "" && !s.desired.Over && s.now == s.next && s.o.Status.Plug != nil
 }
 
-// assign writes who has it: as long as a node holds it, who had it.
-func assign(st *v1alpha1.PodNICStatus, s *scene) {
+// assign writes which pod has the NIC. As long as a node holds it, that is the pod that had it.
+func assign(st *v1alpha1.PodNICStatus, s *observation) {
 	a := s.next
-	if s.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
+	if s.hold.held && s.now.pod.UID != "" && s.now.pod.UID != a.pod.UID {
 		a = s.now
 	}
 	if a.pod != s.now.pod {
-		st.Node = nil // it was about the pod before
+		st.Node = nil // it was about the earlier pod
 	}
 	st.Pod, st.Interface, st.DefaultRoute, st.NodeName = nil, a.name, a.defaultRoute, a.node
 	if a.pod.UID != "" {
@@ -91,33 +90,29 @@ func assign(st *v1alpha1.PodNICStatus, s *scene) {
 	}
 }
 
-func assignedTo(st v1alpha1.PodNICStatus) assignment {
-	return assigned(&v1alpha1.PodNIC{Status: st})
-}
-
-// phaseOf is how far it has come.
-func phaseOf(s *scene, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
-	edit := n.failed.message != "" && vpcport.PolicyOf(n.failed.class).Edit
+// phaseOf is the phase of a PodNIC.
+func phaseOf(s *observation, n nic, step nicplan.Step, p *vpcport.Port, here bool) v1alpha1.PodNICPhase {
+	edit := n.attempts.Failed.Message != "" && vpcport.PolicyOf(n.attempts.Failed.Class).Edit
 	switch {
-	case s.want.Over, s.leaves():
+	case s.desired.Over, s.leaves():
 		return v1alpha1.PhaseReleasing
 	case here && p.Status == vpcport.StatusActive:
 		return v1alpha1.PhaseActive
 	case here:
 		return v1alpha1.PhaseBound
-	case p == nil && (edit || s.refuse != nil || step.Kind == nicplan.Impossible):
+	case p == nil && (edit || s.refused != nil || step.Kind == nicplan.Impossible):
 		return v1alpha1.PhaseFailed
 	case p != nil:
 		return v1alpha1.PhaseCreated
-	case s.o.Status.PortID != "" && !n.have.Looked:
-		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // nothing was seen to have changed
+	case s.o.Status.PortID != "" && !n.observed.Looked:
+		return cmp.Or(s.o.Status.Phase, v1alpha1.PhasePending) // as long as no change was seen
 	}
 	return v1alpha1.PhasePending
 }
 
-// describe writes what a port is to the NIC. The error says what a node could not use; where a port has one
-// address of each family, the addresses stay as they were then, which a port in its place is to have again.
-func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
+// describe writes the NIC's port. The error says what a node could not use. If the provider gives ports one address of each
+// family, the addresses then stay as they were, so that a new port gets them again.
+func (s *observation) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 	if !s.opened.Provider.Traits().OneEach {
 		return describe(st, p, s.opened.Network)
 	}
@@ -131,10 +126,10 @@ func (s *scene) describe(st *v1alpha1.PodNICStatus, p *vpcport.Port) error {
 	return lie
 }
 
-// own is a port with those of its addresses that are for the NIC, one of each family: the one that the NIC had before,
-// if the port has that still, else the first. What comes to a port that the NIC has already is not for it: a family
-// that it was without, or what the subnet is not known to have.
-func (s *scene) own(p *vpcport.Port) *vpcport.Port {
+// own is a port with only the addresses that are the NIC's, one of each family: the one that the NIC had before, if the port
+// still has it, else the first. Addresses that somebody added to the NIC's port do not count: those of a family that it
+// did not have, or outside the known CIDR blocks of the subnet.
+func (s *observation) own(p *vpcport.Port) *vpcport.Port {
 	had := addrsOf(s.o.Status)
 	has := s.o.Status.PortID == p.ID && len(had) > 0
 	known := func(a vpcport.FixedIP) bool {
@@ -157,12 +152,12 @@ func (s *scene) own(p *vpcport.Port) *vpcport.Port {
 		}
 	}
 	if len(only.Addresses) == 0 {
-		return p // of which describe says what is wrong
+		return p // describe says what is wrong with it
 	}
 	return &only
 }
 
-// addrsOf are the addresses of a PodNIC, as far as they can be read.
+// addrsOf are the valid addresses in a status.
 func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
 	for _, a := range st.Addresses {
 		if cidr, err := netip.ParsePrefix(a.CIDR); err == nil {
@@ -172,7 +167,7 @@ func addrsOf(st v1alpha1.PodNICStatus) (list []netip.Addr) {
 	return list
 }
 
-// describe writes what a port is. The error says what a node could not use.
+// describe writes a port into a status. The error says what a node could not use.
 func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) error {
 	st.PortID, st.Host, st.MAC, st.MTU = p.ID, p.Host, p.MAC.String(), int32(min(net.MTU, 1<<16))
 	st.Addresses, st.Routes = nil, nil
@@ -223,50 +218,48 @@ func describe(st *v1alpha1.PodNICStatus, p *vpcport.Port, net vpcport.Network) e
 	return lie
 }
 
-// portReady is whether there is a port as it is asked for; without a type: nothing is to
-// be said yet.
-func portReady(s *scene, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
+// portReady is the condition PortReady; without a type it stays as it is.
+func portReady(s *observation, n nic, step nicplan.Step, p *vpcport.Port, lie error) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionPortReady, Status: status, Reason: reason, Message: message}
 	}
-	failed := n.failed.message != "" && n.failed.reason == ""
+	failed := n.attempts.Failed.Message != "" && n.attempts.Failed.Reason == ""
 	switch {
-	case s.shut != nil:
-		return is(metav1.ConditionFalse, reasonVPC, s.shut.Error())
+	case s.closed != nil:
+		return is(metav1.ConditionFalse, reasonVPC, s.closed.Error())
 	case lie != nil:
 		return is(metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, lie.Error())
-	case p == nil && s.refuse != nil && !s.want.Over:
-		return is(metav1.ConditionFalse, reasonRefused, s.refuse.Error())
-	case p == nil && s.crowded != nil:
-		return is(metav1.ConditionFalse, reasonLimit, s.crowded.Error())
-	case failed && (p == nil || n.have.Recorded == "" || step.Change.Groups != nil || s.want.Over):
-		return is(metav1.ConditionFalse, reasonOf(n.failed.class), n.failed.message)
-	case p == nil && n.lost != "":
-		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("port %s was deleted by somebody else; another is made", n.lost))
+	case p == nil && s.refused != nil && !s.desired.Over:
+		return is(metav1.ConditionFalse, reasonRefused, s.refused.Error())
+	case p == nil && s.full != nil:
+		return is(metav1.ConditionFalse, reasonLimit, s.full.Error())
+	case failed && (p == nil || n.observed.Recorded == "" || step.Change.Groups != nil || s.desired.Over):
+		return is(metav1.ConditionFalse, reasonOf(n.attempts.Failed.Class), n.attempts.Failed.Message)
+	case p == nil && n.history.lost != "":
+		return is(metav1.ConditionFalse, reasonLost, fmt.Sprintf("somebody else deleted port %s; a new one is created", n.history.lost))
 	case p == nil:
 		return metav1.Condition{}
 	}
 	return is(metav1.ConditionTrue, reasonReady, "port "+p.ID)
 }
 
-// setAllowed sets the condition Allowed of a NIC with a port that its namespace may not have any more.
-func setAllowed(st *v1alpha1.PodNICStatus, s *scene, p *vpcport.Port, now metav1.Time) {
-	if p == nil || s.denied == nil || s.want.Over {
+// setAllowed sets the condition Allowed of a NIC whose port its namespace may not have any more.
+func setAllowed(st *v1alpha1.PodNICStatus, s *observation, p *vpcport.Port, now metav1.Time) {
+	if p == nil || s.denied == nil || s.desired.Over {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionAllowed)
 		return
 	}
 	setCondition(st, metav1.Condition{
 		Type: v1alpha1.ConditionAllowed, Status: metav1.ConditionFalse, Reason: reasonNotAllowed,
-		Message: fmt.Sprintf("port %s stays as it is, and would not be given again: %s", p.ID, s.denied),
+		Message: fmt.Sprintf("port %s stays as it is, but the namespace could not get it again: %s", p.ID, s.denied),
 	}, now)
 }
 
-// reasonOf is that of a class of failures.
+// reasonOf is the reason of a class of failures.
 func reasonOf(c vpcport.Class) string { return vpcport.PolicyOf(c).Reason }
 
-// bound is whether the port is bound where its pod is; without a type: nothing is to be
-// said yet.
-func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
+// bound is the condition Bound; without a type it stays as it is.
+func bound(s *observation, n nic, p *vpcport.Port, here bool) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
 		return metav1.Condition{Type: v1alpha1.ConditionBound, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
@@ -275,32 +268,31 @@ func bound(s *scene, n nic, p *vpcport.Port, here bool) metav1.Condition {
 		return metav1.Condition{}
 	case here:
 		return is(metav1.ConditionTrue, reasonBound, "at host %s", p.Host)
-	case s.held && s.want.Over, s.leaves():
-		return is(metav1.ConditionFalse, reasonPlugged, "node %s says that it has the port plugged still, for pod %s", s.now.node, s.now.pod.Name)
+	case s.hold.held && s.desired.Over, s.leaves():
+		return is(metav1.ConditionFalse, reasonPlugged, "node %s still has the port plugged, for pod %s", s.now.node, s.now.pod.Name)
 	case s.pod == nil:
 		return is(metav1.ConditionFalse, reasonNoPod, "no pod has it")
 	case s.next.node == "":
 		return is(metav1.ConditionFalse, reasonUnscheduled, "pod %s has no node yet", s.pod.Name)
-	case s.full:
-		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.noHost)
-	case s.noHost != "":
-		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.noHost)
-	case n.failed.message != "":
-		return is(metav1.ConditionFalse, cmp.Or(n.failed.reason, reasonOf(n.failed.class)), "%s", n.failed.message)
+	case s.host.full:
+		return is(metav1.ConditionFalse, reasonNodeLimit, "%s", s.host.why)
+	case s.host.why != "":
+		return is(metav1.ConditionFalse, reasonNoHost, "%s", s.host.why)
+	case n.attempts.Failed.Message != "":
+		return is(metav1.ConditionFalse, cmp.Or(n.attempts.Failed.Reason, reasonOf(n.attempts.Failed.Class)), "%s", n.attempts.Failed.Message)
 	}
-	return metav1.Condition{} // it is on its way
+	return metav1.Condition{} // the next step binds it
 }
 
-// leaves tells whether a node has the port plugged still for a pod that is not to have it
-// any more.
-func (s *scene) leaves() bool { return s.held && s.now.pod != s.next.pod }
+// leaves tells whether a node still has the port plugged for a pod that is not to have it any more.
+func (s *observation) leaves() bool { return s.hold.held && s.now.pod != s.next.pod }
 
-// soonActive is how long the condition that a port is plugged waits for the write which says
-// that it is active, and most follow at once: each PodNIC is written once less by that.
+// soonActive is how long the condition Plugged waits for the write that says that the port is active. Most ports are
+// active soon, which saves one write of each PodNIC.
 const soonActive = 5 * time.Second
 
-// setPlugged sets the condition Plugged: what the node says of the port that there is.
-func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
+// setPlugged sets the condition Plugged by what the node reports of the port.
+func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	says := st.Node
 	if says == nil || says.PortID != st.PortID {
 		meta.RemoveStatusCondition(&st.Conditions, v1alpha1.ConditionPlugged)
@@ -317,15 +309,14 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *scene, now metav1.Time) {
 			return
 		}
 	case says.State == v1alpha1.NodeUnplugged:
-		c.Message = "nothing of it is left on the node"
+		c.Message = "the node has unplugged it"
 	}
 	setCondition(st, c, now)
 }
 
-// moved tells whether the pod that runs has another address at Kubernetes than its first
-// interface, which a port that was made again may have: the kubelet asks only when the pod
-// begins.
-func (s *scene) moved(st v1alpha1.PodNICStatus) bool {
+// moved tells whether Kubernetes knows a running pod by another address than that of its first interface. A port that was
+// created again may have one, and the kubelet asks only when a pod starts.
+func (s *observation) moved(st v1alpha1.PodNICStatus) bool {
 	if !s.first || s.pod == nil || s.pod.Status.Phase != corev1.PodRunning || st.Pod == nil || st.Pod.UID != string(s.pod.UID) {
 		return false
 	}
@@ -341,12 +332,12 @@ func addressesOf(st v1alpha1.PodNICStatus) string {
 	return strings.Join(list, " and ")
 }
 
-// setCondition sets a condition that has a type.
+// setCondition sets a condition, unless it has no type.
 func setCondition(st *v1alpha1.PodNICStatus, c metav1.Condition, now metav1.Time) {
 	if c.Type == "" {
 		return
 	}
-	// The API server keeps whole characters only, and what it keeps would be another text each time.
+	// The API server replaces partial characters: the message would differ from the desired one each time.
 	c.Message = vpcport.Cut(c.Message, maxMessage)
 	c.LastTransitionTime = now
 	meta.SetStatusCondition(&st.Conditions, c)

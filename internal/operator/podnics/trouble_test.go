@@ -322,13 +322,13 @@ func TestSweep(t *testing.T) {
 // told: the controller's queue drops the later one of two moments.
 func TestLookedAtDuringACall(t *testing.T) {
 	now := time.Unix(1000, 0)
-	c := &Controller{o: Options{Clock: clock.NewFake(now)}}
+	c := &nicReconciler{o: Options{Clock: clock.NewFake(now)}}
 	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "7"}}
-	got, err := c.during(t.Context(), o, nic{busy: true, called: now.Add(-lasts / 4)})
-	if want := lasts * 3 / 4; err != nil || got.RequeueAfter != want {
+	got, err := c.during(t.Context(), o, nic{call: callState{inFlight: true, asked: now.Add(-slow / 4)}})
+	if want := slow * 3 / 4; err != nil || got.RequeueAfter != want {
 		t.Errorf("again after %v, %v; want %v", got.RequeueAfter, err, want)
 	}
-	if got, err := c.during(t.Context(), o, nic{busy: true, called: now, replaced: "7"}); err != nil || got.RequeueAfter != 0 {
+	if got, err := c.during(t.Context(), o, nic{call: callState{inFlight: true, asked: now}, replaced: "7"}); err != nil || got.RequeueAfter != 0 {
 		t.Errorf("before the cache has its last write: again after %v, %v; want not", got.RequeueAfter, err)
 	}
 }

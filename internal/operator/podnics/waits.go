@@ -8,24 +8,23 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// waits is what the pod of a NIC waits for, and since when, as this process has seen it.
-// Zero times: for nothing.
+// waits is since when the pod of a NIC has waited, as this process has seen it. Zero times: it does not.
 type waits struct {
-	bound   time.Time // for the port to be bound to the pod's node
+	bound   time.Time // for the port to be bound to its node
 	plugged time.Time // for the node to plug it
 }
 
-// progress is how far the NIC of a pod has come.
+// progress is the state of a NIC that a pod may wait for.
 type progress int
 
 const (
-	unneeded  progress = iota // no pod that has a node waits for it
+	unneeded  progress = iota // no pod with a node needs it
 	unbound                   // it is not bound to the pod's node
-	unplugged                 // it is, and the node has not said that it has plugged it
+	unplugged                 // it is bound, and the node has not reported it plugged
 	inPlace
 )
 
-// progressOf judges a PodNIC by its status. pod is the one that is to have it; nil: none.
+// progressOf is the progress of a PodNIC by its status. pod is the one that is to have it; nil: none.
 func progressOf(o *v1alpha1.PodNIC, pod *corev1.Pod) progress {
 	st := o.Status
 	switch {
@@ -43,8 +42,7 @@ func isBound(st v1alpha1.PodNICStatus) bool {
 	return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
 }
 
-// at takes in that the NIC is at a stage now, and tells whether it was plugged while this
-// process looked on.
+// at records the progress of the NIC at now, and tells whether it was plugged since this process first saw the pod wait.
 func (w *waits) at(s progress, now time.Time) (done bool) {
 	before := *w
 	*w = waits{}
@@ -66,38 +64,10 @@ func (w *waits) at(s progress, now time.Time) (done bool) {
 	return false
 }
 
-// noteWaits notes what the pod of a NIC waits for.
-func (c *Controller) noteWaits(s *scene) {
-	done := false
-	c.book.edit(s.o.UID, func(n *nic) { done = n.waits.at(progressOf(s.o, s.pod), c.now()) })
-	if done && starts(s.pod) {
-		c.o.Metrics.observe(c.o.Metrics.plugged, s.o.Spec.VPC, age(s.pod, c.now()))
-	}
-}
-
-// starts tells whether a pod has not begun to run: of others the age tells nothing of how
-// long they waited for a NIC.
+// starts tells whether a pod is starting. The age of a running pod does not say how long it waited for a NIC.
 func starts(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodPending || pod.Status.Phase == ""
 }
 
 // longest is how long pods have waited.
 type longest struct{ bound, plugged time.Duration }
-
-// longestWaits are those of each VPC that has NICs.
-func (b *book) longestWaits() map[string]longest {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now, out := b.clock.Now(), map[string]longest{}
-	since := func(t time.Time) time.Duration {
-		if t.IsZero() {
-			return 0
-		}
-		return now.Sub(t)
-	}
-	for _, n := range b.nics {
-		l := out[n.vpc]
-		out[n.vpc] = longest{max(l.bound, since(n.waits.bound)), max(l.plugged, since(n.waits.plugged))}
-	}
-	return out
-}

@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
@@ -80,7 +81,7 @@ func newWarmStage(t *testing.T, failpoints string) *warmStage {
 		Provider: v1alpha1.ProviderEC2, Network: lab.Snapshot().VPCs[0].ID, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
 		EC2: &v1alpha1.EC2Spec{WarmBranches: &one},
 	}}
-	s := &warmStage{branches: &branches{world: &world{t: t}}, lab: lab}
+	s := &warmStage{branches: &branches{world: &world{t: t, daemons: controllers.Daemons{}}}, lab: lab}
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: a.Spec}
 	harness.OK(t, s.client().Create(t.Context(), v))
 	a.UID = string(v.UID)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -20,23 +19,25 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/nodeenis"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 const (
-	// workers are how many Nodes are worked on at once: nearly all of it is waiting for
-	// the API server.
+	// workers is how many Nodes are reconciled at once. Nearly all of that is waiting for the API server.
 	workers = 4
-	// timeout bounds one look.
+	// timeout bounds one reconciliation.
 	timeout = 30 * time.Second
 )
 
-// Watches are the kinds that the process keeps in memory for Setup.
+// Watches returns the kinds that the cache must keep for Setup.
 func Watches() []*watched.Kind { return []*watched.Kind{watched.Nodes, nodeenis.Objects} }
 
-// controller keeps the capacity of Nodes.
+// controller writes the capacity of Nodes.
 type controller struct {
 	client client.Client // reads from the cache
 	log    *slog.Logger
@@ -57,7 +58,7 @@ func Setup(mgr ctrl.Manager, log *slog.Logger) error {
 	return nil
 }
 
-// nodeChanges passes on those updates of Nodes that change what capacityOf and says read.
+// nodeChanges passes on the updates of Nodes that change what capacityOf and says read.
 func nodeChanges() builder.Predicates {
 	type state struct {
 		provider string
@@ -70,8 +71,8 @@ func nodeChanges() builder.Predicates {
 	})
 }
 
-// networkChanges passes on those updates of NodeNetworks, most of which are about addresses,
-// that change what capacityOf reads.
+// networkChanges passes on the updates of NodeNetworks that change what capacityOf reads. Most others are about
+// addresses.
 func networkChanges() predicate.Predicate {
 	state := func(in client.Object) (of v1alpha1.TrunkENI, instance, kind string) {
 		o, ok := in.(*v1alpha1.NodeNetwork)
@@ -90,19 +91,15 @@ func networkChanges() predicate.Predicate {
 	}}
 }
 
-// reconcile has a Node say how many branch interfaces its pods may have.
+// reconcile writes how many branch interfaces the pods of a Node may have.
 func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	n := &corev1.Node{}
-	if err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, unlessGone(err, "read Node "+q.Name+" from the cache")
+	n, err := objects.Get[corev1.Node](ctx, c.client, q.NamespacedName, objects.Shared)
+	if n == nil {
+		return reconcile.Result{}, err
 	}
-	o := &v1alpha1.NodeNetwork{}
-	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
-	switch {
-	case apierrors.IsNotFound(err):
-		o = nil
-	case err != nil:
-		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
+	o, err := objects.Get[v1alpha1.NodeNetwork](ctx, c.client, q.NamespacedName, objects.Shared)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	capacity := capacityOf(n, o)
 	if says(n, capacity) {
@@ -114,26 +111,21 @@ func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconci
 	}
 	to := &corev1.Node{}
 	to.Name = n.Name
-	if err := c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return reconcile.Result{}, unlessGone(err, "write the branch interfaces of Node "+q.Name)
+	err = c.client.Status().Patch(ctx, to, client.RawPatch(types.MergePatchType, patch))
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("write the branch interfaces of Node %s: %w", q.Name, err)
 	}
-	c.log.Info("told the scheduler of branch interfaces", "node", n.Name, "branches", capacity)
+	if err != nil {
+		return reconcile.Result{}, nil
+	}
+	c.log.Info("wrote the branch interfaces of a Node", "node", n.Name, "branches", capacity)
 	return reconcile.Result{}, nil
 }
 
-// unlessGone is an error with what was attempted; nil for a Node that is gone.
-func unlessGone(err error, attempted string) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", attempted, err)
-}
-
-// patchOf is a merge patch that changes the one resource only, if the Node still is as it
-// was seen. What is kept in memory of a Node lacks its other resources, so that no
-// difference between two states of it may be written.
+// patchOf is a merge patch that changes only this resource, unless the Node has changed since it was read. The cache has
+// no other resources of a Node, so that a patch from the difference of two objects would remove them.
 func patchOf(n *corev1.Node, capacity int64) ([]byte, error) {
-	var value any // nil takes the resource away
+	var value any // nil removes the resource
 	if capacity > 0 {
 		value = strconv.FormatInt(capacity, 10)
 	}
@@ -145,4 +137,26 @@ func patchOf(n *corev1.Node, capacity int64) ([]byte, error) {
 		return nil, fmt.Errorf("patch of Node %s: %w", n.Name, err)
 	}
 	return patch, nil
+}
+
+// capacityOf is how many branch interfaces the pods of a Node may have, by its NodeNetwork (nil: there is none). It is 0
+// without a trunk of Berth's, with a trunk that is to be removed, and for a Node without the ID of its instance, to
+// which no branch could be bound.
+func capacityOf(n *corev1.Node, o *v1alpha1.NodeNetwork) int64 {
+	if o == nil || nodenetwork.InstanceOf(n.Spec.ProviderID) != o.Spec.InstanceID {
+		return 0
+	}
+	t := o.Status.ENI.Trunk
+	if t == nil || t.ID == "" || t.Reason != "" {
+		return 0
+	}
+	return int64(limits.Branches(o.Spec.InstanceType))
+}
+
+// says tells whether a Node's capacity is a number of branch interfaces. 0 is written by leaving the resource out: a
+// kubelet that restarts ends pods that request a resource of which its Node has 0, but not those that request an unknown one
+// (kubernetes/pkg/kubelet/lifecycle/predicate.go, removeMissingExtendedResources).
+func says(n *corev1.Node, capacity int64) bool {
+	q, named := n.Status.Capacity[v1alpha1.ResourceBranches]
+	return named == (capacity > 0) && q.Value() == capacity
 }

@@ -1,17 +1,12 @@
-// Package branchcapacity tells the scheduler how many branch interfaces of EC2 the pods of a
-// Node may have: by an extended resource, v1alpha1.ResourceBranches, of which the pods ask
-// for as many as they have NICs of such (package webhook). So no pod goes where none is left.
+// Package branchcapacity publishes how many EC2 branch interfaces the pods of a Node may have, as the extended resource
+// v1alpha1.ResourceBranches. Pods request as many as they have NICs of that kind (package webhook), so that the
+// scheduler places no pod where none is left.
 //
-//	capacity.go    how many there are: a decision
-//	controller.go  writing it
+// It writes status.capacity only. The kubelet copies it into status.allocatable, which the scheduler reads, within ten
+// seconds, and removes it there when it is gone from capacity (Kubernetes documentation, "Advertise Extended Resources for
+// a Node"). If somebody resets it, such as a kubelet whose Node was created again, it is written again.
 //
-// Only status.capacity is written. The kubelet has it follow in status.allocatable, by which
-// the scheduler goes, within ten seconds, and takes it away there once it is gone from
-// capacity (Kubernetes documentation, "Advertise Extended Resources for a Node"). Others may
-// reset it, as a kubelet that finds its Node made anew does: it is written again.
-//
-// An admission policy narrows the operator to this one resource
-// (deploy/chart/templates/admission/branches.yaml).
+// An admission policy restricts the operator to this resource (deploy/chart/templates/admission/branches.yaml).
 //
 // +kubebuilder:rbac:groups="",resources=nodes/status,verbs=patch
 package branchcapacity

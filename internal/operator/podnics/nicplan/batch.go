@@ -10,11 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Batch is which new ports, of those that wait in the order in which they came, go into the
-// next call: the first, and those that are like it, most at a time. A call is all or
-// nothing: so one that asks for a certain address, which may be taken, goes alone, and a
-// full subnet holds up those of that subnet only. It returns indexes that rise, and looks at
-// no more ports than it needs.
+// Batch returns which of the waiting new ports, in the order in which they came, go into the next
+// call: the first and those like it, at most most of them. A call succeeds or fails as a whole: a
+// port with a certain address, which may be taken, goes alone, and a full subnet delays only ports
+// of that subnet. The indexes rise. Batch reads no more of waiting than it needs.
 func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {
 	first, i := "", 0
 	for p := range waiting {
@@ -35,7 +34,7 @@ func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {
 	return picked
 }
 
-// common is what all ports of a batch have, and alone whether a port is one by itself.
+// common returns what all ports of a batch share, and whether a port goes alone.
 func common(p vpcport.NewPort) (key string, alone bool) {
 	parts := []string{p.NetworkID}
 	for _, a := range p.Addresses {
@@ -45,9 +44,9 @@ func common(p vpcport.NewPort) (key string, alone bool) {
 	return strings.Join(append(append(parts, ""), slices.Sorted(slices.Values(p.Groups))...), "\x00"), alone
 }
 
-// Split is what becomes of a batch that was refused: parts that are asked for next. What
-// the error is about goes alone, as far as it can be told; else the batch is halved. One
-// port is not split: the refusal is its own.
+// Split returns the parts in which a refused batch is asked for again: the ports that the error is
+// about apart from the others, or two halves if it names none. A single port is not split, since the
+// refusal is about it.
 func Split(batch []int, ports []vpcport.NewPort, err error) [][]int {
 	if len(batch) < 2 {
 		return nil
@@ -76,7 +75,7 @@ func aboutOf(err error) string {
 	return ""
 }
 
-// names tells whether a new port asks for something.
+// names tells whether a new port asks for what an error is about.
 func names(p vpcport.NewPort, what string) bool {
 	for _, a := range p.Addresses {
 		if a.SubnetID == what || a.IP.IsValid() && a.IP.String() == what {
@@ -84,4 +83,32 @@ func names(p vpcport.NewPort, what string) bool {
 		}
 	}
 	return slices.Contains(p.Groups, what) || cmp.Or(p.MAC.String(), "-") == what
+}
+
+// Choose returns which of the ports that were made for a NIC it keeps, and the IDs of the others. It
+// keeps the recorded one, else the oldest, else the one whose ID sorts first. Every operator chooses
+// the same.
+func Choose(ports []vpcport.Port, recorded string) (*vpcport.Port, []string) {
+	if len(ports) == 0 {
+		return nil, nil
+	}
+	sorted := slices.SortedFunc(slices.Values(ports), func(a, b vpcport.Port) int {
+		return cmp.Or(boolCompare(b.ID == recorded, a.ID == recorded), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	var extra []string
+	for _, p := range sorted[1:] {
+		extra = append(extra, p.ID)
+	}
+	return &sorted[0], extra
+}
+
+// boolCompare orders false before true.
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }

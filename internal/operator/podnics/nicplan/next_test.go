@@ -17,22 +17,22 @@ const given = "a2815656-76f7-46d4-9d11-057063db1a14"
 var aMAC = mac.Addr{2, 0, 0, 0, 0, 1}
 
 // wants is a NIC in network n, with a change.
-func wants(edit ...func(*nicplan.Want)) nicplan.Want {
-	w := nicplan.Want{Cluster: "c", Device: "d", Network: "n", MAC: aMAC}
+func wants(edit ...func(*nicplan.Desired)) nicplan.Desired {
+	w := nicplan.Desired{Cluster: "c", Port: vpcport.NewPort{Device: "d", NetworkID: "n", MAC: aMAC}}
 	for _, e := range edit {
 		e(&w)
 	}
 	return w
 }
 
-func at(host string) func(*nicplan.Want) { return func(w *nicplan.Want) { w.Host = host } }
-func over(w *nicplan.Want)               { w.Over = true }
-func held(w *nicplan.Want)               { w.Held = true }
-func ofUser(w *nicplan.Want)             { w.Given, w.Tag, w.MAC = given, "berth:c:shop", nil }
-func anyMAC(w *nicplan.Want)             { w.MAC = nil }
-func idempotent(w *nicplan.Want)         { w.Idempotent = true }
-func noNetwork(w *nicplan.Want)          { w.Network = "" }
-func inGroup(w *nicplan.Want)            { w.Groups = []string{"g", "h"} }
+func at(host string) func(*nicplan.Desired) { return func(w *nicplan.Desired) { w.Port.Host = host } }
+func over(w *nicplan.Desired)               { w.Over = true }
+func held(w *nicplan.Desired)               { w.Held = true }
+func ofUser(w *nicplan.Desired)             { w.Given, w.Tag, w.Port.MAC = given, "berth:c:shop", nil }
+func anyMAC(w *nicplan.Desired)             { w.Port.MAC = nil }
+func idempotent(w *nicplan.Desired)         { w.Idempotent = true }
+func noNetwork(w *nicplan.Desired)          { w.Port.NetworkID = "" }
+func inGroup(w *nicplan.Desired)            { w.Port.Groups = []string{"g", "h"} }
 
 // port is the NIC's, with a change.
 func port(id string, edit ...func(*vpcport.Port)) *vpcport.Port {
@@ -56,32 +56,32 @@ func taken(p *vpcport.Port)    { p.Device, p.Owner = "somebody", "compute:nova" 
 func abroad(p *vpcport.Port)   { p.NetworkID = "m" }
 func unmarked(p *vpcport.Port) { p.Device = "" } // by somebody
 
-func warm(p *vpcport.Port)      { p.Device = vpcport.WarmDevice("c", "v", "1") }
-func elsewhere(w *nicplan.Want) { w.Held, w.Leaving = true, true }
+func warm(p *vpcport.Port)         { p.Device = vpcport.WarmDevice("c", "v", "1") }
+func elsewhere(w *nicplan.Desired) { w.Held, w.Leaving = true, true }
 
 // looked is what is known after a look that showed a port.
-func looked(recorded string, p *vpcport.Port, extra ...string) nicplan.Have {
-	return nicplan.Have{Kept: true, Recorded: recorded, Looked: true, Port: p, Extra: extra}
+func looked(recorded string, p *vpcport.Port, extra ...string) nicplan.Observed {
+	return nicplan.Observed{Kept: true, Recorded: recorded, Looked: true, Port: p, Extra: extra}
 }
 
 func TestNext(t *testing.T) {
 	none, owner, device, host := "", vpcport.Owner, "d", "node-a"
 	for _, tc := range []struct {
 		name string
-		w    nicplan.Want
-		h    nicplan.Have
+		w    nicplan.Desired
+		h    nicplan.Observed
 		want nicplan.Step
 	}{
-		{"first the finalizer", wants(), nicplan.Have{}, nicplan.Step{Kind: nicplan.Keep}},
+		{"first the finalizer", wants(), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Keep}},
 		{"no network yet", wants(noNetwork), nicplan.Restored(true, ""), nicplan.Step{Kind: nicplan.Rest}},
 		{"a look before all else", wants(), nicplan.Restored(true, ""), nicplan.Step{Kind: nicplan.Look}},
 		{"a look at what is recorded", wants(), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
 		{"none there", wants(), looked("", nil), nicplan.Step{Kind: nicplan.Create}},
-		{"none there yet, maybe; the provider refuses a second", wants(), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
-		{"none there yet, maybe; nobody refuses a second", wants(anyMAC), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"none there yet, maybe; asked for again it is the same", wants(anyMAC, idempotent), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
-		{"refused for its MAC address", wants(), nicplan.Have{Kept: true, Looked: true, Collided: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"a stranger has its MAC address", wants(), nicplan.Have{Kept: true, Looked: true, Collided: true, Stranger: true}, nicplan.Step{Kind: nicplan.Rename}},
+		{"none there yet, maybe; the provider refuses a second", wants(), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
+		{"none there yet, maybe; nobody refuses a second", wants(anyMAC), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"none there yet, maybe; asked for again it is the same", wants(anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Create}},
+		{"refused for its MAC address", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"a stranger has its MAC address", wants(), nicplan.Observed{Kept: true, Looked: true, Collided: true, Stranger: true}, nicplan.Step{Kind: nicplan.Rename}},
 		{"deleted behind its back", wants(), looked("p", nil), nicplan.Step{Kind: nicplan.Create}},
 		{"not recorded yet", wants(), looked("", port("p")), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
 		{"another is recorded", wants(), looked("q", port("p")), nicplan.Step{Kind: nicplan.Record, Port: "p"}},
@@ -115,11 +115,11 @@ func TestNext(t *testing.T) {
 		{"over, of a user's port that was never taken", wants(ofUser, over), looked("", port(given, unmarked)), nicplan.Step{Kind: nicplan.Forget}},
 		{"a user's port that is not there", wants(ofUser), looked("", nil), nicplan.Step{Kind: nicplan.Impossible, Class: vpcport.PortGone, Why: "there is no port " + given}},
 
-		{"over before it began", wants(over), nicplan.Have{}, nicplan.Step{Kind: nicplan.Rest}},
+		{"over before it began", wants(over), nicplan.Observed{}, nicplan.Step{Kind: nicplan.Rest}},
 		{"over, and plugged", wants(over, held), looked("p", port("p")), nicplan.Step{Kind: nicplan.Rest}},
 		{"over, and not looked at", wants(over), nicplan.Restored(true, "p"), nicplan.Step{Kind: nicplan.Look}},
-		{"over, and it may come yet, asked for again or not", wants(over, anyMAC, idempotent), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
-		{"over, and it may come yet", wants(over), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"over, and it may come yet, asked for again or not", wants(over, anyMAC, idempotent), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
+		{"over, and it may come yet", wants(over), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Look}},
 		{"over", wants(over, at("node-a")), looked("p", port("p", bound("node-a"))), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
 		{"over, with two", wants(over), looked("p", port("p"), "q"), nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
 		{"over, and somebody took its device off", wants(over), looked("p", port("p", unmarked)), nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
@@ -132,40 +132,40 @@ func TestNext(t *testing.T) {
 		{"over, of a user's port", wants(over, ofUser), looked(given, port(given, bound("node-a"))), nicplan.Step{Kind: nicplan.Change, Port: given, Change: vpcport.Change{Device: &none, Owner: &none, Host: &none}}},
 		{"over, of a user's port that is let go", wants(over, ofUser), looked(given, port(given, free)), nicplan.Step{Kind: nicplan.Forget}},
 		{"over, of a user's port that somebody else took", wants(over, ofUser), looked(given, port(given, taken)), nicplan.Step{Kind: nicplan.Forget}},
-		{"over, of a user's port that is not there", wants(over, ofUser), nicplan.Have{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Forget}},
+		{"over, of a user's port that is not there", wants(over, ofUser), nicplan.Observed{Kept: true, Looked: true, Unclear: true}, nicplan.Step{Kind: nicplan.Forget}},
 	} {
-		if d := cmp.Diff(tc.want, nicplan.Next(tc.w, tc.h)); d != "" {
+		if d := cmp.Diff(tc.want, nicplan.Next(tc.w, tc.h, nicplan.Constraints{}, nicplan.Attempts{})); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, d)
 		}
 	}
 }
 
 // What a failure leaves unclear is looked at; what had no effect is not.
-func TestReplied(t *testing.T) {
+func TestAfterCall(t *testing.T) {
 	refused := func(c vpcport.Class) error { return &vpcport.Error{Class: c} }
 	create, change := nicplan.Step{Kind: nicplan.Create}, nicplan.Step{Kind: nicplan.Change, Port: "p"}
 	for _, tc := range []struct {
 		name string
 		step nicplan.Step
-		h    nicplan.Have
+		h    nicplan.Observed
 		port *vpcport.Port
 		err  error
-		want nicplan.Have
+		want nicplan.Observed
 	}{
-		{"made", create, nicplan.Have{Kept: true, Looked: true, Collided: true, Unclear: true}, port("p"), nil, looked("", port("p"))},
-		{"a lost reply", create, looked("", nil), nil, refused(vpcport.Transient), nicplan.Have{Kept: true, Unclear: true}},
-		{"an answer that cannot be", create, looked("", nil), nil, refused(vpcport.Bug), nicplan.Have{Kept: true, Unclear: true}},
-		{"no provider's error", create, looked("", nil), nil, errors.New("else"), nicplan.Have{Kept: true, Unclear: true}},
-		{"made, and not to be seen", create, looked("", nil), nil, refused(vpcport.Forbidden), nicplan.Have{Kept: true, Looked: true, Unclear: true}},
-		{"a MAC address that is taken", create, looked("", nil), nil, refused(vpcport.MACTaken), nicplan.Have{Kept: true, Collided: true}},
+		{"made", create, nicplan.Observed{Kept: true, Looked: true, Collided: true, Unclear: true}, port("p"), nil, looked("", port("p"))},
+		{"a lost reply", create, looked("", nil), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Unclear: true}},
+		{"an answer that cannot be", create, looked("", nil), nil, refused(vpcport.Bug), nicplan.Observed{Kept: true, Unclear: true}},
+		{"no provider's error", create, looked("", nil), nil, errors.New("else"), nicplan.Observed{Kept: true, Unclear: true}},
+		{"made, and not to be seen", create, looked("", nil), nil, refused(vpcport.Forbidden), nicplan.Observed{Kept: true, Looked: true, Unclear: true}},
+		{"a MAC address that is taken", create, looked("", nil), nil, refused(vpcport.MACTaken), nicplan.Observed{Kept: true, Collided: true}},
 		{"a full subnet", create, looked("", nil), nil, refused(vpcport.SubnetFull), looked("", nil)},
-		{"a change that was lost", change, looked("p", port("p")), nil, refused(vpcport.Transient), nicplan.Have{Kept: true, Recorded: "p", Port: port("p")}},
-		{"a change of an old state", change, looked("p", port("p")), nil, refused(vpcport.Stale), nicplan.Have{Kept: true, Recorded: "p", Port: port("p")}},
+		{"a change that was lost", change, looked("p", port("p")), nil, refused(vpcport.Transient), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
+		{"a change of an old state", change, looked("p", port("p")), nil, refused(vpcport.Stale), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
 		{"changed", change, looked("p", port("p")), port("p", bound("a")), nil, looked("p", port("p", bound("a")))},
 		{"its port deleted", nicplan.Step{Kind: nicplan.Delete, Port: "p"}, looked("p", port("p")), nil, nil, looked("p", nil)},
 		{"another deleted", nicplan.Step{Kind: nicplan.Delete, Port: "q"}, looked("p", port("p"), "q"), nil, nil, looked("p", port("p"))},
 	} {
-		got := tc.h.Replied(tc.step, tc.port, tc.err)
+		got := tc.h.After(wants(), tc.step, nicplan.Reply{Port: tc.port, Err: tc.err}, false)
 		if len(got.Extra) == 0 {
 			got.Extra = nil
 		}
@@ -175,31 +175,31 @@ func TestReplied(t *testing.T) {
 	}
 }
 
-func TestSeen(t *testing.T) {
-	unclear := nicplan.Have{Kept: true, Unclear: true, Collided: true}
+func TestAfterLook(t *testing.T) {
+	unclear := nicplan.Observed{Kept: true, Unclear: true, Collided: true}
 	for _, tc := range []struct {
 		name  string
-		w     nicplan.Want
-		h     nicplan.Have
+		w     nicplan.Desired
+		h     nicplan.Observed
 		ports []vpcport.Port
 		late  bool
-		want  nicplan.Have
+		want  nicplan.Observed
 	}{
-		{"nothing, early", wants(), unclear, nil, false, nicplan.Have{Kept: true, Unclear: true, Collided: true, Looked: true}},
-		{"nothing, late", wants(), unclear, nil, true, nicplan.Have{Kept: true, Collided: true, Looked: true}},
+		{"nothing, early", wants(), unclear, nil, false, nicplan.Observed{Kept: true, Unclear: true, Collided: true, Looked: true}},
+		{"nothing, late", wants(), unclear, nil, true, nicplan.Observed{Kept: true, Collided: true, Looked: true}},
 		{"its port", wants(), unclear, []vpcport.Port{*port("p")}, false, looked("", port("p"))},
-		{"a stranger with its MAC address", wants(), unclear, []vpcport.Port{*port("s", taken)}, true, nicplan.Have{Kept: true, Collided: true, Stranger: true, Looked: true}},
-		{"its port, whose device somebody took off", wants(), nicplan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", unmarked)}, true, looked("p", port("p", unmarked))},
-		{"its port without any mark", wants(), nicplan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", free)}, true, looked("p", port("p", free))},
-		{"its port, which somebody else has by now", wants(), nicplan.Have{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", taken)}, true, nicplan.Have{Kept: true, Recorded: "p", Stranger: true, Looked: true}},
+		{"a stranger with its MAC address", wants(), unclear, []vpcport.Port{*port("s", taken)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
+		{"its port, whose device somebody took off", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", unmarked)}, true, looked("p", port("p", unmarked))},
+		{"its port without any mark", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", free)}, true, looked("p", port("p", free))},
+		{"its port, which somebody else has by now", wants(), nicplan.Observed{Kept: true, Recorded: "p"}, []vpcport.Port{*port("p", taken)}, true, nicplan.Observed{Kept: true, Recorded: "p", Stranger: true, Looked: true}},
 		{"one that is not recorded, by the mark and the MAC address that are left", wants(), unclear, []vpcport.Port{*port("p", unmarked)}, true, looked("", port("p", unmarked))},
-		{"one with its MAC address, of nobody's", wants(), unclear, []vpcport.Port{*port("s", free)}, true, nicplan.Have{Kept: true, Collided: true, Stranger: true, Looked: true}},
-		{"one of its device in another network", wants(), nicplan.Have{Kept: true}, []vpcport.Port{*port("p", abroad)}, true, looked("", port("p", abroad))},
-		{"its port, and its network is not known any more", wants(over, noNetwork), nicplan.Have{Kept: true}, []vpcport.Port{*port("p")}, true, looked("", port("p"))},
-		{"the user's", wants(ofUser), nicplan.Have{Kept: true}, []vpcport.Port{*port(given, free)}, true, looked("", port(given, free))},
+		{"one with its MAC address, of nobody's", wants(), unclear, []vpcport.Port{*port("s", free)}, true, nicplan.Observed{Kept: true, Collided: true, Stranger: true, Looked: true}},
+		{"one of its device in another network", wants(), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p", abroad)}, true, looked("", port("p", abroad))},
+		{"its port, and its network is not known any more", wants(over, noNetwork), nicplan.Observed{Kept: true}, []vpcport.Port{*port("p")}, true, looked("", port("p"))},
+		{"the user's", wants(ofUser), nicplan.Observed{Kept: true}, []vpcport.Port{*port(given, free)}, true, looked("", port(given, free))},
 		{"one that was gone", wants(), looked("p", port("p"), "q"), nil, true, looked("p", nil)},
 	} {
-		if d := cmp.Diff(tc.want, tc.h.Seen(tc.w, tc.ports, tc.late)); d != "" {
+		if d := cmp.Diff(tc.want, tc.h.After(tc.w, nicplan.Step{Kind: nicplan.Look}, nicplan.Reply{Ports: tc.ports}, tc.late)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, d)
 		}
 	}

@@ -1,35 +1,60 @@
 package nicplan
 
-import "github.com/berthnet/berth/internal/vpcport"
+import (
+	"time"
 
-// Replied is what is known after a call that a step asked for: the port that it
-// returned, if any, or its error. What a failure leaves unclear is looked at.
-func (h Have) Replied(s Step, port *vpcport.Port, err error) Have {
-	if err != nil {
-		class := vpcport.ClassOf(err)
-		h.Collided = h.Collided || class == vpcport.MACTaken
-		h.Unclear = h.Unclear || s.Kind == Create && mayHaveMade(class)
-		if vpcport.PolicyOf(class).Look {
-			h.Looked = false
-		}
-		return h
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Reply is what came of a call that a step asked for.
+type Reply struct {
+	Port  *vpcport.Port  // of Create, Change and Poll
+	Ports []vpcport.Port // of Look: all that may be the NIC's, or have its MAC address
+	Began time.Time      // when the call began, of Look
+	Err   error
+}
+
+// After is what is known of a NIC after a call. Of a Look, late says that it began so long after
+// this operator did, and after the last call whose effect is unclear, that it shows all ports that
+// were asked for before.
+func (o Observed) After(d Desired, s Step, r Reply, late bool) Observed {
+	switch {
+	case r.Err != nil:
+		return o.failed(s, vpcport.ClassOf(r.Err))
+	case s.Kind == Look:
+		return o.seen(d, r.Ports, late)
 	}
 	switch s.Kind {
 	case Create, Change:
-		h.Port, h.Looked, h.Unclear, h.Collided, h.Stranger = port, true, false, false, false
-	case Delete:
-		if h.Port != nil && h.Port.ID == s.Port {
-			h.Port = nil
+		o.Port, o.Looked, o.Unclear, o.Collided, o.Stranger = r.Port, true, false, false, false
+	case Poll:
+		if o.Port == nil || r.Port.Revision >= o.Port.Revision { // listings may trail
+			o.Port = r.Port
 		}
-		if len(h.Extra) > 0 && h.Extra[0] == s.Port {
-			h.Extra = h.Extra[1:]
+	case Delete:
+		if o.Port != nil && o.Port.ID == s.Port {
+			o.Port = nil
+		}
+		if len(o.Extra) > 0 && o.Extra[0] == s.Port {
+			o.Extra = o.Extra[1:]
 		}
 	}
-	return h
+	return o
 }
 
-// mayHaveMade tells whether there may be a port after a Create that failed. Credentials
-// that may make ports and not see them get the answer Forbidden to one that was made.
+// failed is what is known after a call that failed. What the failure leaves unclear is to be
+// looked at.
+func (o Observed) failed(s Step, class vpcport.Class) Observed {
+	o.Collided = o.Collided || class == vpcport.MACTaken
+	o.Unclear = o.Unclear || s.Kind == Create && mayHaveMade(class)
+	if vpcport.PolicyOf(class).Look {
+		o.Looked = false
+	}
+	return o
+}
+
+// mayHaveMade tells whether a Create that failed may have made a port. Credentials that may make
+// ports but not read them get Forbidden in answer to one that was made.
 func mayHaveMade(c vpcport.Class) bool {
 	switch c {
 	case vpcport.Transient, vpcport.Unknown, vpcport.Bug, vpcport.Forbidden:
@@ -38,36 +63,34 @@ func mayHaveMade(c vpcport.Class) bool {
 	return false
 }
 
-// Seen is what is known after a look: the ports that the provider showed by the NIC's
-// device, and by the MAC address that it refused. A port that is recorded or given is
-// among them, or it is not there any more. Late tells that the look began so long after
-// this process did, and after its last unclear call, that all that was asked for before
-// shows.
-func (h Have) Seen(w Want, ports []vpcport.Port, late bool) Have {
-	h.Unclear = h.Unclear && !late
-	h.Looked, h.Stranger, h.Port, h.Extra = true, false, nil, nil
+// seen is what is known after a look that showed these ports: those with the NIC's device, and
+// those with the MAC address that was refused. A recorded or given port is among them, or it is
+// gone.
+func (o Observed) seen(d Desired, ports []vpcport.Port, late bool) Observed {
+	o.Unclear = o.Unclear && !late
+	o.Looked, o.Stranger, o.Port, o.Extra = true, false, nil, nil
 	var claimed []vpcport.Port
 	for i, p := range ports {
 		switch {
-		case w.Given != "" && p.ID == w.Given:
-			h.Port = &ports[i]
-		case w.Given == "" && w.mine(&p), w.stripped(&p, h.Recorded), w.warm(&p) && p.ID == h.Recorded:
+		case d.Given != "" && p.ID == d.Given:
+			o.Port = &ports[i]
+		case d.Given == "" && d.marked(&p), d.stripped(&p, o.Recorded), d.warm(&p) && p.ID == o.Recorded:
 			claimed = append(claimed, p)
-		case w.sameMAC(&p):
-			h.Stranger = true
+		case d.sameMAC(&p):
+			o.Stranger = true
 		}
 	}
-	if w.Given == "" {
-		h.Port, h.Extra = Choose(claimed, h.Recorded)
+	if d.Given == "" {
+		o.Port, o.Extra = Choose(claimed, o.Recorded)
 	}
-	if h.Port != nil {
-		h.Collided, h.Unclear = false, false
+	if o.Port != nil {
+		o.Collided, o.Unclear = false, false
 	}
-	return h
+	return o
 }
 
 // Renamed is what is known after another MAC address was chosen.
-func (h Have) Renamed() Have {
-	h.Collided, h.Stranger = false, false
-	return h
+func (o Observed) Renamed() Observed {
+	o.Collided, o.Stranger = false, false
+	return o
 }

@@ -23,7 +23,7 @@ type recorded struct {
 // operator works for one NIC: what it knows of the PodNIC, and what it has seen.
 type operator struct {
 	saw recorded
-	h   nicplan.Have
+	h   nicplan.Observed
 	try byte // of MAC addresses
 }
 
@@ -33,7 +33,7 @@ type simulation struct {
 	t        *testing.T
 	random   *rand.Rand
 	provider *portfake.Provider
-	w        nicplan.Want
+	w        nicplan.Desired
 	object   recorded
 	leaders  [2]operator
 	trouble  bool
@@ -53,7 +53,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	for _, host := range []string{"node-a", "node-b"} {
 		s.provider.AddHost(host, vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"})
 	}
-	s.w = nicplan.Want{Cluster: cluster, Device: vpcport.Device(cluster, uid), Name: "default/web-0-eth0", Network: "n"}
+	s.w = nicplan.Desired{Cluster: cluster, Port: vpcport.NewPort{Device: vpcport.Device(cluster, uid), Name: "default/web-0-eth0", NetworkID: "n"}}
 	if seed%5 == 0 {
 		s.w.Tag = vpcport.NamespaceTag(cluster, "default")
 		s.w.Given = s.provider.AddPort(vpcport.Port{NetworkID: "n", Tags: []string{s.w.Tag}}).ID
@@ -70,10 +70,10 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 }
 
 // want is what the operator at an index asks for: MAC addresses are tried one by one.
-func (s *simulation) want(o *operator) nicplan.Want {
+func (s *simulation) want(o *operator) nicplan.Desired {
 	w := s.w
 	if s.provider.Traits().ChosenMAC && w.Given == "" {
-		w.MAC = vpcport.DerivedMAC(cluster, uid, o.try)
+		w.Port.MAC = vpcport.DerivedMAC(cluster, uid, o.try)
 	}
 	return w
 }
@@ -87,9 +87,13 @@ func (s *simulation) begin(o *operator) {
 func (s *simulation) step(i int) bool {
 	o := &s.leaders[i]
 	w := s.want(o)
-	next := nicplan.Next(w, o.h)
+	next := nicplan.Next(w, o.h, nicplan.Constraints{Warm: s.warm && s.random.IntN(2) == 0}, nicplan.Attempts{})
+	if next.Kind == nicplan.Take && !s.take(o) {
+		next = nicplan.Next(w, o.h, nicplan.Constraints{}, nicplan.Attempts{})
+	}
 	s.log = append(s.log, fmt.Sprintf("operator %d: %v %s (%s)", i, next.Kind, next.Port, next.Why))
 	switch next.Kind {
+	case nicplan.Take: // it did
 	case nicplan.Rest, nicplan.Poll:
 		return false
 	case nicplan.Impossible:
@@ -106,9 +110,6 @@ func (s *simulation) step(i int) bool {
 	case nicplan.Look:
 		s.look(o, w)
 	default:
-		if next.Kind == nicplan.Create && s.random.IntN(2) == 0 && s.take(o) {
-			break
-		}
 		s.call(o, w, next)
 	}
 	return true
@@ -139,8 +140,8 @@ func (s *simulation) write(o *operator, edit func(*recorded)) {
 }
 
 // look asks by the device and, if it was refused, by the MAC address.
-func (s *simulation) look(o *operator, w nicplan.Want) {
-	f := vpcport.Filter{Devices: []string{w.Device}}
+func (s *simulation) look(o *operator, w nicplan.Desired) {
+	f := vpcport.Filter{Devices: []string{w.Port.Device}}
 	known := o.h.Recorded
 	if w.Given != "" {
 		f = vpcport.Filter{IDs: []string{w.Given}}
@@ -148,9 +149,9 @@ func (s *simulation) look(o *operator, w nicplan.Want) {
 	ports, err := s.provider.Ports(s.t.Context(), f)
 	if err == nil && o.h.Collided {
 		var others []vpcport.Port
-		others, err = s.provider.Ports(s.t.Context(), vpcport.Filter{NetworkID: "n", MACs: []mac.Addr{w.MAC}})
+		others, err = s.provider.Ports(s.t.Context(), vpcport.Filter{NetworkID: "n", MACs: []mac.Addr{w.Port.MAC}})
 		for _, p := range others {
-			if p.Device != w.Device {
+			if p.Device != w.Port.Device {
 				ports = append(ports, p)
 			}
 		}
@@ -161,11 +162,11 @@ func (s *simulation) look(o *operator, w nicplan.Want) {
 		}
 	}
 	if err == nil {
-		o.h = o.h.Seen(w, ports, true) // nothing is under way here
+		o.h = o.h.After(w, nicplan.Step{Kind: nicplan.Look}, nicplan.Reply{Ports: ports}, true) // nothing is under way here
 	}
 }
 
-func (s *simulation) call(o *operator, w nicplan.Want, next nicplan.Step) {
+func (s *simulation) call(o *operator, w nicplan.Desired, next nicplan.Step) {
 	if s.trouble && s.random.IntN(3) == 0 {
 		s.provider.Inject(portfake.Fault{Times: 1, Err: portfake.Err(vpcport.Transient), After: s.random.IntN(2) == 0})
 	}
@@ -174,7 +175,7 @@ func (s *simulation) call(o *operator, w nicplan.Want, next nicplan.Step) {
 	switch next.Kind {
 	case nicplan.Create:
 		var made []vpcport.Port
-		if made, err = s.provider.Create(s.t.Context(), []vpcport.NewPort{w.New()}); err == nil {
+		if made, err = s.provider.Create(s.t.Context(), []vpcport.NewPort{w.Port}); err == nil {
 			port = &made[0]
 		}
 	case nicplan.Change:
@@ -193,16 +194,16 @@ func (s *simulation) call(o *operator, w nicplan.Want, next nicplan.Step) {
 		s.begin(o)
 		return
 	}
-	o.h = o.h.Replied(next, port, err)
+	o.h = o.h.After(w, next, nicplan.Reply{Port: port, Err: err}, true)
 }
 
 // happens is something that the user, the scheduler or a stranger does.
 func (s *simulation) happens() {
 	switch s.random.IntN(6) {
 	case 0:
-		s.w.Host = "node-a"
+		s.w.Port.Host = "node-a"
 	case 1:
-		s.w.Host = "node-b"
+		s.w.Port.Host = "node-b"
 	case 2:
 		s.w.Held = !s.w.Held
 	case 3:
@@ -290,8 +291,8 @@ func TestSimulation(t *testing.T) {
 		}
 		s.settle()
 		mine := s.mine()
-		if len(mine) != 1 || mine[0].ID != s.object.port || mine[0].Host != s.w.Host {
-			t.Errorf("seed %d: wanted at %q, recorded %q, there are %+v\n%v", seed, s.w.Host, s.object.port, mine, s.log)
+		if len(mine) != 1 || mine[0].ID != s.object.port || mine[0].Host != s.w.Port.Host {
+			t.Errorf("seed %d: wanted at %q, recorded %q, there are %+v\n%v", seed, s.w.Port.Host, s.object.port, mine, s.log)
 		}
 		s.w.Over, s.trouble = true, true
 		for range 20 {

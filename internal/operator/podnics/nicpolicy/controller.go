@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -15,13 +14,13 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
@@ -29,24 +28,22 @@ import (
 )
 
 const (
-	// workers are how many NICPolicies are looked at once.
+	// workers is how many NICPolicies are reconciled at once.
 	workers = 4
-	// timeout bounds one look.
-	timeout = 30 * time.Second
-	// maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
+	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
 	maxNote = 1024
 )
 
-// Watches are the kinds that the process keeps in memory for Setup and NewPolicies.
+// Watches returns the kinds that the cache must keep for Setup and NewPolicies.
 func Watches() []*watched.Kind {
 	return []*watched.Kind{Objects, podnics.VPCs, watched.Namespaces}
 }
 
-// Options are what Setup needs to know.
+// Options are the settings of the controller.
 type Options struct {
-	Namespace string // the operator's own, whose pods no policy is for
-	// Asked tells why the API server does not ask the webhook about the pods of a namespace;
-	// nil: it does. Changed registers what is told when another answer may be true.
+	Namespace string // the operator's own, in which policies have no effect
+	// Asked returns why the API server does not ask the webhook about the pods of a namespace; nil: it does. Changed
+	// registers a function that is called when that may have changed.
 	Asked   func(namespace string) error
 	Changed func(tell func())
 	Clock   clock.Clock
@@ -66,50 +63,49 @@ type controller struct {
 func Setup(mgr ctrl.Manager, o Options) error {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
 	c := &controller{o: o, client: mgr.GetClient(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator)}
-	err := ctrl.NewControllerManagedBy(mgr).Named("nicpolicy").
+	err := c.queue.Complete(ctrl.NewControllerManagedBy(mgr).Named("nicpolicy").
 		For(&v1alpha1.NICPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&v1alpha1.VPC{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, _ client.Object) []reconcile.Request { return c.all(ctx) })).
-		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, o client.Object) []reconcile.Request {
+		Watches(&v1alpha1.VPC{}, queue.Map(func(ctx context.Context, _ client.Object) []client.ObjectKey { return c.all(ctx) })).
+		WatchesMetadata(&corev1.Namespace{}, queue.Map(func(ctx context.Context, o client.Object) []client.ObjectKey {
 			return c.all(ctx, client.InNamespace(o.GetName()))
-		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))).
-		WatchesRawSource(c.queue.Source()).WithOptions(queue.Options(workers, timeout)).
-		Complete(queue.RetryConflicts(c.reconcile))
+		}), builder.WithPredicates(predicate.Or(predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}))),
+		workers, c.reconcile)
 	if err != nil {
 		return fmt.Errorf("controller of NICPolicies: %w", err)
 	}
 	o.Changed(func() {
-		for _, q := range c.all(context.Background()) {
-			c.queue.AddObject(q.NamespacedName, 0)
+		for _, key := range c.all(context.Background()) {
+			c.queue.AddObject(key, 0)
 		}
 	})
 	return nil
 }
 
-// all are requests for the NICPolicies that are known.
-func (c *controller) all(ctx context.Context, in ...client.ListOption) (out []reconcile.Request) {
-	list := &v1alpha1.NICPolicyList{}
-	if err := c.client.List(ctx, list, append(in, client.UnsafeDisableDeepCopy)...); err != nil {
+// all are the keys of the NICPolicies that options select.
+func (c *controller) all(ctx context.Context, in ...client.ListOption) (keys []client.ObjectKey) {
+	list, err := objects.List[v1alpha1.NICPolicyList](ctx, c.client, in...)
+	if err != nil {
 		return nil
 	}
 	for i := range list.Items {
-		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+		keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
 	}
-	return out
+	return keys
 }
 
-// reconcile has a NICPolicy say whether it is in force.
+// reconcile writes into a NICPolicy whether it is in force.
 func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	o := &v1alpha1.NICPolicy{}
-	if err := c.client.Get(ctx, q.NamespacedName, o); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	o, err := objects.Get[v1alpha1.NICPolicy](ctx, c.client, q.NamespacedName)
+	if o == nil {
+		return reconcile.Result{}, err
 	}
 	ns := watched.Namespace(q.Namespace)
 	if err := c.client.Get(ctx, client.ObjectKey{Name: q.Namespace}, ns); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("read namespace %s from the cache: %w", q.Namespace, err)
 	}
-	vpcs := &v1alpha1.VPCList{}
-	if err := c.client.List(ctx, vpcs, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list VPCs: %w", err)
+	vpcs, err := objects.List[v1alpha1.VPCList](ctx, c.client)
+	if err != nil {
+		return reconcile.Result{}, err
 	}
 	of := nicrequest.Namespace{Name: q.Namespace, Labels: ns.Labels, VPC: ns.Annotations[v1alpha1.AnnotationVPC]}
 	is := verdictOf(o, of, vpcs.Items, c.o.Namespace, c.o.Asked(q.Namespace))
@@ -121,15 +117,14 @@ func (c *controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if reflect.DeepEqual(before.Status, o.Status) {
 		return reconcile.Result{}, nil
 	}
-	if err := c.client.Status().Patch(ctx, o, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator)); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("write the status of NICPolicy %s: %w", q.NamespacedName, err)
+	if err := objects.PatchStatus(ctx, c.client, o, client.MergeFrom(before)); err != nil {
+		return reconcile.Result{}, err
 	}
 	c.tell(before, o, is)
 	return reconcile.Result{}, nil
 }
 
-// tell makes an Event, and a line of the log, of a NICPolicy that is in force, or for another
-// reason is not.
+// tell makes an Event and a log line when the reason of a NICPolicy's condition Ready changes.
 func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	if was := apimeta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady); was != nil && was.Reason == is.reason {
 		return
@@ -144,4 +139,49 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 		log.Warn("a NICPolicy is not in force", "because", is.message)
 		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcports.Cut(is.message, maxNote))
 	}
+}
+
+// The reasons of a NICPolicy's condition Ready.
+const (
+	ReasonReady             = "Ready"
+	ReasonStarting          = "Starting"          // the API server does not ask the webhook about its pods yet; Ready is Unknown
+	ReasonVPCNotFound       = "VPCNotFound"       // pods that it selects are rejected
+	ReasonNotPossible       = "NotPossible"       // pods that it selects are rejected, or wait
+	ReasonOperatorNamespace = "OperatorNamespace" // policies have no effect there
+)
+
+// verdict is whether a NICPolicy is in force.
+type verdict struct{ reason, message string }
+
+func (v verdict) status() metav1.ConditionStatus {
+	switch v.reason {
+	case ReasonReady:
+		return metav1.ConditionTrue
+	case ReasonStarting:
+		return metav1.ConditionUnknown
+	}
+	return metav1.ConditionFalse
+}
+
+// verdictOf decides whether a NICPolicy of a namespace is in force, given all VPCs. unasked is why the webhook is not
+// asked about its pods; nil: it is.
+func verdictOf(o *v1alpha1.NICPolicy, of nicrequest.Namespace, vpcs []v1alpha1.VPC, operator string, unasked error) verdict {
+	if of.Name == operator {
+		return verdict{ReasonOperatorNamespace, fmt.Sprintf("namespace %s is the operator's, whose pods could not come without it: make the policy, and its pods, in another", operator)}
+	}
+	p, err := read(o)
+	if err != nil {
+		return verdict{ReasonNotPossible, err.Error()}
+	}
+	vpc, err := nicrequest.Choice{Counts: []nicrequest.Policy{p}}.VPC(of, vpcs)
+	if err != nil {
+		return verdict{ReasonVPCNotFound, err.Error()}
+	}
+	if err := nicrequest.CheckPolicy(p, of, vpc).Err(); err != nil {
+		return verdict{ReasonNotPossible, err.Error()}
+	}
+	if unasked != nil {
+		return verdict{ReasonStarting, unasked.Error()}
+	}
+	return verdict{ReasonReady, "pods that it selects get a NIC in VPC " + vpc.Name + " when they are made"}
 }

@@ -1,14 +1,10 @@
-// Package nicpolicy is the operator's side of NICPolicies: it reads them, and
-// SecurityGroupPolicies of the Amazon VPC CNI where their kind is installed, for the webhook
-// that has pods ask for what they say (package webhook), and tells in their status whether
-// they are in force.
+// Package nicpolicy reads NICPolicies, and SecurityGroupPolicies of the Amazon VPC CNI if their kind is installed, for
+// the webhook that applies them to pods (package webhook). It also writes into the status of NICPolicies whether they
+// are in force. Package nicrequest decides which policy counts for a pod.
 //
 //	policies.go    reading both kinds
-//	foreign.go     SecurityGroupPolicies, whose kind may come and go
-//	controller.go  the status of NICPolicies
-//	verdict.go     whether one is in force: a decision
-//
-// Which policy counts for a pod, package podnic decides.
+//	foreign.go     SecurityGroupPolicies, whose kind may be installed and removed at any time
+//	controller.go  the status of NICPolicies, and whether one is in force
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nicpolicies,verbs=get;list;watch
 // +kubebuilder:rbac:groups=berth.dev,resources=nicpolicies/status,verbs=patch

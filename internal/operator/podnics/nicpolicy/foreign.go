@@ -22,41 +22,40 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// securityGroupPolicies are the Amazon VPC resource controller's.
+// securityGroupPolicies is the kind of the Amazon VPC resource controller.
 var securityGroupPolicies = schema.GroupVersionResource{Group: "vpcresources.k8s.aws", Version: "v1beta1", Resource: "securitygrouppolicies"}
 
 const (
-	// lookEvery is how often it is seen whether the kind is installed.
+	// lookEvery is the interval in which is checked whether the kind is installed.
 	lookEvery = 30 * time.Second
-	// lookFirst is how often while that is not known.
+	// lookFirst is that interval while it is not known.
 	lookFirst = time.Second
-	// lookTimeout bounds one look.
+	// lookTimeout bounds one check.
 	lookTimeout = 10 * time.Second
 )
 
-// longest is how large the specification of a SecurityGroupPolicy may be, in bytes of JSON. Its kind is not Berth's and knows no bound.
+// longest is the largest spec of a SecurityGroupPolicy, in bytes of JSON. The definition of that kind has no limit.
 const longest = 16 << 10
 
-// errUnknown is the answer before it is known which SecurityGroupPolicies there are.
-var errUnknown = errors.New("it is not known yet which SecurityGroupPolicies there are")
+// errUnknown is the error before the SecurityGroupPolicies were read.
+var errUnknown = errors.New("the SecurityGroupPolicies of the cluster were not read yet")
 
-// foreign has the SecurityGroupPolicies of the cluster in memory. Their kind need not be
-// installed; it is noticed when that changes.
+// foreign caches the SecurityGroupPolicies of the cluster. Their kind may be installed or removed at any time.
 type foreign struct {
 	api     dynamic.Interface
 	clock   clock.Clock
 	log     *slog.Logger
-	changed func() // called when other namespaces may have some; quick
+	changed func() // called when the namespaces with some may have changed; must return quickly
 
 	mu    sync.Mutex // guards known, store and said
 	known bool
 	store cache.Indexer // nil: the kind is not installed
-	said  string        // the error that was told last
+	said  string        // the error that was logged last
 }
 
-// run looks again and again until ctx ends.
+// run follows the kind until ctx ends.
 func (f *foreign) run(ctx context.Context) error {
-	var stop func() // of what is followed; nil: nothing is
+	var stop func() // ends the informer; nil: there is none
 	for {
 		installed, err := f.look(ctx)
 		switch {
@@ -101,12 +100,12 @@ func (f *foreign) look(ctx context.Context) (installed bool, err error) {
 	return true, nil
 }
 
-// follow keeps all in memory until stop, which waits for what runs.
+// follow runs an informer until stop, which waits for its end.
 func (f *foreign) follow(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	informer := dynamicinformer.NewFilteredDynamicInformer(f.api, securityGroupPolicies, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()
-	// None fails before an informer runs.
+	// These do not fail before an informer runs.
 	_ = informer.SetTransform(trimForeign)
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { f.changed() }, UpdateFunc: func(any, any) { f.changed() }, DeleteFunc: func(any) { f.changed() },
@@ -125,7 +124,7 @@ func (f *foreign) follow(ctx context.Context) (stop func()) {
 	}
 }
 
-// trimForeign keeps of a SecurityGroupPolicy what a policy is made of, and of one that is too large that it is.
+// trimForeign keeps the fields of a SecurityGroupPolicy that make a policy, or if it is too large only that fact.
 func trimForeign(in any) (any, error) {
 	o, ok := in.(*unstructured.Unstructured)
 	if !ok {
@@ -145,10 +144,10 @@ func trimForeign(in any) (any, error) {
 	return out, nil
 }
 
-// tooLarge is the only field that trimForeign leaves of a large specification. The kind has none of that name.
+// tooLarge is the only field that trimForeign leaves in a large spec. The kind has no field of that name.
 const tooLarge = "berth.dev/too-large"
 
-// settle notes what there is; nil: the kind is not installed.
+// settle sets the store; nil: the kind is not installed.
 func (f *foreign) settle(store cache.Indexer) {
 	f.mu.Lock()
 	news := !f.known || (f.store == nil) != (store == nil)
@@ -158,23 +157,23 @@ func (f *foreign) settle(store cache.Indexer) {
 		return
 	}
 	if store != nil {
-		f.log.Info("SecurityGroupPolicies are installed, and read")
+		f.log.Info("the kind SecurityGroupPolicy is installed: its objects count")
 	}
 	f.changed()
 }
 
-// complain logs an error, unless it did so last.
+// complain logs an error, unless the last one was the same.
 func (f *foreign) complain(err error) {
 	f.mu.Lock()
 	news := f.said != err.Error()
 	f.said = err.Error()
 	f.mu.Unlock()
 	if news {
-		f.log.Warn("cannot read the SecurityGroupPolicies of the cluster; those that were read count", "error", err)
+		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "error", err)
 	}
 }
 
-// read is what there is; nil where the kind is not installed.
+// read returns the store; nil if the kind is not installed.
 func (f *foreign) read() (cache.Indexer, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,8 +186,8 @@ func (f *foreign) read() (cache.Indexer, error) {
 	return f.store, nil
 }
 
-// of are those of a namespace; live reads them past the memory. The error is also of too many, or of one that is too large: a
-// pod that it selects must not run without its groups.
+// of returns the policies of a namespace from the cache, or from the API server if live. Too many of them, or one that is
+// too large, are an error: a pod that it selects must not run without its groups.
 func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
 	store, err := f.read()
 	if err != nil || store == nil {
@@ -198,7 +197,7 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicreq
 	if err != nil {
 		return nil, fmt.Errorf("list SecurityGroupPolicies of namespace %s in memory: %w", namespace, err)
 	}
-	if live && len(items) <= most { // so many as are known already are not read again
+	if live && len(items) <= most { // not if the cache has too many
 		items = nil
 		list, err := f.api.Resource(securityGroupPolicies).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: most + 1})
 		if apierrors.IsNotFound(err) { // the kind was just removed
@@ -228,7 +227,7 @@ func (f *foreign) of(ctx context.Context, namespace string, live bool) ([]nicreq
 	return all, nil
 }
 
-// namespaces are those with at least one.
+// namespaces returns the namespaces with SecurityGroupPolicies.
 func (f *foreign) namespaces() ([]string, error) {
 	store, err := f.read()
 	if err != nil || store == nil {
@@ -249,8 +248,8 @@ type foreignPolicy struct {
 	} `json:"spec"`
 }
 
-// fromForeign is what a SecurityGroupPolicy says. One without a selector, without groups or
-// with a selector that makes no sense selects nothing, as with the Amazon VPC CNI.
+// fromForeign converts a SecurityGroupPolicy. As with the Amazon VPC CNI, one without a selector or without groups, or
+// with an invalid selector, selects nothing.
 func fromForeign(o *unstructured.Unstructured) (nicrequest.Policy, bool) {
 	var f foreignPolicy
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &f); err != nil {

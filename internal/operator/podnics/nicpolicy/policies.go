@@ -8,32 +8,29 @@ import (
 	"time"
 
 	"k8s.io/client-go/dynamic"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Objects are the NICPolicies.
-var Objects = &watched.Kind{
-	Object: &v1alpha1.NICPolicy{}, List: func() client.ObjectList { return &v1alpha1.NICPolicyList{} },
-	Cache: cache.ByObject{Transform: watched.Trim},
-}
+// Objects are the NICPolicies in the cache.
+var Objects = watched.Of(&v1alpha1.NICPolicy{}, &v1alpha1.NICPolicyList{}, watched.Trim)
 
 // Policies reads the policies of both kinds.
 type Policies struct {
 	cached, live client.Reader
 	foreign      *foreign
-	own          string // the operator's namespace, in which none counts
+	own          string // the operator's namespace, in which policies have no effect
 	tell         []func()
 }
 
-// NewPolicies has mgr, whose cache must be of Objects, read them, leading or not. In the
-// operator's own namespace there are none: its pods could not come without it.
+// NewPolicies returns the policies as mgr reads them, whether it leads or not. Its cache must have Objects. Policies in
+// the operator's own namespace have no effect: its pods could not start without an operator.
 func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logger) (*Policies, error) {
 	api, err := dynamic.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -48,7 +45,7 @@ func NewPolicies(mgr manager.Manager, own string, c clock.Clock, log *slog.Logge
 	return p, mgr.Add(always(p.foreign.run))
 }
 
-// always is what runs in every operator, leading or not: each answers the webhook.
+// always runs in every operator, whether it leads or not, as each serves the webhook.
 type always func(context.Context) error
 
 // Start implements manager.Runnable.
@@ -57,28 +54,27 @@ func (a always) Start(ctx context.Context) error { return a(ctx) }
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (always) NeedLeaderElection() bool { return false }
 
-// Changed registers what is told when SecurityGroupPolicies changed; of NICPolicies the
-// cache tells. It is quick, and registered before the manager starts.
+// Changed registers tell, which is called when SecurityGroupPolicies have changed; NICPolicies are in the cache. It must
+// return quickly, and be registered before the manager starts.
 func (p *Policies) Changed(tell func()) { p.tell = append(p.tell, tell) }
 
-// most is how many NICPolicies a namespace may have. Each of its pods is held against all of them, and those of other
-// namespaces wait meanwhile.
+// most is how many policies of a kind a namespace may have. Each of its pods is matched against all of them, while pods
+// of other namespaces wait.
 const most = 100
 
-// Of are the policies of a namespace as they are known, or, live, as the API server has them
-// now. The error is of an API server that does not tell, or of too many: a pod that the last ones select would
-// have to be refused anyway.
+// Of returns the policies of a namespace from the cache, or from the API server if live. Too many of them are an error: a
+// pod that the last ones select would have to be rejected anyway.
 func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]nicrequest.Policy, error) {
 	if namespace == p.own {
 		return nil, nil
 	}
 	readers := []client.Reader{p.cached}
 	if live {
-		readers = append(readers, p.live) // so many as are known already are not read again
+		readers = append(readers, p.live) // not if the cache has too many
 	}
 	var list *v1alpha1.NICPolicyList
 	for _, r := range readers {
-		list = &v1alpha1.NICPolicyList{} // decoding into the previous one would keep fields that the new items do not have
+		list = &v1alpha1.NICPolicyList{} // a reused one would keep fields that the new items leave out
 		if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
 			return nil, fmt.Errorf("list NICPolicies of namespace %s: %w", namespace, err)
 		}
@@ -100,7 +96,7 @@ func (p *Policies) Of(ctx context.Context, namespace string, live bool) ([]nicre
 	return all, nil
 }
 
-// read is what a NICPolicy says. The error is of one that the API server does not take.
+// read converts a NICPolicy. The error is of one that the API server would not accept.
 func read(o *v1alpha1.NICPolicy) (nicrequest.Policy, error) {
 	p := nicrequest.Policy{
 		Kind: nicrequest.KindNICPolicy, Name: o.Name, Created: o.CreationTimestamp.Time,
@@ -120,11 +116,11 @@ func read(o *v1alpha1.NICPolicy) (nicrequest.Policy, error) {
 	return p, nil
 }
 
-// Namespaces are the names, in order, of those with policies.
+// Namespaces returns the sorted names of the namespaces with policies.
 func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
-	list := &v1alpha1.NICPolicyList{}
-	if err := p.cached.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list NICPolicies: %w", err)
+	list, err := objects.List[v1alpha1.NICPolicyList](ctx, p.cached)
+	if err != nil {
+		return nil, err
 	}
 	names, err := p.foreign.namespaces()
 	if err != nil {
@@ -138,7 +134,7 @@ func (p *Policies) Namespaces(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Since is when the oldest policy of a namespace was made; false without any.
+// Since returns when the oldest policy of a namespace was created; false without any.
 func (p *Policies) Since(ctx context.Context, namespace string) (time.Time, bool) {
 	all, err := p.Of(ctx, namespace, false)
 	if err != nil || len(all) == 0 {

@@ -145,7 +145,7 @@ func TestPin(t *testing.T) {
 		{was, 0, "n-2", "p-2", ""},
 		{pin{}, 1, "n-2", "p-2", ""},
 	} {
-		why := tt.pin.holds(v1alpha1.VPCSpec{}, tt.nics, sight{network: vpcport.Network{ID: tt.network}, project: tt.project})
+		why := tt.pin.holds(v1alpha1.VPCSpec{}, tt.nics, lookup{network: vpcport.Network{ID: tt.network}, project: tt.project})
 		got := ""
 		if why != nil {
 			got = why.reason
@@ -167,7 +167,7 @@ func TestHealth(t *testing.T) {
 		if class != vpcport.Unknown {
 			err = &vpcport.Error{Class: class, Message: class.String()}
 		}
-		h.told(op, err)
+		h.observe(op, err)
 		if looks != wantLooks || h.away() != away || !strings.Contains(h.denied(), denied) || (denied == "") != (h.denied() == "") {
 			t.Errorf("%s: %d looks, away %t, denied %q", what, looks, h.away(), h.denied())
 		}
@@ -190,7 +190,7 @@ func TestHealth(t *testing.T) {
 	step("no network", lanes.OpCreate, vpcport.NetworkGone, 1, false, "")
 	step("no network in a look", lanes.OpNetwork, vpcport.NetworkGone, 0, false, "")
 	for range 5 {
-		h.told(lanes.OpGet, &vpcport.Error{Class: vpcport.Transient, Err: context.Canceled})
+		h.observe(lanes.OpGet, &vpcport.Error{Class: vpcport.Transient, Err: context.Canceled})
 	}
 	if h.away() {
 		t.Error("away, as callers gave up")
@@ -199,7 +199,7 @@ func TestHealth(t *testing.T) {
 
 // Others are told when the answer of Of is another, and only then.
 func TestBook(t *testing.T) {
-	b := newBook()
+	b := newNetworks()
 	var told []string
 	b.Changed(func(vpc string) { told = append(told, vpc) })
 	p := lanes.New(lanes.Options{}).Provider(portfake.New(portfake.Options{}), nil)
@@ -262,7 +262,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 // ever.
 func TestCallThatOutlivesItsVPC(t *testing.T) {
 	m := NewMetrics()
-	e := &ear{vpc: "gone", health: newHealth(func() {}), calls: m}
+	e := &callObserver{vpc: "gone", health: newHealth(func() {}), calls: m}
 	e.Called(lanes.OpPorts, nil, 0, time.Second)
 	e.close()
 	m.Gone("gone")
@@ -276,16 +276,16 @@ func TestCallThatOutlivesItsVPC(t *testing.T) {
 
 // A VPC is open for others once its status tells whose its ports are, and not before.
 func TestOpenAfterTheStatus(t *testing.T) {
-	c := &Controller{book: newBook()}
+	c := &Controller{networks: newNetworks()}
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
-	s := &state{open: true, tended: &tended{}, found: sight{network: vpcport.Network{ID: "n-1"}, project: "p-1"}}
+	s := &state{open: true, connection: &connection{}, found: lookup{network: vpcport.Network{ID: "n-1"}, project: "p-1"}}
 	for _, tt := range []struct {
 		pin  pin
 		open bool
 	}{{pin{}, false}, {pin{"n-1", "p-2"}, false}, {pin{"n-1", "p-1"}, true}} {
 		s.pin = tt.pin
 		c.publish(v, s)
-		if _, err := c.book.Of("blue"); (err == nil) != tt.open {
+		if _, err := c.networks.Of("blue"); (err == nil) != tt.open {
 			t.Errorf("with the pin %+v: %v", tt.pin, err)
 		}
 	}

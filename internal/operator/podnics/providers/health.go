@@ -11,23 +11,22 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// patience is how many calls in a row must fail for a provider that answered to be taken
-// for one that does not.
+// patience is how many calls in a row must fail until a provider counts as not answering.
 const patience = 3
 
-// health is what came of the calls of a provider, whoever made them.
+// health is the result of all calls to a provider.
 type health struct {
-	worse func() // called when it is worth a look at the VPC; without locks
+	worse func() // called, without locks, when the VPC should be looked up
 
 	mu        sync.Mutex        // guards all below
-	failures  int               // in a row that had no answer of use
-	forbidden map[string]string // by call, what the last one was refused with
+	failures  int               // calls in a row without a useful answer
+	forbidden map[string]string // by operation, the error that forbade the last call
 }
 
 func newHealth(worse func()) *health { return &health{worse: worse, forbidden: map[string]string{}} }
 
-// told takes in what came of a call.
-func (h *health) told(op string, err error) {
+// observe takes in the result of a call.
+func (h *health) observe(op string, err error) {
 	if h.note(op, err) {
 		h.worse()
 	}
@@ -39,18 +38,18 @@ func (h *health) note(op string, err error) (worse bool) {
 	was := h.forbidden[op]
 	switch vpcport.ClassOf(err) {
 	case vpcport.Transient:
-		if errors.Is(err, context.Canceled) { // the caller's doing
+		if errors.Is(err, context.Canceled) { // by the caller
 			return false
 		}
 		h.failures++
 		return h.failures == patience
 	case vpcport.Unauthorized, vpcport.NetworkGone:
-		return op != lanes.OpNetwork // which a look asks, and sees itself
+		return op != lanes.OpNetwork // a look makes that call, and sees the error itself
 	case vpcport.Forbidden:
 		h.failures = 0
 		h.forbidden[op] = err.Error()
 		return was == ""
-	case vpcport.Throttled: // nothing was tried
+	case vpcport.Throttled: // the provider did nothing
 		return false
 	default:
 		h.failures = 0
@@ -59,15 +58,14 @@ func (h *health) note(op string, err error) (worse bool) {
 	}
 }
 
-// away tells whether nobody gets answers.
+// away tells whether the provider does not answer.
 func (h *health) away() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.failures >= patience
 }
 
-// denied is the refusal of what the credentials may not do; empty: they may do all that
-// was asked for.
+// denied is the error of an operation that the credentials may not do; empty: none was forbidden.
 func (h *health) denied() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,23 +13,23 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// lookTimeout bounds a look: two calls, the first of which may have to get a token.
+// lookTimeout bounds a look: two calls, and maybe another one for a token.
 const lookTimeout = 30 * time.Second
 
-// sight is what a look found.
-type sight struct {
+// lookup is the result of a look.
+type lookup struct {
 	network vpcport.Network
 	project string
-	why     *problem      // nil: it all is there
+	why     *problem      // nil: the network was found
 	class   vpcport.Class // of why, if a call failed
-	after   time.Duration // that the provider asked to wait; 0: it did not
+	after   time.Duration // how long the provider asked to wait; 0: it did not
 }
 
-// look asks the provider for the network and the project of the credentials.
-func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight {
+// look asks the provider for the network, and for the project of the credentials.
+func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) lookup {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	var s sight
+	var s lookup
 	var err error
 	if s.network, err = p.Network(ctx, spec.Network); err == nil {
 		s.project, err = p.Project(ctx) // of the token by which the network was seen
@@ -43,8 +43,8 @@ func look(ctx context.Context, spec v1alpha1.VPCSpec, p vpcport.Provider) sight 
 	return s
 }
 
-// complaint is what a person should know of a network that was found: pods would get no
-// address there. Nothing is held up by it but those pods.
+// complaint is a problem of a network that was found: some pods get no address there. It affects only those
+// pods.
 func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 	if spec.EC2 != nil && len(spec.EC2.Subnets) > 0 && len(n.Subnets) > 0 && !slices.ContainsFunc(n.Subnets, func(s vpcport.Subnet) bool { return mayBeIn(spec, s) }) {
 		return &problem{ofNetwork, ReasonNoSubnet, fmt.Sprintf("spec.ec2.subnets: none of them is a subnet of %s%s: a NIC gets no address", n.ID, ofFamilies(spec))}
@@ -71,7 +71,7 @@ func complaint(spec v1alpha1.VPCSpec, n vpcport.Network) *problem {
 	return nil
 }
 
-// ofFamilies says what a subnet must have for NICs of EC2, in a message.
+// ofFamilies is the part of a message that says which addresses a subnet of EC2 must have.
 func ofFamilies(spec v1alpha1.VPCSpec) string {
 	if spec.Provider != v1alpha1.ProviderEC2 {
 		return ""
@@ -83,10 +83,10 @@ func ofFamilies(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf(" that has %s addresses", family)
 }
 
-// mayBeIn tells whether NICs of EC2 that name no subnet may be in one.
+// mayBeIn tells whether NICs of EC2 that name no subnet may be in s.
 func mayBeIn(spec v1alpha1.VPCSpec, s vpcport.Subnet) bool {
 	return spec.EC2 == nil || len(spec.EC2.Subnets) == 0 || slices.Contains(spec.EC2.Subnets, s.ID)
 }
 
-// hasIPv6 tells whether a subnet has addresses of IPv6.
+// hasIPv6 tells whether a subnet has IPv6 addresses.
 func hasIPv6(s vpcport.Subnet) bool { return s.CIDR.Addr().Is6() || s.IPv6CIDR.IsValid() }

@@ -10,37 +10,37 @@ import (
 )
 
 var (
-	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and what came of them: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
-	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "How long a call to a provider of VPC ports took.", "vpc", "operation")
-	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long a call waited until it was sent, as others were under way or the provider had asked for fewer.", "vpc")
-	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers that are under way.")
-	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
-	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, or 128 where that is EC2, fewer after it refused some as too many.")
-	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Not there while it is Unknown, as one before it is False.", "vpc", "type")
+	famCalls     = metric.New("berth_operator_port_calls_total", "counter", "Calls to providers of VPC ports by VPC, operation (Create, Delete, Get, Network, Ports, Project or Update) and result: ok, or the class of the failure (transient, throttled, unauthorized, forbidden, invalid, network-gone, reference-gone, port-gone, subnet-full, address-taken, mac-taken, over-quota, conflict, stale, too-large, bug or unknown).", "vpc", "operation", "class")
+	famDuration  = metric.New("berth_operator_port_call_seconds", "histogram", "Duration of calls to providers of VPC ports.", "vpc", "operation")
+	famWait      = metric.New("berth_operator_port_call_wait_seconds", "histogram", "How long calls waited before they were sent, because others were in flight or the provider had asked for fewer.", "vpc")
+	famUnderWay  = metric.New("berth_operator_port_calls_in_flight", "gauge", "Calls to providers in flight.")
+	famWaiting   = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls to providers that wait to be sent.")
+	famAllowed   = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls to providers that may be in flight, to all endpoints together: --vpc-calls for each, or 128 for EC2, fewer after an endpoint refused some as too many.")
+	famCondition = metric.New("berth_operator_vpc_condition", "gauge", "1 while a condition of a VPC is True, 0 while it is False, by type: Ready, Reachable, CredentialsAccepted or NetworkFound. Absent while it is Unknown because an earlier one is False.", "vpc", "type")
 )
 
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famCondition}
 
-// providerBuckets are seconds, from a quick answer of a provider near by to the longest
-// that is waited for one. They are few, as there are some for each VPC.
+// providerBuckets are in seconds, from a quick answer of a provider near by to the longest wait. They are few, as
+// each VPC has its own.
 var providerBuckets = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// Metrics count the calls to providers. They may be used by many goroutines at once.
+// Metrics count the calls to providers. They may be used concurrently.
 type Metrics struct {
 	calls          *prometheus.CounterVec
 	duration, wait *prometheus.HistogramVec
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	return &Metrics{famCalls.Counter(), famDuration.Histogram(providerBuckets), famWait.Histogram(providerBuckets)}
 }
 
-// classOK is that of calls that did not fail.
+// classOK is the class of successful calls.
 const classOK = "ok"
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.calls, m.duration, m.wait}
 }
@@ -56,7 +56,7 @@ func (m *Metrics) Called(vpc, op string, err error, waited, took time.Duration) 
 	m.wait.WithLabelValues(vpc).Observe(waited.Seconds())
 }
 
-// Gone implements Observer: a VPC that is gone has no metrics.
+// Gone implements Observer: it removes the metrics of a VPC.
 func (m *Metrics) Gone(vpc string) {
 	of := prometheus.Labels{"vpc": vpc}
 	m.calls.DeletePartialMatch(of)
@@ -64,7 +64,7 @@ func (m *Metrics) Gone(vpc string) {
 	m.wait.DeletePartialMatch(of)
 }
 
-// Gauges are read when Prometheus asks.
+// Gauges returns the metrics that are computed when Prometheus scrapes.
 func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
 
 type gauges struct{ c *Controller }

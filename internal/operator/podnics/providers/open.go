@@ -9,19 +9,18 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// tended is the provider of a VPC, with what came of its calls.
-type tended struct {
+// connection is the open provider of a VPC, with the health of its calls.
+type connection struct {
 	access   access
-	provider vpcport.Provider // by the lanes of its endpoint
+	provider vpcport.Provider // bounded by the lanes of its endpoint
 	health   *health
 	close    func()
 }
 
-// opener opens providers. Those of one endpoint share lanes: it counts their calls
-// together.
+// opener opens providers. Those of one endpoint share lanes, which bound the calls in flight.
 type opener struct {
 	options lanes.Options
-	calls   Observer // nil: nobody
+	calls   Observer // nil: none
 
 	mu    sync.Mutex         // guards lanes
 	lanes map[string]*shared // by endpoint
@@ -36,14 +35,14 @@ func newOpener(o lanes.Options, calls Observer) *opener {
 	return &opener{options: o, calls: calls, lanes: map[string]*shared{}}
 }
 
-// open opens the provider of a VPC. Worse is called when the VPC is to be looked at.
-func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
+// open opens the provider of a VPC. Worse is called when its calls say that the VPC should be looked up.
+func (o *opener) open(vpc string, a access, worse func()) (*connection, error) {
 	p, err := a.open()
 	if err != nil {
 		return nil, err
 	}
-	e := &ear{vpc: vpc, health: newHealth(worse), calls: o.calls}
-	return &tended{
+	e := &callObserver{vpc: vpc, health: newHealth(worse), calls: o.calls}
+	return &connection{
 		access: a, provider: o.take(p.endpoint, p.provider.Traits().AtOnce).Provider(p.provider, e), health: e.health,
 		close: sync.OnceFunc(func() {
 			e.close()
@@ -53,26 +52,25 @@ func (o *opener) open(vpc string, a access, worse func()) (*tended, error) {
 	}, nil
 }
 
-// ear hears of the calls of a VPC, for its health and for whoever counts them.
-type ear struct {
+// callObserver passes the calls of a VPC to its health and to the Observer.
+type callObserver struct {
 	vpc    string
 	health *health
 
-	mu    sync.Mutex // guards calls, also while it is told
-	calls Observer   // nil: nobody
+	mu    sync.Mutex // guards calls, also while it is called
+	calls Observer   // nil: none
 }
 
-// close has nobody count what still comes of calls under way: their VPC may be gone, and would
-// have metrics for ever.
-func (e *ear) close() {
+// close stops passing calls on. Replies to calls in flight would otherwise create metrics of a VPC that is gone.
+func (e *callObserver) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.calls = nil
 }
 
 // Called implements lanes.Observer.
-func (e *ear) Called(op string, err error, waited, took time.Duration) {
-	e.health.told(op, err)
+func (e *callObserver) Called(op string, err error, waited, took time.Duration) {
+	e.health.observe(op, err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.calls != nil {
@@ -80,7 +78,7 @@ func (e *ear) Called(op string, err error, waited, took time.Duration) {
 	}
 }
 
-// take are the lanes of an endpoint, which bears so many calls at once; 0: as many as the options say.
+// take returns the lanes of an endpoint, which has at most most calls in flight; 0: as many as the options say.
 func (o *opener) take(endpoint string, most int) *lanes.Lanes {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -105,7 +103,7 @@ func (o *opener) giveBack(endpoint string) {
 	}
 }
 
-// usage is that of all lanes together.
+// usage is the sum of all lanes.
 func (o *opener) usage() (out lanes.Usage) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -18,18 +18,18 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// secrets are those of one namespace. Each is read and watched by its name: to list them
-// the operator has no right, and of others it has no need.
+// secrets reads and watches Secrets of one namespace, each by its name: the operator may not list them, and
+// needs no others.
 type secrets struct {
 	namespace string
-	reader    client.Reader // past any cache
+	reader    client.Reader // of the API server
 	watcher   client.WithWatch
 	clock     clock.Clock
 	log       *slog.Logger
-	changed   func(vpc string) // told of each VPC whose Secret may be another
+	changed   func(vpc string) // called for each VPC whose Secret may have changed
 
 	mu     sync.Mutex      // guards all below
-	ctx    context.Context // of the watches; nil until run
+	ctx    context.Context // of the watches; nil before run
 	byVPC  map[string]use
 	follow map[string]context.CancelFunc // ends the watch of a Secret, by its name
 	done   sync.WaitGroup                // of the watches
@@ -38,10 +38,10 @@ type secrets struct {
 // use is the Secret that a VPC has.
 type use struct {
 	name    string
-	version string // that was read last
+	version string // the resource version that was read last
 }
 
-// read reads the Secret that a VPC uses as of now.
+// read reads the Secret of a VPC from the API server.
 func (s *secrets) read(ctx context.Context, vpc, name string) (*corev1.Secret, *problem) {
 	out := &corev1.Secret{}
 	defer func() { s.noteRead(vpc, use{name, out.ResourceVersion}) }()
@@ -55,8 +55,8 @@ func (s *secrets) read(ctx context.Context, vpc, name string) (*corev1.Secret, *
 	return out, nil
 }
 
-// noteRead notes which version of a Secret was read, so that the watch, which begins with
-// the Secret as it is, does not tell of it again.
+// noteRead remembers which version of a Secret was read: the watch, which begins with the Secret as it is, does
+// not report that one.
 func (s *secrets) noteRead(vpc string, read use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,8 +65,7 @@ func (s *secrets) noteRead(vpc string, read use) {
 	}
 }
 
-// use notes which Secret a VPC has; empty: none. The Secret is watched as long as some
-// VPC has it.
+// use sets the Secret of a VPC; empty: none. A Secret is watched as long as a VPC uses it.
 func (s *secrets) use(vpc, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +94,7 @@ func (s *secrets) used(name string) bool {
 	return false
 }
 
-// begin watches a Secret if nobody does. s.mu is held.
+// begin watches a Secret unless it is watched already. s.mu is held.
 func (s *secrets) begin(name string) {
 	if s.ctx == nil || name == "" || s.follow[name] != nil {
 		return
@@ -118,8 +117,7 @@ func (s *secrets) run(ctx context.Context) error {
 	return nil
 }
 
-// watchOne watches a Secret until ctx ends. The API server ends each watch after some
-// minutes.
+// watchOne watches a Secret until ctx ends. The API server ends each watch after some minutes.
 func (s *secrets) watchOne(ctx context.Context, name string) {
 	failures := 0
 	for ctx.Err() == nil {
@@ -129,7 +127,7 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 			continue
 		}
 		if failures == 0 && ctx.Err() == nil {
-			s.log.Warn("watching the Secret of a VPC, will try again; it is read now and then besides", "secret", name, "error", err)
+			s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -139,8 +137,8 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 	}
 }
 
-// watchOnce returns at the end of one watch; nil if that was in order. The watch begins
-// with the Secret as it is, so that nothing is missed between two.
+// watchOnce returns at the end of one watch. Each watch begins with the Secret as it is: no change between two is
+// missed.
 func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
@@ -165,7 +163,7 @@ func (s *secrets) watchOnce(ctx context.Context, name string) error {
 	return nil
 }
 
-// concerned are the VPCs whose Secret is another by an event than the one they read.
+// concerned are the VPCs that have read another version of a Secret than that of an event.
 func (s *secrets) concerned(name string, e watch.Event) (out []string) {
 	version := ""
 	if o, err := meta.Accessor(e.Object); err == nil && e.Type != watch.Deleted {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"strings"
 	"sync"
 	"time"
 
@@ -15,13 +14,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
 const (
-	// reportEvery is how often a VPC's status is written at most.
+	// reportEvery is the shortest interval between two writes of a VPC's status.
 	reportEvery = time.Second
-	// maxSubnets is how many subnets a status has at most (v1alpha1.VPCStatus).
+	// maxSubnets is how many subnets a status may have (v1alpha1.VPCStatus).
 	maxSubnets = 1024
 )
 
@@ -51,15 +51,14 @@ func (r *reports) drop(vpc string) {
 	delete(r.by, vpc)
 }
 
-// all is what there is; what it returns is not changed.
+// all returns the conditions of all VPCs.
 func (r *reports) all() map[string]map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.by)
 }
 
-// report writes a VPC's status, if it changed and some time has passed since the last
-// time; else it tells when to come back.
+// report writes a VPC's status if it has changed, or returns how long to wait until the next write.
 func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) (time.Duration, error) {
 	before := v.DeepCopy()
 	describe(v, s, nics, c.now())
@@ -72,16 +71,15 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 		return wait, nil
 	}
 	s.reported = c.now()
-	err := c.client.Status().Patch(ctx, v, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator))
-	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("write the status of VPC %s: %w", v.Name, err)
+	if err := objects.PatchStatus(ctx, c.client, v, client.MergeFrom(before)); err != nil {
+		return 0, err
 	}
 	s.pin = pinIn(v.Status)
 	c.tell(before, v)
 	return 0, nil
 }
 
-// describe makes a VPC's status what is known at now.
+// describe sets a VPC's status to what is known now.
 func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	st := &v.Status
 	st.NICs = int32(min(nics, 1<<30))
@@ -91,7 +89,7 @@ func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	}
 	all := verdicts(s.why, v.Spec.Credentials != nil, s.asked)
 	if s.why == nil {
-		if text := s.tended.health.denied(); text != "" {
+		if text := s.connection.health.denied(); text != "" {
 			all[ofCredentials] = verdict{metav1.ConditionFalse, ReasonForbidden, text + secretOf(v.Spec)}
 		}
 	}
@@ -101,7 +99,7 @@ func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
 	set(v, v1alpha1.ConditionReady, ready(v, s, all, nics), now)
 }
 
-// ready is the verdict over all: that of the first area that is not good.
+// ready is the verdict of the condition Ready: that of the first area that is not good.
 func ready(v *v1alpha1.VPC, s *state, all [areas]verdict, nics int) verdict {
 	if v.DeletionTimestamp != nil {
 		return verdict{metav1.ConditionFalse, ReasonDeleting, fmt.Sprintf("%d PodNICs are still there; it goes with the last", nics)}
@@ -127,7 +125,7 @@ func set(v *v1alpha1.VPC, kind string, is verdict, now time.Time) {
 	})
 }
 
-// subnets are those of a network as the status has them.
+// subnets are the subnets of a network as the status has them.
 func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	for _, s := range n.Subnets[:min(len(n.Subnets), maxSubnets)] {
 		o := v1alpha1.VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR.String()}
@@ -142,11 +140,10 @@ func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	return out
 }
 
-// maxNote is how long an Event's note may be, in bytes (events.k8s.io/v1).
+// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
 const maxNote = 1000
 
-// tell makes an event, and a line of the log, of a VPC that is ready, or no more, or for
-// another reason.
+// tell makes an Event and a log line when the reason of a VPC's condition Ready changes.
 func (c *Controller) tell(before, v *v1alpha1.VPC) {
 	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
 	is := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady)
@@ -164,8 +161,5 @@ func (c *Controller) tell(before, v *v1alpha1.VPC) {
 	default:
 		log.Warn("a VPC is not ready", "because", is.Message)
 	}
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote], "") + "…"
-	}
-	c.events.Eventf(v, nil, kind, is.Reason, "Report", "%s", note)
+	c.events.Eventf(v, nil, kind, is.Reason, "Report", "%s", vpcport.Cut(note, maxNote))
 }

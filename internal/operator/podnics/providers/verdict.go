@@ -18,7 +18,7 @@ const (
 	ReasonAccepted             = "Accepted"
 	ReasonNotNeeded            = "NotNeeded" // there are no credentials
 	ReasonFound                = "Found"
-	ReasonNotTried             = "NotTried" // for what another condition tells
+	ReasonNotTried             = "NotTried" // because of another condition
 	ReasonProviderNotSupported = "ProviderNotSupported"
 	ReasonInvalidEndpoint      = "InvalidEndpoint"
 	ReasonCertificateRefused   = "CertificateRefused"
@@ -40,7 +40,7 @@ const (
 	ReasonDeleting             = "Deleting"
 )
 
-// area is what a problem is one of. Those after it are not known then.
+// area is what a problem is about. While there is one, later areas are unknown.
 type area int
 
 const (
@@ -50,7 +50,7 @@ const (
 	areas
 )
 
-// conditionOf are the conditions of the areas.
+// conditionOf has the type of the condition of each area.
 var conditionOf = [areas]string{v1alpha1.ConditionReachable, v1alpha1.ConditionCredentialsAccepted, v1alpha1.ConditionNetworkFound}
 
 // problem is why a VPC cannot be used.
@@ -76,9 +76,8 @@ func good(credentials bool) [areas]verdict {
 	return out
 }
 
-// verdicts are the conditions of a VPC with a problem, or without one. What comes before
-// the problem is good: the provider answered. But of an endpoint that nobody asked, as its
-// Secret is of no use, nothing is known.
+// verdicts are the conditions of a VPC with a problem, or without one. Areas before that of the problem are good, as
+// the provider answered, unless it was not asked.
 func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 	out := good(credentials)
 	if p == nil {
@@ -91,12 +90,12 @@ func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 		}
 	}
 	if p.area == ofEndpoint && p.reason == ReasonThrottled {
-		out[p.area].status = metav1.ConditionTrue // it does answer
+		out[p.area].status = metav1.ConditionTrue // it answers
 	}
 	return out
 }
 
-// problemOf judges a call that failed.
+// problemOf is the problem that a failed call shows.
 func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	text := err.Error()
 	switch class := vpcport.ClassOf(err); class {
@@ -120,7 +119,7 @@ func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	}
 }
 
-// unreachable tells apart why there is no answer of use.
+// unreachable is the problem of a provider without a useful answer.
 func unreachable(err error) *problem {
 	p := &problem{ofEndpoint, ReasonNoAnswer, err.Error()}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
@@ -132,7 +131,7 @@ func unreachable(err error) *problem {
 	return p
 }
 
-// secretOf names where the credentials are.
+// secretOf is the part of a message that names the Secret with the credentials.
 func secretOf(spec v1alpha1.VPCSpec) string {
 	if spec.Credentials == nil {
 		return "; spec.credentials is not set"
@@ -140,8 +139,8 @@ func secretOf(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf("; the credentials are in Secret %s", spec.Credentials.SecretName)
 }
 
-// lasting tells whether a problem is a definite answer, after which nothing may be asked
-// for any more. Others may be over at the next call, of the provider or of the API server.
+// lasting tells whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
+// provider or to the API server.
 func (p *problem) lasting() bool {
 	switch p.reason {
 	case ReasonCertificateRefused, ReasonProviderNotSupported:
@@ -150,4 +149,38 @@ func (p *problem) lasting() bool {
 		return false
 	}
 	return p.area != ofEndpoint
+}
+
+// pin is the network and the project of a VPC's ports. A provider answers that a port of another project or
+// cloud does not exist: deleting it would seem to succeed.
+type pin struct{ network, project string }
+
+// pinIn is the pin in a status.
+func pinIn(s v1alpha1.VPCStatus) pin { return pin{s.NetworkID, s.ProjectID} }
+
+// pin is the pin of ports that are created after a look.
+func (s lookup) pin() pin { return pin{s.network.ID, s.project} }
+
+// pinOf is the pin of a VPC, whose object in the cache may be stale.
+func (s *state) pinOf(v *v1alpha1.VPC) pin {
+	if s.pin != (pin{}) {
+		return s.pin
+	}
+	return pinIn(v.Status)
+}
+
+// holds compares the result of a look with the pin of a VPC. Without PodNICs there are no ports, and any network
+// will do.
+func (p pin) holds(spec v1alpha1.VPCSpec, nics int, found lookup) *problem {
+	switch is := found.pin(); {
+	case nics == 0:
+		return nil
+	case p.network != "" && p.network != is.network:
+		return &problem{ofNetwork, ReasonNetworkChanged, fmt.Sprintf(
+			"spec.network %s now is the network %s, and %d PodNICs are of %s: nothing is asked for until it is that again, or they are gone", spec.Network, is.network, nics, p.network)}
+	case p.project != "" && p.project != is.project:
+		return &problem{ofCredentials, ReasonProjectChanged, fmt.Sprintf(
+			"the credentials now are of project %s, and %d PodNICs were made with those of %s, whose ports others do not see: nothing is asked for until they are of that again, or the PodNICs are gone%s", is.project, nics, p.project, secretOf(spec))}
+	}
+	return nil
 }

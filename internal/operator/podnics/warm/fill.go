@@ -7,13 +7,13 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// failure is how making ports of a kind failed last.
+// failure is the last failure to create ports of a kind.
 type failure struct {
 	times int
-	until time.Time // before when it is not tried again
+	until time.Time // before which it is not tried again
 }
 
-// fail notes that it failed; err is nil where the provider made a port that could not be bound.
+// fail adds a failure. err is nil if the provider created a port that could not be bound.
 func (f *failure) fail(now time.Time, err error) {
 	class := vpcport.Conflict
 	if err != nil {
@@ -24,26 +24,26 @@ func (f *failure) fail(now time.Time, err error) {
 	f.times++
 }
 
-// Nobody waits for these ports: what fails is not tried again soon.
+// Nobody waits for these ports, so that the backoff is long.
 const (
 	firstAgain = 5 * time.Second
 	lastAgain  = 5 * time.Minute
 )
 
-// most is how many calls that make ports are under way at once, and how many that delete some.
+// most is how many calls that create ports are in flight at most, and how many that delete some.
 const most = 8
 
-// keepsNone tells whether a VPC is to have no ports in the pool.
+// keepsNone tells whether a VPC is to have no warm ports.
 func (v VPC) keepsNone() bool { return v.Ports == 0 || v.Ending }
 
-// order is what is to be done now.
+// order is which ports are to be created and deleted now.
 type order struct {
 	make []*demand
 	drop []*stocked
 }
 
-// plan decides what is to be done on all hosts, and notes it as under way. Room is how many ports
-// each may have, and open are the VPCs that are.
+// plan decides what is to be done on all hosts, and marks it as in flight. Room is how many ports each host may
+// have, and open has the open VPCs.
 func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (out order) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -53,7 +53,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		making += d.making
 	}
 	for _, o := range p.ports {
-		if o.going {
+		if o.deleting {
 			going++
 		}
 	}
@@ -61,7 +61,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		v := decide(h)
 		for _, k := range v.make {
 			if h.unsure {
-				break // what was found may serve
+				break // a port that was found may do
 			}
 			if d := p.demands[k]; making < most && !now.Before(d.failed.until) {
 				d.making++
@@ -80,7 +80,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 		for _, id := range v.drop {
 			o := p.ports[id]
 			if going < most && !now.Before(o.until) {
-				o.going, o.doomed, o.kind = true, true, Kind{}
+				o.deleting, o.doomed, o.kind = true, true, Kind{}
 				going++
 				out.drop = append(out.drop, o)
 			}
@@ -89,7 +89,7 @@ func (p *Pool) plan(now time.Time, room map[string]int, open map[string]VPC) (ou
 	return out
 }
 
-// hosts are those that have ports or NICs. p.mu is held.
+// hosts are the hosts with ports or NICs. p.mu is held.
 func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) map[string]host {
 	out := map[string]host{}
 	edit := func(name string, do func(*host)) {
@@ -114,11 +114,11 @@ func (p *Pool) hosts(now time.Time, room map[string]int, open map[string]VPC) ma
 		})
 	}
 	for id, o := range p.ports {
-		if v, is := open[o.vpc]; !is || v.UID != o.uid || o.going {
-			edit(o.port.Host, func(h *host) { h.room-- }) // it has its place
+		if v, is := open[o.vpc]; !is || v.UID != o.uid || o.deleting {
+			edit(o.port.Host, func(h *host) { h.room-- }) // it takes room
 			continue
 		}
-		if o.found && !o.doomed && !open[o.vpc].keepsNone() { // it is waited for
+		if o.found && !o.doomed && !open[o.vpc].keepsNone() { // a listing will show whether it can be used
 			edit(o.port.Host, func(h *host) { h.room, h.unsure = h.room-1, true })
 			continue
 		}

@@ -10,9 +10,9 @@ import (
 )
 
 var (
-	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Ports of a VPC that are ready for pods to come.", "vpc")
-	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC for which the warm pool may have a port, by result: warm (one was ready) or cold (it waited for the provider).", "vpc", "result")
-	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "What was asked of providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
+	famPorts = metric.New("berth_operator_warm_ports", "gauge", "Warm ports of a VPC that pods can take.", "vpc")
+	famTakes = metric.New("berth_operator_warm_port_takes_total", "counter", "New NICs of pods in a VPC that could take a warm port, by result: warm (one was ready) or cold (it waited for the provider).", "vpc", "result")
+	famSteps = metric.New("berth_operator_warm_port_steps_total", "counter", "Calls to providers for the warm pool, by kind (make or delete) and result: ok, or the class of the failure.", "kind", "result")
 )
 
 // Families are the metrics, for the page that documents them.
@@ -23,7 +23,7 @@ const (
 	stepDelete = "delete"
 )
 
-// Metrics count the work of the pool. They may be used by many goroutines at once.
+// Metrics count the work of the pool. They may be used concurrently.
 type Metrics struct {
 	ports *prometheus.GaugeVec
 	takes *prometheus.CounterVec
@@ -33,12 +33,12 @@ type Metrics struct {
 	vpcs map[string]bool
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	return &Metrics{ports: famPorts.Gauge(), takes: famTakes.Counter(), steps: famSteps.Counter(), vpcs: map[string]bool{}}
 }
 
-// Collectors are all of them.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.ports, m.takes, m.steps}
 }
@@ -59,7 +59,7 @@ func (m *Metrics) step(kind string, err error) {
 	m.steps.WithLabelValues(kind, result).Inc()
 }
 
-// keep has the gauge say how many ports there are, by VPC, and drops what is of others.
+// keep sets the number of ports by VPC, and removes the metrics of other VPCs.
 func (m *Metrics) keep(ports map[string]int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

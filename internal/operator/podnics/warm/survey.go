@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// surveyFirst lists a VPC's ports once before anything is made in it, in a goroutine of its own.
+// surveyFirst lists a VPC's ports once before any is created in it, in a goroutine of its own.
 func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	now := w.o.Clock.Now()
 	w.Pool.mu.Lock()
@@ -29,7 +29,7 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 			err = w.Listed(call, name, list, began)
 		}
 		if err != nil && ctx.Err() == nil {
-			w.o.Logger.Warn("listing the ports of the warm pool, will try again", "vpc", name, "error", err)
+			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "error", err)
 			w.edit(func() { w.again[v.UID] = w.o.Clock.Now().Add(firstAgain) })
 		}
 		w.mu.Lock()
@@ -39,7 +39,7 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	})
 }
 
-// Listed takes in what a listing of a VPC's ports showed that began at a moment.
+// Listed takes in a listing of a VPC's ports that began at a moment.
 func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, began time.Time) error {
 	v, open := p.o.VPC(vpc)
 	if !open {
@@ -54,7 +54,7 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 	if found := p.compare(v, mine, began); len(found) > 0 {
 		recorded, err := p.o.Recorded(ctx)
 		if err != nil {
-			return fmt.Errorf("ports that are marked as of the warm pool: %w", err)
+			return fmt.Errorf("find out which warm ports PodNICs have: %w", err)
 		}
 		p.adopt(vpc, v, found, recorded)
 	}
@@ -69,7 +69,7 @@ func (p *Pool) Listed(ctx context.Context, vpc string, list []vpcport.Port, bega
 	return nil
 }
 
-// compare holds what is known against a listing, and returns the ports that are not known.
+// compare updates the ports of the pool from a listing, and returns listed ports that are not known.
 func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (unknown []vpcport.Port) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,20 +77,20 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 	for id, o := range p.ports {
 		got, is := listed[id]
 		switch {
-		case o.uid != v.UID || o.going || !o.since.Before(began):
+		case o.uid != v.UID || o.deleting || !o.since.Before(began):
 		case is:
 			o.port = got
-			o.found = o.found && began.Sub(o.since) < p.o.Settle // what was done to it before would show
+			o.found = o.found && began.Sub(o.since) < p.o.Settle // an earlier deletion would show by now
 		default:
 			if !o.doomed && !o.found {
-				p.o.Logger.Warn("a port of the warm pool was deleted by somebody else", "vpc", o.vpc, "port", id, "host", o.port.Host)
+				p.o.Logger.Warn("somebody else deleted a warm port", "vpc", o.vpc, "port", id, "host", o.port.Host)
 			}
 			delete(p.ports, id)
 		}
 	}
 	for id, at := range p.taken {
 		if _, is := listed[id]; !is && at.Before(began) {
-			delete(p.taken, id) // it is marked as a NIC's by now, or gone
+			delete(p.taken, id) // it carries a NIC's mark by now, or is gone
 		}
 	}
 	has := map[string]bool{}
@@ -98,39 +98,39 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 		has[n.Port] = true
 	}
 	for id, o := range listed {
-		if p.ports[id] == nil && p.over(id, now) && !p.begun[o.Device] && !has[id] {
+		if p.ports[id] == nil && p.over(id, now) && !p.creating[o.Device] && !has[id] {
 			unknown = append(unknown, o)
 		}
 	}
 	return unknown
 }
 
-// over tells whether a port was not taken; or so long ago that, if no NIC has it still, it was taken in
-// vain. p.mu is held.
+// over tells whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
+// held.
 func (p *Pool) over(id string, now time.Time) bool {
 	at, taken := p.taken[id]
 	return !taken || now.Sub(at) >= p.o.Idle
 }
 
-// adopt adds ports that nobody here knows of, but those that are recorded of PodNICs. One that was taken
-// is added to be deleted.
+// adopt adds unknown ports, except those that PodNICs have recorded. A port that was taken is added to be
+// deleted.
 func (p *Pool) adopt(vpc string, v VPC, found []vpcport.Port, recorded map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.o.Clock.Now()
 	for _, o := range found {
-		if recorded[o.ID] || p.ports[o.ID] != nil || !p.over(o.ID, now) || p.begun[o.Device] {
+		if recorded[o.ID] || p.ports[o.ID] != nil || !p.over(o.ID, now) || p.creating[o.Device] {
 			continue
 		}
 		_, taken := p.taken[o.ID]
 		p.ports[o.ID] = &stocked{vpc: vpc, uid: v.UID, port: o, since: now, found: true, doomed: taken}
-		p.o.Logger.Info("found a port of the warm pool", "vpc", vpc, "port", o.ID, "host", o.Host)
+		p.o.Logger.Info("found a warm port", "vpc", vpc, "port", o.ID, "host", o.Host)
 	}
 }
 
-// check takes the kind from those ports of a VPC that are not any more as one would be that was
-// asked for now, as somebody changed their groups or the VPC's subnets or families; also where that cannot be told, as
-// their host's trunk is gone.
+// check removes the kind from ports of a VPC that are not like new ones any more, because somebody changed their groups
+// or the VPC's subnets or families. It does so too if that cannot be found out, as when the host's trunk
+// is gone.
 func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	var kinds []demand
 	p.edit(func() {
@@ -147,20 +147,20 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 	for _, d := range kinds {
 		r, err := resolve(ctx, v, d.request)
 		if class := vpcport.ClassOf(err); err != nil && (class == vpcport.Transient || class == vpcport.Throttled) {
-			continue // nothing says that they are other
+			continue // this says nothing about the ports
 		}
 		p.edit(func() {
 			for _, o := range p.ports {
 				if o.kind == d.kind && (err != nil || !v.fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
-					p.o.Logger.Warn("a port of the warm pool is not as its pods' ports are any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
+					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
 				}
 			}
 		})
 	}
 }
 
-// find has a port serve for a kind that was found and is like that, if there is one.
+// find assigns a port that was found to a demand, if there is one like that.
 func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err error) {
 	candidates := false
 	w.edit(func() {
@@ -185,16 +185,16 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	return found, nil
 }
 
-// mayServe tells whether a port is of no kind yet, and may be of a demand's.
+// mayServe tells whether a port without a kind may be of a demand's.
 func (o *stocked) mayServe(d *demand) bool {
 	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.doomed && !o.found
 }
 
-// resolve asks what a port would be like that was asked for now.
+// resolve asks what a new port would be like.
 func resolve(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Resolved, error) {
 	resolver, ok := v.Provider.(vpcport.Resolver)
 	if !ok {
-		return vpcport.Resolved{}, fmt.Errorf("the provider of VPC %s makes no ports before they are needed", v.UID)
+		return vpcport.Resolved{}, fmt.Errorf("the provider of VPC %s has no warm ports", v.UID)
 	}
 	return resolver.Resolve(ctx, n)
 }

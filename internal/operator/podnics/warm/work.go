@@ -16,13 +16,13 @@ import (
 
 var _ = failpoint.Register("operator.warm.make.before", "operator.warm.make.after", "operator.warm.drop.before", "operator.warm.drop.after")
 
-// NamePrefix begins the names of ports that were made for the pool. The VPC object's follows.
+// NamePrefix begins the names of warm ports. The name of the VPC object follows.
 const NamePrefix = "berth/warm/"
 
-// callTimeout bounds a call, with its wait for its turn.
+// callTimeout bounds a call, including its wait for its turn.
 const callTimeout = 2 * time.Minute
 
-// worker makes the pool's calls.
+// worker makes the calls of a pool.
 type worker struct {
 	*Pool
 	calls sync.WaitGroup
@@ -31,7 +31,7 @@ type worker struct {
 	surveying map[string]bool // VPC objects by name
 }
 
-// round has done what is to be done now.
+// round starts what is to be done now.
 func (w *worker) round(ctx context.Context) {
 	w.forgetGone()
 	vpcs, nodes := w.look()
@@ -59,7 +59,7 @@ func (w *worker) round(ctx context.Context) {
 	w.o.Metrics.keep(w.Ready())
 }
 
-// forgetGone drops what is of VPC objects that are no more: their ports went before them.
+// forgetGone drops VPC objects that do not exist any more. Their ports were deleted before.
 func (p *Pool) forgetGone() {
 	gone := map[string]bool{}
 	p.edit(func() {
@@ -74,7 +74,7 @@ func (p *Pool) forgetGone() {
 	})
 	maps.DeleteFunc(gone, func(uid string, _ bool) bool { return p.o.Exists(uid) })
 	p.edit(func() {
-		maps.DeleteFunc(p.ports, func(_ string, o *stocked) bool { return gone[o.uid] && !o.going })
+		maps.DeleteFunc(p.ports, func(_ string, o *stocked) bool { return gone[o.uid] && !o.deleting })
 		for uid := range gone {
 			delete(p.found, uid)
 			delete(p.again, uid)
@@ -82,7 +82,7 @@ func (p *Pool) forgetGone() {
 	})
 }
 
-// look is which VPCs and hosts there is something of.
+// look returns the VPCs and hosts that the pool has something of.
 func (p *Pool) look() (vpcs []string, nodes map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,12 +104,12 @@ func (p *Pool) look() (vpcs []string, nodes map[string]string) {
 	return vpcs, nodes
 }
 
-// bounded is the context of a call that nobody waits for. It outlasts ctx, so that its answer is heard.
+// bounded is the context of a call that nobody waits for. It outlasts ctx, so that the reply is not lost.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead), callTimeout)
 }
 
-// make adds a port of a kind: one that was found and is like that, else a new one.
+// make adds a port of a kind: one that was found, or a new one.
 func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	call, cancel := bounded(ctx)
 	defer cancel()
@@ -126,13 +126,13 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	log := w.o.Logger.With("vpc", d.kind.VPC, "host", d.kind.Host, "subnets", d.kind.Subnets, "groups", d.kind.Groups)
 	switch {
 	case err != nil:
-		log.Warn("no port could be made for the warm pool, will try again", "error", err)
+		log.Warn("creating a warm port failed, will try again", "error", err)
 	case found:
-		log.Info("port found for the warm pool")
+		log.Info("found a warm port that can be used")
 	case made.Host != d.kind.Host || made.Binding.Result != vpcport.Bound:
-		log.Warn("a port for the warm pool could not be bound, and is deleted", "port", made.ID, "why", made.Binding.Why)
+		log.Warn("a warm port could not be bound, and is deleted", "port", made.ID, "why", made.Binding.Why)
 	default:
-		log.Info("port made for the warm pool", "port", made.ID)
+		log.Info("created a warm port", "port", made.ID)
 	}
 	if now, open := w.o.VPC(d.kind.VPC); made.ID != "" && (!open || now.Ending || now.UID != v.UID) {
 		w.discard(ctx, made.ID, v)
@@ -140,8 +140,8 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	w.wake.Set()
 }
 
-// begin notes the device of a port that is to be made: that of one that may have been made before, if
-// there is such, so that the provider makes no second one.
+// begin chooses and remembers the device of a port that is to be created. It takes that of a port that a failed call
+// may have created, if there is one, so that the provider creates no second port.
 func (w *worker) begin(d *demand, v VPC) (device string) {
 	device = vpcport.WarmDevice(w.o.Cluster, v.UID, rand.Text())
 	w.edit(func() {
@@ -151,23 +151,23 @@ func (w *worker) begin(d *demand, v VPC) (device string) {
 		if n := len(d.unclear); n > 0 {
 			device, d.unclear = d.unclear[n-1], d.unclear[:n-1]
 		}
-		w.begun[device] = true
+		w.creating[device] = true
 	})
 	return device
 }
 
-// asking is what is asked for now of a demand's kind.
+// asking is what a demand's port is asked for with now.
 func (w *worker) asking(d *demand) (n vpcport.NewPort) {
 	w.edit(func() { n = d.request })
 	return n
 }
 
-// made notes what came of making a port.
+// made takes in the result of creating a port.
 func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.Port, err error) {
 	now := w.o.Clock.Now()
 	w.edit(func() {
 		d.making--
-		delete(w.begun, device)
+		delete(w.creating, device)
 		switch {
 		case err != nil:
 			d.failed.fail(now, err)
@@ -175,18 +175,18 @@ func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.
 				d.unclear = append(d.unclear, device)
 			}
 		case found:
-		case w.ports[port.ID] != nil && w.ports[port.ID].going:
+		case w.ports[port.ID] != nil && w.ports[port.ID].deleting:
 		case port.Host == d.kind.Host && port.Binding.Result == vpcport.Bound:
 			d.failed = failure{}
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, kind: d.kind, since: now}
-		default: // it is of no use: it goes
+		default: // it cannot be used, and is deleted
 			d.failed.fail(now, nil)
 			w.ports[port.ID] = &stocked{vpc: d.kind.VPC, uid: v.UID, port: port, since: now, doomed: true}
 		}
 	})
 }
 
-// create makes one port.
+// create creates one port.
 func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Port, error) {
 	var made []vpcport.Port
 	err := failpoint.Around("operator.warm.make", func() (err error) {
@@ -202,8 +202,8 @@ func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.
 	return made[0], nil
 }
 
-// discard deletes a port that was made for a VPC object which ended meanwhile, and does so until it is
-// gone or ctx ends: nobody looks for it after that.
+// discard deletes a port of a VPC object that was deleted while the port was created. It tries until the port is gone or
+// ctx ends, as nobody looks for it after that.
 func (w *worker) discard(ctx context.Context, id string, v VPC) {
 	w.edit(func() { delete(w.ports, id) })
 	for try := 0; ; try++ {
@@ -212,10 +212,10 @@ func (w *worker) discard(ctx context.Context, id string, v VPC) {
 		cancel()
 		w.o.Metrics.step(stepDelete, err)
 		if err == nil {
-			w.o.Logger.Info("port of the warm pool deleted, whose VPC ended", "port", id)
+			w.o.Logger.Info("deleted a warm port whose VPC was deleted", "port", id)
 			return
 		}
-		w.o.Logger.Warn("deleting a port of the warm pool whose VPC ended, will try again", "port", id, "error", err)
+		w.o.Logger.Warn("deleting a warm port whose VPC was deleted failed, will try again", "port", id, "error", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -224,7 +224,7 @@ func (w *worker) discard(ctx context.Context, id string, v VPC) {
 	}
 }
 
-// drop deletes a port that is marked as going.
+// drop deletes a port that is marked as deleting.
 func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -239,21 +239,21 @@ func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 		case err == nil:
 			delete(w.ports, id)
 		default:
-			o.going = false
+			o.deleting = false
 			o.until = now.Add(retry.Jitter(retry.Delay(firstAgain, lastAgain, o.tries)))
 			o.tries++
 		}
 	})
 	if err != nil {
-		w.o.Logger.Warn("deleting a port of the warm pool, will try again", "vpc", o.vpc, "port", id, "error", err)
+		w.o.Logger.Warn("deleting a warm port failed, will try again", "vpc", o.vpc, "port", id, "error", err)
 	} else {
-		w.o.Logger.Info("port of the warm pool deleted", "vpc", o.vpc, "port", id, "host", o.port.Host)
+		w.o.Logger.Info("deleted a warm port", "vpc", o.vpc, "port", id, "host", o.port.Host)
 		w.o.Freed(o.vpc)
 	}
 	w.wake.Set()
 }
 
-// edit changes what is known.
+// edit has do read and change the pool.
 func (p *Pool) edit(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,14 +12,14 @@ import (
 	"fmt"
 	"math/big"
 	"net/netip"
+	"slices"
 	"time"
 )
 
 const (
 	authorityLife   = 365 * 24 * time.Hour
 	certificateLife = 30 * 24 * time.Hour
-	// skew is how far clocks may be apart: certificates begin that much before they are
-	// made.
+	// skew is how far clocks may differ: certificates are valid from that long before they are made.
 	skew = time.Hour
 )
 
@@ -29,7 +29,7 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// made is when an authority was made.
+// made is when an authority was created.
 func (a authority) made() time.Time { return a.cert.NotBefore.Add(skew) }
 
 func newAuthority(now time.Time) (authority, error) {
@@ -52,8 +52,7 @@ func newAuthority(now time.Time) (authority, error) {
 	return authority{cert, key}, nil
 }
 
-// serving is a certificate, with a key of its own, of a server of some names and
-// addresses.
+// serving creates a certificate, with a key of its own, of a server with some names and addresses.
 func (a authority) serving(now time.Time, names []string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -82,7 +81,7 @@ func (a authority) serving(now time.Time, names []string) (*tls.Certificate, err
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
-// sign signs a certificate for a key, by itself without a parent.
+// sign signs a certificate for a key. Without a parent it is self-signed.
 func sign(c, parent *x509.Certificate, key, by *ecdsa.PrivateKey) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -99,7 +98,7 @@ func sign(c, parent *x509.Certificate, key, by *ecdsa.PrivateKey) ([]byte, error
 	return der, nil
 }
 
-// bundle is the certificates of authorities in PEM.
+// bundle returns the certificates of authorities in PEM.
 func bundle(list []authority) []byte {
 	var out []byte
 	for _, a := range list {
@@ -108,7 +107,7 @@ func bundle(list []authority) []byte {
 	return out
 }
 
-// keys are the keys of authorities in PEM, in the same order.
+// keys returns the keys of authorities in PEM, in the same order.
 func keys(list []authority) ([]byte, error) {
 	var out []byte
 	for _, a := range list {
@@ -121,7 +120,7 @@ func keys(list []authority) ([]byte, error) {
 	return out, nil
 }
 
-// read reads what bundle and keys have written. Nothing is a list without authorities.
+// read parses what bundle and keys return. Empty texts are no authorities.
 func read(certs, keys []byte) ([]authority, error) {
 	var list []authority
 	for {
@@ -148,4 +147,33 @@ func read(certs, keys []byte) ([]authority, error) {
 		}
 		list = append(list, authority{cert, key})
 	}
+}
+
+const (
+	// renewAfter is how old the newest authority is when the next one is created.
+	renewAfter = authorityLife * 2 / 3
+	// settle is how long a new authority is trusted before it signs, so that every API server knows it by
+	// then.
+	settle = time.Hour
+)
+
+// current returns the authorities that have not expired, and whether another one is due.
+func current(list []authority, now time.Time) (kept []authority, due bool) {
+	kept = slices.DeleteFunc(slices.Clone(list), func(a authority) bool { return !now.Before(a.cert.NotAfter) })
+	return kept, !slices.ContainsFunc(kept, func(a authority) bool { return now.Before(a.made().Add(renewAfter)) })
+}
+
+// signer returns the authority that signs: the newest that has settled, or else the oldest.
+func signer(list []authority, now time.Time) (authority, bool) {
+	kept, _ := current(list, now)
+	if len(kept) == 0 {
+		return authority{}, false
+	}
+	slices.SortStableFunc(kept, func(a, b authority) int { return a.made().Compare(b.made()) })
+	for _, a := range slices.Backward(kept) {
+		if !now.Before(a.made().Add(settle)) {
+			return a, true
+		}
+	}
+	return kept[0], true
 }

@@ -21,26 +21,25 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// Whoever reaches the webhook's port could ask what pods of any namespace would get. Only the
-// API server is answered, as far as it can be told: by its address, which is an endpoint of
-// the Service default/kubernetes or a node's, or by its certificate where an authority for it
-// is in the Secret.
+// Anybody who reaches the webhook's port could ask what pods of any namespace would get. It therefore answers only
+// the API server, which it knows by its address (an endpoint of the Service default/kubernetes, or a node's), or
+// by a client certificate if the Secret has an authority for that.
 
 const (
-	// lookForClients is how often the addresses are read, and lookAgain the least time from one
-	// to the next when a connection comes from an unknown address.
+	// lookForClients is the interval in which the addresses are read, and lookAgain the shortest one, when a
+	// connection comes from an unknown address.
 	lookForClients = 10 * time.Second
 	lookAgain      = time.Second
-	lookTimeout    = 2 * time.Second // less than the API server waits for an answer
-	tellAgain      = time.Minute     // the log of connections that are refused
+	lookTimeout    = 2 * time.Second // less than the API server waits for a response
+	tellAgain      = time.Minute     // between log lines about refused connections
 )
 
-// clients decides who may ask.
+// clients decides which clients are answered.
 type clients struct {
 	servers func(context.Context) ([]netip.Addr, error) // of the API
 	nodes   func(context.Context) ([]netip.Addr, error)
 	also    []netip.Prefix // by Options.Clients
-	// authority is that of certificates of clients; nil: none are asked for.
+	// authority returns the authority of client certificates; nil: none are demanded.
 	authority func() *x509.CertPool
 	clock     clock.Clock
 	log       *slog.Logger
@@ -51,9 +50,9 @@ type clients struct {
 
 	mu     sync.Mutex // guards below
 	known  map[netip.Addr]place
-	failed error     // why known was never read; what was read holds while it cannot be again
-	stale  bool      // known cannot be read again, which the log has
-	told   time.Time // of a connection that was refused
+	failed error     // why known was never read; an older known stays in use
+	stale  bool      // known could not be read again, which was logged
+	told   time.Time // when a refused connection was logged last
 }
 
 type place int
@@ -65,7 +64,7 @@ const (
 
 var errNotAsked = errors.New("only the API server may ask")
 
-// handshake is for tls.Config.GetConfigForClient, of a server whose configuration is base.
+// handshake returns tls.Config.GetConfigForClient of a server whose configuration is base.
 func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		if pool := c.authority(); pool != nil {
@@ -89,7 +88,7 @@ func addrOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// mayAsk tells whether the API server may be at an address. One that is not known is looked for.
+// mayAsk tells whether the API server may have an address. For an unknown one the addresses are read again.
 func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	if from.IsLoopback() || slices.ContainsFunc(c.also, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -99,10 +98,10 @@ func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	}
 	c.look(ctx, lookAgain)
 	at, err := c.find(from)
-	return at != 0 || err != nil // pods of namespaces with policies could not be made otherwise
+	return at != 0 || err != nil // pods of namespaces with policies could not be created otherwise
 }
 
-// preferred tells whether the API server is at an address, as far as is known.
+// preferred tells whether an address is known to be the API server's.
 func (c *clients) preferred(from netip.Addr) bool {
 	at, _ := c.find(from)
 	return at == ofAPIServer
@@ -114,7 +113,7 @@ func (c *clients) find(a netip.Addr) (place, error) {
 	return c.known[a], c.failed
 }
 
-// run keeps the addresses fresh until ctx ends.
+// run reads the addresses until ctx ends.
 func (c *clients) run(ctx context.Context) error {
 	for {
 		c.look(ctx, 0)
@@ -126,14 +125,14 @@ func (c *clients) run(ctx context.Context) error {
 	}
 }
 
-// look reads the addresses, unless they were read within a time.
+// look reads the addresses, unless they were read within within.
 func (c *clients) look(ctx context.Context, within time.Duration) {
 	c.looking.Lock()
 	defer c.looking.Unlock()
 	if now := c.clock.Now(); !c.looked.IsZero() && now.Sub(c.looked) < within {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for it too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout) // others wait for the result too
 	defer cancel()
 	known := map[netip.Addr]place{}
 	nodes, errNodes := c.nodes(ctx)
@@ -153,17 +152,17 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 		c.known, c.failed, c.stale = known, nil, false
 	case c.known == nil && c.failed == nil:
 		c.failed = err
-		c.log.Warn("the webhook answers whoever connects: the addresses of the API server cannot be read", "err", err)
+		c.log.Warn("reading the addresses of the API server failed: the webhook answers all clients", "err", err)
 	case c.known != nil:
-		maps.Copy(c.known, known) // what could be read
+		maps.Copy(c.known, known) // those that could be read
 		if !c.stale {
-			c.log.Warn("the webhook answers the addresses that it knows: those of the API server and nodes cannot be read again", "err", err)
+			c.log.Warn("reading the addresses of the API server and the nodes failed: the webhook answers the addresses that it knows", "err", err)
 		}
 		c.stale = true
 	}
 }
 
-// refused counts and tells of a connection.
+// refused counts and logs a refused connection.
 func (c *clients) refused(from netip.Addr) {
 	c.metrics.refused.Inc()
 	now := c.clock.Now()

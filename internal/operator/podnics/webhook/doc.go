@@ -1,26 +1,23 @@
-// Package webhook judges pods that ask for NICs, and PodNICs, when they are made or
-// edited: what the API server's own policies cannot, since it takes reading the
-// annotation or the VPC. It says what the controller would say later (internal/nicrequest).
-// Every operator serves it, and pods are admitted while none does.
+// Package webhook is the admission webhook of pods and PodNICs. It rejects those that ask for NICs which they
+// cannot get, as far as the API server's own policies cannot tell: that takes reading the annotation or
+// the VPC. Its verdicts are those of the controller later (package nicrequest). Every operator serves it,
+// and pods are admitted while none does.
 //
-// Where nodes have trunks of EC2 it also has pods ask the scheduler for branch interfaces.
-// In namespaces with policies it has pods ask for the NIC of the one that selects them; of
-// those no pod passes without an answer.
+// On nodes with EC2 trunks it also adds requests for branch interfaces to pods, for the scheduler. In
+// namespaces with NICPolicies it adds the NIC of the policy that selects a pod; these pods are rejected
+// while it does not answer.
 //
-//	judge.go     requests of the API server, and answers
-//	ask.go       pods that are made to ask for branch interfaces
-//	choose.go    pods that are made to ask for the NIC of a policy
-//	request.go   for how many one does, and how: decisions
-//	authority.go certificates of its own authority
-//	rotation.go  when there is a new authority, and which one signs
-//	keeper.go    the authorities' Secret, and whom the API server trusts
-//	clients.go   who may ask
+//	review.go    validation, and requests for branch interfaces
+//	choose.go    NICs of policies
+//	request.go   how many branch interfaces a pod requests: decisions
+//	authority.go the webhook's own certificate authorities, their rotation, and certificates
+//	keeper.go    the Secret with the authorities, and the API server's trust in them
+//	clients.go   which clients are answered
 //	setup.go     serving
 //	metrics.go   the metrics
 //
-// The chart makes the Secret, without data, and the ValidatingWebhookConfiguration. The
-// operator may fill in these two and no other, and with branch interfaces the
-// MutatingWebhookConfiguration that package callers is about.
+// The chart creates the Secret, without data, and the webhook configurations. The operator may write these
+// objects only, each by its name; package callers writes the MutatingWebhookConfiguration too.
 //
 // +kubebuilder:rbac:groups="",namespace=kube-system,resources=secrets,resourceNames=berth-operator-webhook,verbs=get;patch
 // +kubebuilder:rbac:groups=discovery.k8s.io,namespace=default,resources=endpointslices,resourceNames=kubernetes,verbs=get

@@ -18,9 +18,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// Objects that the chart makes, and that the operator fills in.
+// Names of objects that the chart creates and the operator fills in.
 const (
 	SecretName        = "berth-operator-webhook" // in the operator's namespace
 	ConfigurationName = "berth-ports"            // of both webhook configurations
@@ -31,35 +32,34 @@ const (
 const (
 	keyCerts = "ca.crt"
 	keyKeys  = "ca.key"
-	// keyClients is set by whoever has the API server show a certificate.
+	// keyClients is set by people whose API server presents a client certificate.
 	keyClients = "client-ca.crt"
 )
 
 const (
-	// look is how often an operator reads the Secret and, leading, whom the API
-	// server trusts.
+	// look is the interval in which an operator reads the Secret and, if it leads, the webhook
+	// configurations.
 	look = time.Minute
-	// lookFirst is how often while it has no certificate.
+	// lookFirst is that interval while it has no certificate.
 	lookFirst = 2 * time.Second
 )
 
-// store is where authorities are kept, and the API server told of them.
+// store keeps authorities, and makes the API server trust them.
 type store interface {
-	// read is what there is by the keys of the Secret, with a version by which write knows
-	// that it is what was read.
+	// read returns the data of the Secret, and its version for write.
 	read(ctx context.Context) (data map[string][]byte, version string, err error)
 	write(ctx context.Context, certs, keys []byte, version string) error
-	// trust has the API server trust certificates of some authorities.
+	// trust makes the API server trust certificates of authorities.
 	trust(ctx context.Context, certs []byte) error
 }
 
-// keeper has a certificate to serve with, and while it leads keeps the authorities that
-// sign such certificates fresh.
+// keeper has the certificate that this operator serves with. While the operator leads, it also renews the
+// authorities that sign such certificates.
 type keeper struct {
 	store   store
 	names   []string
 	leads   func() bool
-	every   time.Duration // it looks
+	every   time.Duration // look; tests have another
 	clock   clock.Clock
 	log     *slog.Logger
 	metrics *Metrics
@@ -71,13 +71,13 @@ type keeper struct {
 	trusted *x509.CertPool // of clients; nil: they need no certificate
 }
 
-// parsed is what was read last, and what it says.
+// parsed is what was read last, with the authorities in it.
 type parsed struct {
 	certs, keys []byte
 	list        []authority
 }
 
-// authorities are what the Secret says.
+// authorities parses the Secret, if it has changed.
 func (k *keeper) authorities(certs, secret []byte) ([]authority, error) {
 	if k.seen.list != nil && bytes.Equal(certs, k.seen.certs) && bytes.Equal(secret, k.seen.keys) {
 		return k.seen.list, nil
@@ -90,7 +90,7 @@ func (k *keeper) authorities(certs, secret []byte) ([]authority, error) {
 	return list, nil
 }
 
-// certificate is that with which this operator serves now; as tls.Config.GetCertificate.
+// certificate returns the certificate that this operator serves with, as tls.Config.GetCertificate.
 func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -100,15 +100,15 @@ func (k *keeper) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return k.serving, nil
 }
 
-// clients is the authority of clients' certificates; nil: they need none.
+// clients returns the authority of client certificates; nil: clients need none.
 func (k *keeper) clients() *x509.CertPool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.trusted
 }
 
-// require has clients show a certificate of an authority, if there is one. After an error
-// nobody has such a certificate.
+// require demands client certificates of an authority, if there is one. After an error no certificate is
+// accepted.
 func (k *keeper) require(authority []byte) (err error) {
 	var pool *x509.CertPool
 	if len(authority) > 0 {
@@ -122,14 +122,13 @@ func (k *keeper) require(authority []byte) (err error) {
 	return err
 }
 
-// errUnfilled is that of a Secret which no operator that leads has filled in yet. Where all
-// is well it is over once one leads.
-var errUnfilled = fmt.Errorf("secret %s: no operator that leads has filled it in yet", SecretName)
+// errUnfilled is the error of a Secret that no leader has filled in yet. It ends once an operator leads.
+var errUnfilled = fmt.Errorf("secret %s: no leader has filled it in yet", SecretName)
 
-// unfilled is how long nothing is said of it: a Lease is waited for no longer.
+// unfilled is how long that is not logged: getting a Lease takes no longer.
 const unfilled = time.Minute
 
-// run looks again and again until ctx ends.
+// run keeps the certificates until ctx ends.
 func (k *keeper) run(ctx context.Context) error {
 	said, began := "", k.clock.Now()
 	for {
@@ -141,7 +140,7 @@ func (k *keeper) run(ctx context.Context) error {
 			said = ""
 		} else if text != said && !(errors.Is(err, errUnfilled) && k.clock.Now().Sub(began) < unfilled) {
 			said = text
-			k.log.Warn("the webhook's certificates cannot be kept: pods are admitted, and judged by the controller", "err", err)
+			k.log.Warn("keeping the webhook's certificates failed: pods are admitted, and only the controller checks them", "err", err)
 		}
 		wait := k.every
 		if _, none := k.certificate(nil); none != nil {
@@ -155,7 +154,7 @@ func (k *keeper) run(ctx context.Context) error {
 	}
 }
 
-// keep looks once.
+// keep reads the Secret once, and does what is due.
 func (k *keeper) keep(ctx context.Context) error {
 	now := k.clock.Now()
 	data, version, err := k.store.read(ctx)
@@ -170,7 +169,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	if err != nil && !leads {
 		return err
 	}
-	if leads { // what cannot be read, it makes anew
+	if leads { // it replaces what cannot be parsed
 		if list, err = k.renew(ctx, list, now, version); err != nil {
 			return err
 		}
@@ -181,7 +180,7 @@ func (k *keeper) keep(ctx context.Context) error {
 	return k.serve(list, now)
 }
 
-// renew writes what the list of authorities should be, if it is not.
+// renew removes expired authorities, and creates the next one if it is due.
 func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, version string) ([]authority, error) {
 	kept, due := current(list, now)
 	if !due && len(kept) == len(list) {
@@ -201,12 +200,12 @@ func (k *keeper) renew(ctx context.Context, list []authority, now time.Time, ver
 	if err := k.store.write(ctx, bundle(kept), secret, version); err != nil {
 		return nil, err
 	}
-	k.log.Info("the webhook's authorities were renewed", "authorities", len(kept), "until", kept[len(kept)-1].cert.NotAfter)
+	k.log.Info("renewed the webhook's certificate authorities", "authorities", len(kept), "until", kept[len(kept)-1].cert.NotAfter)
 	return kept, nil
 }
 
-// serve makes a certificate where there is none, the one there is ends, or another
-// authority signs.
+// serve creates a certificate if there is none, the current one is about to expire, or another authority
+// signs.
 func (k *keeper) serve(list []authority, now time.Time) error {
 	by, ok := signer(list, now)
 	if !ok {
@@ -228,33 +227,33 @@ func (k *keeper) serve(list []authority, now time.Time) error {
 	return nil
 }
 
-// objects is the store of a cluster: a Secret, and the webhook configurations.
-type objects struct {
+// clusterStore is the store in a cluster: a Secret, and the webhook configurations.
+type clusterStore struct {
 	live      client.Reader
 	writer    client.Client
 	namespace string
 	mutates   bool // there is a MutatingWebhookConfiguration too
 }
 
-func (o objects) read(ctx context.Context) (data map[string][]byte, version string, err error) {
+func (o clusterStore) read(ctx context.Context) (data map[string][]byte, version string, err error) {
 	s := &corev1.Secret{}
 	if err := o.live.Get(ctx, client.ObjectKey{Namespace: o.namespace, Name: SecretName}, s); err != nil {
-		return nil, "", fmt.Errorf("read the webhook's authorities: %w", err)
+		return nil, "", fmt.Errorf("read the webhook's certificate authorities: %w", err)
 	}
 	return s.Data, s.ResourceVersion, nil
 }
 
-func (o objects) write(ctx context.Context, certs, keys []byte, version string) error {
+func (o clusterStore) write(ctx context.Context, certs, keys []byte, version string) error {
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: o.namespace, Name: SecretName, ResourceVersion: version}}
 	before := s.DeepCopy()
 	s.Data = map[string][]byte{keyCerts: certs, keyKeys: keys}
-	if err := o.writer.Patch(ctx, s, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("write the webhook's authorities: %w", err)
+	if err := o.writer.Patch(ctx, s, objects.IfUnchanged(before)); err != nil {
+		return fmt.Errorf("write the webhook's certificate authorities: %w", err)
 	}
 	return nil
 }
 
-func (o objects) trust(ctx context.Context, certs []byte) error {
+func (o clusterStore) trust(ctx context.Context, certs []byte) error {
 	judges := &admissionregistrationv1.ValidatingWebhookConfiguration{}
 	err := o.trustFor(ctx, "ValidatingWebhookConfiguration", judges, certs, func() (all []*admissionregistrationv1.WebhookClientConfig) {
 		for i := range judges.Webhooks {
@@ -274,15 +273,15 @@ func (o objects) trust(ctx context.Context, certs []byte) error {
 	}))
 }
 
-// trustFor is trust by one configuration, whose webhooks are reached as reached tells once
-// it is read into c.
-func (o objects) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
+// trustFor is trust for one webhook configuration. reached returns its client configurations once it is read into
+// c.
+func (o clusterStore) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
 	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s %s: there is none: nobody asks the webhook", kind, ConfigurationName)
+		return fmt.Errorf("%s %s does not exist, so that the API server does not ask the webhook", kind, ConfigurationName)
 	}
 	if err != nil {
-		return fmt.Errorf("read whom the API server trusts: %w", err)
+		return fmt.Errorf("read the webhook configuration: %w", err)
 	}
 	before := c.DeepCopyObject().(client.Object)
 	trusted := true
@@ -293,8 +292,8 @@ func (o objects) trustFor(ctx context.Context, kind string, c client.Object, cer
 	if trusted {
 		return nil
 	}
-	if err := o.writer.Patch(ctx, c, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-		return fmt.Errorf("have the API server trust the webhook: %w", err)
+	if err := o.writer.Patch(ctx, c, objects.IfUnchanged(before)); err != nil {
+		return fmt.Errorf("write the CA bundle of the webhook configuration: %w", err)
 	}
 	return nil
 }

@@ -9,22 +9,22 @@ import (
 )
 
 var (
-	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Requests of the API server to judge what is made or edited, by resource (pods or podnics; branches are pods that may have to ask for branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, of a VPC that there is not yet), changed (allowed, and made to ask for branch interfaces, or for the NIC of a policy), refused or error (not judged, and so allowed; of policies refused).", "resource", "outcome")
-	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "How long it took to judge a request, by resource. The API server waits meanwhile.", "resource")
-	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate ends with which this operator serves the webhook, in seconds since 1970; 0 while it has none. Not there where there is no webhook.")
-	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Looks at the webhook's authorities and, by the operator that leads, at whom the API server trusts, by result: success or error.", "result")
+	famReviews = metric.New("berth_operator_webhook_reviews_total", "counter", "Admission requests by resource (pods or podnics; branches are pods that may need branch interfaces, policies are pods of namespaces with NICPolicies) and outcome: allowed, warned (allowed, although the VPC does not exist yet), changed (allowed, with a request for branch interfaces or the NIC of a policy added), refused (rejected) or error (not judged: allowed, or rejected for policies).", "resource", "outcome")
+	famReview  = metric.New("berth_operator_webhook_review_seconds", "histogram", "Time to answer an admission request, by resource. The API server waits for it.", "resource")
+	famExpiry  = metric.New("berth_operator_webhook_certificate_expiry_timestamp_seconds", "gauge", "When the certificate expires that this operator serves the webhook with, in seconds since 1970; 0 while it has none. Absent without the webhook.")
+	famChecks  = metric.New("berth_operator_webhook_certificate_checks_total", "counter", "Checks of the webhook's certificate authorities and, by the leader, of the CA bundles that the API server trusts, by result: success or error.", "result")
 )
 
-var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused, since they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
+var famRefused = metric.New("berth_operator_webhook_refused_connections_total", "counter", "Connections to the webhook that were refused because they came neither from the API server nor from a node, nor from an address in --webhook-clients.")
 
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famReviews, famReview, famExpiry, famChecks, famRefused}
 
-// reviewBuckets are seconds: the API server waits for no longer than the last but one
-// (timeoutSeconds of the chart's webhook configurations).
+// reviewBuckets are in seconds. The API server waits no longer than the last but one (timeoutSeconds of the chart's
+// webhook configurations).
 var reviewBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 3, 10}
 
-// What is judged, and what comes of it.
+// Values of labels.
 const (
 	ofPods     = "pods"
 	ofPodNICs  = "podnics"
@@ -41,7 +41,7 @@ const (
 	resultError   = "error"
 )
 
-// Metrics count what the webhook is asked. They may be used by many goroutines at once.
+// Metrics count the webhook's reviews. They may be used concurrently.
 type Metrics struct {
 	reviews *prometheus.CounterVec
 	review  *prometheus.HistogramVec
@@ -49,7 +49,7 @@ type Metrics struct {
 	refused prometheus.Counter
 }
 
-// NewMetrics makes metrics that are not registered.
+// NewMetrics returns metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famReviews.Counter(), famReview.Histogram(reviewBuckets), famChecks.Counter(), famRefused.Counter().WithLabelValues()}
 	judged := []string{outcomeAllowed, outcomeWarned, outcomeRefused, outcomeError}
@@ -58,7 +58,7 @@ func NewMetrics() *Metrics {
 		ofPolicies: {outcomeAllowed, outcomeChanged, outcomeRefused, outcomeError},
 	} {
 		for _, outcome := range outcomes {
-			m.reviews.WithLabelValues(resource, outcome) // so that the first can be seen to be one more
+			m.reviews.WithLabelValues(resource, outcome) // so that the first one is an increase
 		}
 		m.review.WithLabelValues(resource)
 	}
@@ -68,7 +68,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors returns the metrics to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.reviews, m.review, m.checks, m.refused}
 }
@@ -86,7 +86,7 @@ func (m *Metrics) checked(err error) {
 	m.checks.WithLabelValues(result).Inc()
 }
 
-// expiry is read when Prometheus asks.
+// expiry is the metric that is computed when Prometheus scrapes.
 type expiry struct{ k *keeper }
 
 // Describe implements prometheus.Collector.

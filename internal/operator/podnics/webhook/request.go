@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// branchesOf is how many branch interfaces a pod has in the VPC that it names (nil: there
-// is none): a port that is made, one that is given and a PodNIC that is there are one each.
-// A pod whose NICs cannot be read has none: it is refused.
+// branchesOf is how many branch interfaces a pod will have in the VPC that it names (nil: it does not exist): one for
+// each NIC, also for a user's port or PodNIC. A pod whose NICs cannot be parsed gets none: it is rejected.
 func branchesOf(p nicrequest.Pod, v *v1alpha1.VPC, first nicrequest.First) int {
 	if v == nil || v.Spec.Provider != v1alpha1.ProviderEC2 {
 		return 0
@@ -27,9 +26,9 @@ func branchesOf(p nicrequest.Pod, v *v1alpha1.VPC, first nicrequest.First) int {
 	return len(nics)
 }
 
-// asks is for how many branch interfaces a pod asks the scheduler already: because whoever makes the pod says so,
-// or the webhook did when it was asked before. The scheduler takes the larger of together, for which containers and
-// sidecars (restartable init containers) ask, and of what another init container asks for with the sidecars before it.
+// asks returns how many branch interfaces a pod requests already: its author may have set that, or an earlier
+// call of the webhook. The scheduler counts the larger of together, which containers and sidecars (restartable init
+// containers) request, and of what another init container requests with the sidecars before it.
 func asks(p *corev1.Pod) (n, together int64) {
 	for _, c := range p.Spec.InitContainers {
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
@@ -49,8 +48,8 @@ func asksOf(c *corev1.Container) int64 {
 	return max(requested.Value(), limited.Value())
 }
 
-// lacks is for how many branch interfaces a pod's first container is to ask, so that the pod asks for as many as it
-// will have; 0: it does.
+// lacks is how many branch interfaces a pod's first container must request so that the pod requests as many as it
+// will have; 0: it does already.
 func lacks(p *corev1.Pod, branches int) int64 {
 	n, together := asks(p)
 	if n >= int64(branches) { // also none for none
@@ -63,8 +62,8 @@ func lacks(p *corev1.Pod, branches int) int64 {
 	return first
 }
 
-// edited is a pod as the API server sent it after some changes to it. All else stays as it is,
-// also what this program does not know of pods.
+// edited is the JSON of a pod after some changes. Everything else stays as it is, also fields that this program does
+// not know.
 func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 	u := map[string]any{}
 	if err := json.Unmarshal(pod, &u); err != nil {
@@ -82,8 +81,8 @@ func edited(pod []byte, changes ...func(map[string]any) error) ([]byte, error) {
 	return out, nil
 }
 
-// request has a pod's first container ask for branch interfaces, as requests and limits, which
-// are one and the same for such resources.
+// request sets the branch interfaces that a pod's first container requests, as requests and limits, which must be
+// equal for extended resources.
 func request(branches int64) func(map[string]any) error {
 	return func(pod map[string]any) error {
 		containers, _, err := unstructured.NestedFieldNoCopy(pod, "spec", "containers")

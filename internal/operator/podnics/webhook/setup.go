@@ -21,39 +21,39 @@ import (
 	"github.com/berthnet/berth/internal/web"
 )
 
-// The paths at which requests are answered.
+// The paths of the webhooks.
 const (
 	Path       = "/validate"
 	MutatePath = "/mutate"   // with Options.Branches only
 	PolicyPath = "/policies" // with Options.Policies only
 )
 
-// Options are what the webhook is set up with.
+// Options are the settings of the webhook.
 type Options struct {
-	Listener  net.Listener     // closed by the manager's end; nil: no webhook
-	Clients   []netip.Prefix   // may ask beside the API server and nodes
+	Listener  net.Listener     // closed when the manager ends; nil: no webhook
+	Clients   []netip.Prefix   // clients beside the API server and the nodes
 	Namespace string           // the operator's own
 	First     nicrequest.First // of pods with NICs
-	Branches  bool             // pods are made to ask for branch interfaces
-	Policies  Policies         // by which pods are made to ask for NICs; nil: by none
+	Branches  bool             // add requests for branch interfaces to pods
+	Policies  Policies         // give pods NICs; nil: there are none
 	Clock     clock.Clock
 	Logger    *slog.Logger
-	Metrics   *Metrics // nil: nothing is counted
+	Metrics   *Metrics // nil: not exported
 }
 
-// maxReview is the size of a request in bytes, that of two objects as large as the API server
-// takes them (controller-runtime has the same).
+// maxReview is the largest request in bytes: two objects of the largest size that the API server accepts
+// (controller-runtime has the same limit).
 const maxReview = 7 << 20
 
-// Setup has a manager serve the webhook, leading or not. It needs a cache of VPCs, of Nodes
-// and of Namespaces' metadata. It returns what Prometheus reads besides Options.Metrics.
+// Setup has a manager serve the webhook, whether it leads or not. Its cache must have VPCs, Nodes and the metadata of
+// Namespaces. It returns the metrics to register besides Options.Metrics.
 func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	if o.Listener == nil {
 		return nil, nil
 	}
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	k := &keeper{
-		store: objects{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
+		store: clusterStore{mgr.GetAPIReader(), mgr.GetClient(), o.Namespace, o.Branches || o.Policies != nil},
 		names: names(o),
 		leads: func() bool {
 			select {
@@ -65,17 +65,13 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 		},
 		every: look, clock: o.Clock, log: o.Logger, metrics: o.Metrics,
 	}
-	handlers := map[string]admission.Handler{
-		Path: judge{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics},
-	}
+	r := reviewer{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.Policies, o.First, o.Clock, o.Metrics}
+	handlers := map[string]admission.Handler{Path: admission.HandlerFunc(r.validate)}
 	if o.Branches {
-		handlers[MutatePath] = asker{admission.NewDecoder(mgr.GetScheme()), mgr.GetClient(), mgr.GetAPIReader(), o.First, o.Clock, o.Metrics}
+		handlers[MutatePath] = r.counted(ofBranches, r.askForBranches)
 	}
 	if o.Policies != nil {
-		handlers[PolicyPath] = chooser{
-			decoder: admission.NewDecoder(mgr.GetScheme()), cached: mgr.GetClient(), live: mgr.GetAPIReader(),
-			policies: o.Policies, first: o.First, clock: o.Clock, metrics: o.Metrics,
-		}
+		handlers[PolicyPath] = r.counted(ofPolicies, r.applyPolicy)
 	}
 	mux := http.NewServeMux()
 	for path, handler := range handlers {
@@ -99,15 +95,15 @@ func Setup(mgr manager.Manager, o Options) ([]prometheus.Collector, error) {
 	return []prometheus.Collector{expiry{k}}, errors.Join(mgr.Add(always(serve)), mgr.Add(always(k.run)), mgr.Add(always(from.run)))
 }
 
-// serving is how requests of clients are served, with a certificate.
+// serving returns how clients are served, with a certificate.
 func serving(certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error), from *clients) web.Options {
 	with := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}, GetCertificate: certificate}
 	with.GetConfigForClient = from.handshake(with.Clone())
 	return web.Options{TLS: with, MaxBody: maxReview, Preferred: from.preferred}
 }
 
-// names are those by which the API server may know this operator: its Service, and,
-// for one that is told a URL, the address that it listens at.
+// names are the names in the operator's certificate: that of its Service, and for API servers that are configured
+// with a URL the address that it listens at.
 func names(o Options) []string {
 	list := []string{ServiceName + "." + o.Namespace + ".svc"}
 	if at, err := netip.ParseAddrPort(o.Listener.Addr().String()); err == nil && !at.Addr().IsUnspecified() {
@@ -116,7 +112,7 @@ func names(o Options) []string {
 	return list
 }
 
-// always is what runs in every operator, leading or not.
+// always runs in every operator, whether it leads or not.
 type always func(context.Context) error
 
 // Start implements manager.Runnable.
