@@ -89,7 +89,7 @@ func assignIPv4(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	got, err := r.cloud.AssignAddresses(id, q)
+	got, err := r.cloud.ENIs.Assign(id, q)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func unassignIPv4(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.Unassign(id, gone)
+	return done{true}, r.cloud.ENIs.Unassign(id, gone)
 }
 
 func assignIPv6(r *request) (any, error) {
@@ -136,7 +136,7 @@ func assignIPv6(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	got, err := r.cloud.AssignAddresses(id, q)
+	got, err := r.cloud.ENIs.Assign(id, q)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func unassignIPv6(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	if err := r.cloud.Unassign(id, gone); err != nil {
+	if err := r.cloud.ENIs.Unassign(id, gone); err != nil {
 		return nil, err
 	}
 	return struct {

@@ -102,7 +102,7 @@ func createENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	e, err := r.cloud.CreateNetworkInterface(q)
+	e, err := r.cloud.ENIs.Create(q)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func attachENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	id, err := r.cloud.AttachNetworkInterface(q)
+	id, err := r.cloud.ENIs.Attach(q)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func detachENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.DetachNetworkInterface(id, force)
+	return done{true}, r.cloud.ENIs.Detach(id, force)
 }
 
 func deleteENI(r *request) (any, error) {
@@ -148,7 +148,7 @@ func deleteENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.DeleteNetworkInterface(id)
+	return done{true}, r.cloud.ENIs.Delete(id)
 }
 
 // describeENIAttribute shows one attribute of an ENI.
@@ -221,5 +221,5 @@ func modifyENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.ModifyNetworkInterface(id, m)
+	return done{true}, r.cloud.ENIs.Modify(id, m)
 }

@@ -42,7 +42,7 @@ func Handler(cloud *vpc.Cloud) http.Handler { return &handler{cloud: cloud, acti
 // ServeHTTP answers one call: authenticate, admit (throttling, faults,
 // permissions), run, reply.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.cloud.Down() {
+	if h.cloud.API.Down() {
 		httpreply.HangUp(w)
 		return
 	}
@@ -53,31 +53,31 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	req, failure := h.read(r, body)
 	if failure != nil {
-		h.cloud.Finish(req.call, failure.Code)
+		h.cloud.API.Finish(req.call, failure.Code)
 		h.refuse(w, failure)
 		return
 	}
-	v := h.cloud.Admit(req.call)
+	v := h.cloud.API.Admit(req.call)
 	if !h.wait(v.Latency) || v.LoseRequest {
-		h.cloud.Finish(req.call, "LostRequest")
+		h.cloud.API.Finish(req.call, "LostRequest")
 		httpreply.HangUp(w)
 		return
 	}
 	if v.Err != nil {
-		h.cloud.Finish(req.call, v.Err.Code)
+		h.cloud.API.Finish(req.call, v.Err.Code)
 		h.refuse(w, v.Err)
 		return
 	}
 	reply, err := h.actions[req.call.Action](req)
 	switch {
 	case v.LoseReply:
-		h.cloud.Finish(req.call, "LostReply")
+		h.cloud.API.Finish(req.call, "LostReply")
 		httpreply.HangUp(w)
 	case err != nil:
-		h.cloud.Finish(req.call, vpc.CodeOf(err))
+		h.cloud.API.Finish(req.call, vpc.CodeOf(err))
 		h.refuse(w, err)
 	default:
-		h.cloud.Finish(req.call, "")
+		h.cloud.API.Finish(req.call, "")
 		h.reply(w, r, req.call.Action, reply, v.Falsify)
 	}
 }

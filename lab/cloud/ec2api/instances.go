@@ -12,11 +12,11 @@ func describeInstances(r *request) (any, error) {
 	r.text("IncludeManagedResources")
 	n, view := r.names(), r.cloud.Described()
 	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
-	list, next, err := describe(r, "InstanceId", 1000, from, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDSv1()))
+	list, next, err := describe(r, "InstanceId", 1000, from, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDS.V1()))
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`
-	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDSv1()), next}, err
+	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDS.V1()), next}, err
 }
 
 // runInstances launches lab instances. An image is named but there are none:
@@ -51,7 +51,7 @@ func runInstances(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	list, err := r.cloud.RunInstances(q)
+	list, err := r.cloud.Instances.Run(q)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func runInstances(r *request) (any, error) {
 		return each(books.InstanceENIs(id), func(e vpc.ENI) *vpc.ENI { return &e })
 	}
 	launched := each(list, func(i vpc.Instance) *vpc.Instance { return &i })
-	return r.names().reservations(launched, enis, r.cloud.IMDSv1())[0], nil
+	return r.names().reservations(launched, enis, r.cloud.IMDS.V1())[0], nil
 }
 
 // launchAddresses reads addresses either of the call or of its one interface.
@@ -108,16 +108,16 @@ func transition(r *request, f func(...string) ([]vpc.StateChange, error)) (any, 
 func terminateInstances(r *request) (any, error) {
 	r.text("Force")
 	r.text("SkipOsShutdown")
-	return transition(r, r.cloud.TerminateInstances)
+	return transition(r, r.cloud.Instances.TerminateAll)
 }
 
 func stopInstances(r *request) (any, error) {
 	r.text("Force")
 	r.text("SkipOsShutdown")
-	return transition(r, r.cloud.StopInstances)
+	return transition(r, r.cloud.Instances.StopAll)
 }
 
-func startInstances(r *request) (any, error) { return transition(r, r.cloud.StartInstances) }
+func startInstances(r *request) (any, error) { return transition(r, r.cloud.Instances.StartAll) }
 
 type cardXML struct {
 	Index       int    `xml:"networkCardIndex"`

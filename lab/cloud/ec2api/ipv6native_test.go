@@ -52,7 +52,7 @@ func TestSubnetOfIPv6Alone(t *testing.T) {
 			}
 		})
 	}
-	id := r.cloud.InstanceID("native")
+	id := r.cloud.Instances.ID("native")
 	instances, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{InstanceIds: []string{id}, Filters: filters("network-interface.ipv6-native", "true")})
 	ok(t, err)
 	if i := instances.Reservations[0].Instances[0]; i.PrivateIpAddress != nil || !strings.HasPrefix(*i.PrivateDnsName, id+".") || i.Ipv6Address == nil {
@@ -73,7 +73,7 @@ func TestRefusalsOfASubnetOfIPv6Alone(t *testing.T) {
 	r.refuses(t, combination, &awsec2.CreateNetworkInterfaceInput{SubnetId: six, PrivateIpAddress: aws.String("10.0.0.9")})
 	id := r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: six}).NetworkInterfaceId
 	r.refuses(t, combination, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
-	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: id, InstanceId: aws.String(r.cloud.InstanceID("old")), DeviceIndex: aws.Int32(1)})
+	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: id, InstanceId: aws.String(r.cloud.Instances.ID("old")), DeviceIndex: aws.Int32(1)})
 	r.refuses(t, "UnsupportedOperation", &awsec2.RunInstancesInput{
 		ImageId: aws.String("ami-1"), InstanceType: "m4.large", SubnetId: six, MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
 	})

@@ -64,7 +64,7 @@ func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vp
 		return vpc.Principal{}, &vpc.Error{Code: "AuthFailure", Status: http.StatusUnauthorized,
 			Message: "There were headers present in the request which were not signed: " + name}
 	}
-	key, ok := h.cloud.Key(sig.keyID)
+	key, ok := h.cloud.Keys.Find(sig.keyID)
 	if !ok || key.Token != sig.token {
 		return vpc.Principal{}, authFailure()
 	}

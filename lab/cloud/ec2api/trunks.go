@@ -24,7 +24,7 @@ func associateTrunk(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	a, err := r.cloud.AssociateTrunkInterface(q)
+	a, err := r.cloud.ENIs.Associate(q)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func disassociateTrunk(r *request) (any, error) {
 	return struct {
 		done
 		Token string `xml:"clientToken,omitempty"`
-	}{done{true}, q.ClientToken}, r.cloud.DisassociateTrunkInterface(q)
+	}{done{true}, q.ClientToken}, r.cloud.ENIs.Disassociate(q)
 }
 
 func describeTrunkAssociations(r *request) (any, error) {

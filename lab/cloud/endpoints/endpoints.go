@@ -67,7 +67,7 @@ func (c *Cloud) Credentials() StaticKey {
 // by ID or name, sees it. The service starts with the first call; the URL is
 // empty when no port is to be had or the cloud is closed.
 func (c *Cloud) IMDSURL(instance string) string {
-	id := c.InstanceID(instance)
+	id := c.Instances.ID(instance)
 	c.mu.Lock()
 	url, ok := c.imds[id]
 	c.mu.Unlock()
@@ -87,7 +87,7 @@ func (c *Cloud) IMDSURL(instance string) string {
 // ServeIMDS serves the metadata service at an address for all instances. A
 // caller is the instance that owns its source address, else the one named.
 func (c *Cloud) ServeIMDS(addr, instance string) (url string, err error) {
-	id := c.InstanceID(instance)
+	id := c.Instances.ID(instance)
 	if _, ok := c.Snapshot().Instance(id); !ok {
 		return "", fmt.Errorf("serve instance metadata: no instance %q", instance)
 	}

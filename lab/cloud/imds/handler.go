@@ -53,7 +53,7 @@ func Handler(cloud *vpc.Cloud, identify func(*http.Request) (instanceID string, 
 
 // ServeHTTP answers one request.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.cloud.IMDSDown() {
+	if h.cloud.IMDS.Down() {
 		httpreply.HangUp(w)
 		return
 	}
@@ -119,7 +119,7 @@ func (h *handler) open(token string, s session) {
 func (h *handler) authorized(r *http.Request, id string) bool {
 	given, there := r.Header[sessionHeader]
 	if !there {
-		return h.cloud.IMDSv1()
+		return h.cloud.IMDS.V1()
 	}
 	token := given[0] // an empty one is a token that nobody was given
 	h.mu.Lock()

@@ -88,7 +88,7 @@ func TestMetadata(t *testing.T) {
 	i, _ := books.Instance("node-a")
 	enis := books.InstanceENIs(i.ID)
 	e := enis[0]
-	six, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
+	six, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
 	ok(t, err)
 	at := "network/interfaces/macs/" + e.MAC.String() + "/"
 	for path, want := range map[string]string{
@@ -135,7 +135,7 @@ func TestMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 
 	doc, err := client(cloud, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
-	if err != nil || doc.InstanceID != cloud.InstanceID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
+	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
 		t.Errorf("document %+v, %v", doc, err)
 	}
 	region, err := client(cloud, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
@@ -208,7 +208,7 @@ func TestTokens(t *testing.T) {
 	fake.Advance(60 * time.Second)
 	want(http.StatusUnauthorized, tokenHeader, token)
 
-	cloud.SetIMDSv1(true)
+	cloud.IMDS.SetV1(true)
 	want(http.StatusOK)
 	want(http.StatusUnauthorized, tokenHeader, token)
 }
@@ -235,9 +235,9 @@ func TestLagAndOutage(t *testing.T) {
 	s.IMDS.Delay = spec.Duration(3 * time.Second)
 	cloud := serve(t, s, vpc.WithClock(fake))
 	c := client(cloud, "node-a")
-	e := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))[0]
+	e := cloud.Snapshot().InstanceENIs(cloud.Instances.ID("node-a"))[0]
 	path := "network/interfaces/macs/" + e.MAC.String() + "/local-ipv4s"
-	if _, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
+	if _, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{1, 1, 1, 3} {
@@ -248,7 +248,7 @@ func TestLagAndOutage(t *testing.T) {
 		fake.Advance(time.Second)
 	}
 	// A new instance knows itself at once.
-	i, err := cloud.RunInstance(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
+	i, err := cloud.Instances.Launch(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
 	ok(t, err)
 	if got, err := read(t, client(cloud, "late"), "instance-id"); err != nil || got != i.ID {
 		t.Fatalf("%q, %v", got, err)
@@ -256,11 +256,11 @@ func TestLagAndOutage(t *testing.T) {
 	if got, err := read(t, client(cloud, "late"), "mac"); err != nil || got == "" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	cloud.IMDSOutage(true)
+	cloud.IMDS.Outage(true)
 	if _, err := read(t, c, path); err == nil {
 		t.Fatal("answered during an outage")
 	}
-	cloud.IMDSOutage(false)
+	cloud.IMDS.Outage(false)
 	if _, err := read(t, c, path); err != nil {
 		t.Fatal(err)
 	}
@@ -309,10 +309,10 @@ func TestTrunkMetadata(t *testing.T) {
 	s := instant()
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}
 	cloud := serve(t, s)
-	enis := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))
-	branch, err := cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: enis[0].SubnetID})
+	enis := cloud.Snapshot().InstanceENIs(cloud.Instances.ID("node-a"))
+	branch, err := cloud.ENIs.Create(vpc.CreateRequest{SubnetID: enis[0].SubnetID})
 	ok(t, err)
-	_, err = cloud.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: enis[1].ID, BranchID: branch.ID, VLAN: 7})
+	_, err = cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: enis[1].ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
 	c := client(cloud, "node-a")
 	macs, err := read(t, c, "network/interfaces/macs/")

@@ -164,7 +164,7 @@ func (b builder) groupNames(e *vpc.ENI) string {
 
 // role sets the credentials of the instance's role.
 func (b builder) role(c *vpc.Cloud) {
-	role, key, ok := c.RoleCredentials(b.i.ID)
+	role, key, ok := c.Keys.RoleCredentials(b.i.ID)
 	if !ok {
 		return
 	}

@@ -43,36 +43,43 @@ type Assigned struct {
 	IPv6Prefixes []netip.Prefix
 }
 
-// AssignAddresses assigns everything a request asks for, or nothing.
-func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, err error) {
-	err = c.change(func() error {
-		e, err := c.findENI(eniID)
+// Assign assigns everything a request asks for, or nothing.
+func (es *ENIs) Assign(eniID string, r AddressRequest) (out Assigned, err error) {
+	err = es.world.change(func() error {
+		e, err := es.store.findENI(eniID)
 		if err != nil {
 			return err
 		}
 		n := e.Clone()
-		a := c.addresses(&n, c.holder(e))
+		a := es.pools.addresses(&n, es.store.holder(e))
 		if err := a.assign(r); err != nil {
 			a.rollback()
 			return err
 		}
 		out = a.got
-		c.putENI(&n)
-		c.countFree(e.SubnetID)
+		es.store.putENI(&n)
+		es.pools.countFree(e.SubnetID)
 		for _, id := range slices.Sorted(maps.Keys(a.losers)) {
-			c.putENI(a.losers[id])
-			c.emit(AddressesChanged, c.holder(a.losers[id]), a.losers[id])
+			es.store.putENI(a.losers[id])
+			es.world.emit(AddressesChanged, es.store.holder(a.losers[id]), a.losers[id])
 		}
-		c.emit(AddressesChanged, c.holder(&n), &n)
+		es.world.emit(AddressesChanged, es.store.holder(&n), &n)
 		return nil
 	})
 	return out, err
 }
 
+// pools are the free addresses of every subnet. The world's lock guards them.
+type pools struct {
+	store *store
+	v4    map[string]*space4 // by subnet ID; none of IPv6-only subnets
+	v6    map[string]*space6 // by subnet ID; only of subnets with IPv6
+}
+
 // addressing assigns addresses to an ENI that is not in the books yet (a new
 // one or a copy), and can take everything back.
 type addressing struct {
-	c      *Cloud
+	pools  *pools
 	e      *ENI
 	v4     *space4 // nil in a subnet of IPv6 alone
 	v6     *space6 // nil without IPv6
@@ -84,9 +91,9 @@ type addressing struct {
 }
 
 // addresses prepares to assign addresses to e, attached to i or to nothing. The lock is held.
-func (c *Cloud) addresses(e *ENI, i *Instance) *addressing {
+func (ps *pools) addresses(e *ENI, i *Instance) *addressing {
 	a := &addressing{
-		c: c, e: e, v4: c.space4[e.SubnetID], v6: c.space6[e.SubnetID], losers: map[string]*ENI{},
+		pools: ps, e: e, v4: ps.v4[e.SubnetID], v6: ps.v6[e.SubnetID], losers: map[string]*ENI{},
 		limits: limits.Limits{IPv4PerENI: maxDetached, IPv6PerENI: maxDetached, Prefixes: true},
 	}
 	if i != nil {
@@ -137,7 +144,7 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	case a.v4 == nil:
 		return nil
 	case !primary.IsValid():
-		p, ok := a.v4.pick(a.c.rng)
+		p, ok := a.v4.pick(a.pools.store.world.rng)
 		if !ok {
 			return subnetFull()
 		}
@@ -272,7 +279,7 @@ func (a *addressing) add4(x netip.Addr) {
 // takeOver takes a secondary address off the ENI that has it, and tells whether it
 // could: primary addresses and those of prefixes do not move.
 func (a *addressing) takeOver(x netip.Addr) bool {
-	for _, other := range a.c.enis.all() {
+	for _, other := range a.pools.store.enis.all() {
 		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
 			continue
 		}
@@ -293,7 +300,7 @@ func (a *addressing) chosen4(r AddressRequest) error {
 		return subnetFull()
 	}
 	for range r.IPv4Count {
-		x, ok := a.v4.pick(a.c.rng)
+		x, ok := a.v4.pick(a.pools.store.world.rng)
 		if !ok {
 			return subnetFull()
 		}
@@ -339,7 +346,7 @@ func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given 
 		take(p)
 	}
 	for range count {
-		p, ok := s.pickPrefix(a.c.rng)
+		p, ok := s.pickPrefix(a.pools.store.world.rng)
 		if !ok {
 			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
 		}
@@ -373,7 +380,7 @@ func (a *addressing) take6(x netip.Addr) {
 
 func (a *addressing) chosen6(r AddressRequest) error {
 	for range r.IPv6Count {
-		a.take6(a.v6.pick(a.c.rng))
+		a.take6(a.v6.pick(a.pools.store.world.rng))
 	}
 	return nil
 }
@@ -401,9 +408,9 @@ func prefixesUnsupported(instanceType string) *Error {
 }
 
 // Unassign takes addresses and prefixes off an ENI, all or none.
-func (c *Cloud) Unassign(eniID string, r Assigned) error {
-	return c.change(func() error {
-		e, err := c.findENI(eniID)
+func (es *ENIs) Unassign(eniID string, r Assigned) error {
+	return es.world.change(func() error {
+		e, err := es.store.findENI(eniID)
 		if err != nil {
 			return err
 		}
@@ -416,10 +423,10 @@ func (c *Cloud) Unassign(eniID string, r Assigned) error {
 		if !ok {
 			return invalid("Some of the specified addresses are not assigned to interface %s", eniID)
 		}
-		c.release(e.SubnetID, r)
-		c.putENI(&n)
-		c.countFree(e.SubnetID)
-		c.emit(AddressesChanged, c.holder(&n), &n)
+		es.pools.release(e.SubnetID, r)
+		es.store.putENI(&n)
+		es.pools.countFree(e.SubnetID)
+		es.world.emit(AddressesChanged, es.store.holder(&n), &n)
 		return nil
 	})
 }
@@ -436,18 +443,31 @@ func remove[T comparable](list *[]T, gone []T) bool {
 	return true
 }
 
-func (c *Cloud) release(subnetID string, r Assigned) {
+// release gives addresses and prefixes back to a subnet. The lock is held.
+func (ps *pools) release(subnetID string, r Assigned) {
 	for _, a := range r.IPv4 {
-		c.space4[subnetID].release(a)
+		ps.v4[subnetID].release(a)
 	}
 	for _, p := range r.Prefixes {
-		c.space4[subnetID].releasePrefix(p)
+		ps.v4[subnetID].releasePrefix(p)
 	}
 	for _, a := range r.IPv6 {
-		c.space6[subnetID].release(a)
+		ps.v6[subnetID].release(a)
 	}
 	for _, p := range r.IPv6Prefixes {
-		c.space6[subnetID].releasePrefix(p)
+		ps.v6[subnetID].releasePrefix(p)
+	}
+}
+
+// countFree notes a subnet's free count after it changed, unless it is of IPv6 alone. The lock is held.
+func (ps *pools) countFree(subnetID string) {
+	s := *ps.store.subnets.get(subnetID)
+	if s.IPv6Native() {
+		return
+	}
+	if free := ps.v4[subnetID].free; free != s.Free {
+		s.Free = free
+		ps.store.subnets.put(subnetID, &s, ps.store.world.clock.Now(), ps.store.keep())
 	}
 }
 

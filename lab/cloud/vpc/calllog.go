@@ -79,10 +79,10 @@ func bounded(in map[string][]string) (out map[string][]string, omitted int) {
 }
 
 // CallLog returns the last calls, oldest first.
-func (c *Cloud) CallLog() []CallRecord { return c.CallsAfter(0) }
+func (api *API) CallLog() []CallRecord { return api.CallsAfter(0) }
 
 // CallsAfter returns those of the last calls whose Seq is above seq, oldest first.
-func (c *Cloud) CallsAfter(seq uint64) (out []CallRecord) {
-	c.read(func() { out = c.gate.log.after(seq) })
+func (api *API) CallsAfter(seq uint64) (out []CallRecord) {
+	api.world.read(func() { out = api.log.after(seq) })
 	return out
 }

@@ -2,11 +2,8 @@ package vpc
 
 import (
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"path"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -44,46 +41,29 @@ type CallStats struct {
 	LostReplies  int
 }
 
-// gate is what stands before the books: throttling, permissions and faults.
-type gate struct {
-	rng       *rand.Rand
-	throttle  bool
-	limits    map[string]spec.RateLimit
-	buckets   map[string]*bucket
-	denied    map[string]bool // action patterns that nobody may call
-	latencies map[string]spec.Duration
-	faults    []*fault
-	met       map[string]int // faults that calls have met, by kind
-	outage    bool
-	stats     map[string]*CallStats
-	log       callLog
+// API is what happens to a call before its own logic: throttling, faults and permissions; and the
+// statistics and the log of calls. The world's lock guards it.
+type API struct {
+	world      *world
+	authorizer *authorizer
+	throttle   throttle
+	faults     faults
+	denials    map[string]bool // action patterns that nobody may call
+	latencies  map[string]spec.Duration
+	outage     bool
+	stats      map[string]*CallStats
+	log        callLog
 }
 
-type fault struct {
-	spec.Fault
-	left    int
-	skip    int
-	pattern *regexp.Regexp
-}
-
-func newFault(f spec.Fault) *fault {
-	n := &fault{Fault: f, left: f.Count, skip: f.Skip}
-	if f.Pattern != "" {
-		n.pattern = regexp.MustCompile(f.Pattern) // spec.CheckFault saw to it
+func newAPI(s spec.Spec, seed uint64, z *authorizer) *API {
+	latencies := maps.Clone(s.Latencies)
+	if latencies == nil {
+		latencies = map[string]spec.Duration{}
 	}
-	return n
-}
-
-func newGate(s spec.Spec, seed uint64) gate {
-	g := gate{
-		rng: rand.New(rand.NewPCG(seed, 0x6661756c74)), throttle: s.Throttle == "documented",
-		limits: maps.Clone(s.RateLimits), buckets: map[string]*bucket{}, denied: map[string]bool{},
-		latencies: maps.Clone(s.Latencies), stats: map[string]*CallStats{}, met: map[string]int{},
+	return &API{
+		world: z.store.world, authorizer: z, throttle: newThrottle(s), faults: newFaults(s.Faults, seed),
+		denials: map[string]bool{}, latencies: latencies, stats: map[string]*CallStats{},
 	}
-	for _, f := range s.Faults {
-		g.faults = append(g.faults, newFault(f))
-	}
-	return g
 }
 
 // Covers tells whether an action pattern such as "Describe*" or
@@ -96,22 +76,21 @@ func Covers(pattern, action string) bool {
 
 // Admit decides about a call: throttled, met by a fault, not permitted, or
 // free to go on. The handler obeys the verdict and then calls Finish.
-func (c *Cloud) Admit(call Call) (v Verdict) {
-	c.read(func() {
-		g := &c.gate
-		for p, d := range g.latencies {
+func (api *API) Admit(call Call) (v Verdict) {
+	api.world.read(func() {
+		for p, d := range api.latencies {
 			if Covers(p, call.Action) {
 				v.Latency += d.D()
 			}
 		}
-		if !g.takeToken(call, c.clock.Now()) {
+		if !api.throttle.take(call, api.world.clock.Now()) {
 			v.Err = throttled()
 			return
 		}
-		if g.meetFaults(call.Action, &v); v.Err != nil || v.LoseRequest {
+		if api.faults.meet(call.Action, &v); v.Err != nil || v.LoseRequest {
 			return
 		}
-		v.Err = c.permit(call)
+		v.Err = api.permit(call)
 	})
 	return v
 }
@@ -120,71 +99,14 @@ func throttled() *Error {
 	return &Error{"RequestLimitExceeded", http.StatusServiceUnavailable, "Request limit exceeded."}
 }
 
-// meetFaults lets the first fault that applies shape the verdict; latency adds up.
-func (g *gate) meetFaults(action string, v *Verdict) {
-	for i := 0; i < len(g.faults); i++ {
-		f := g.faults[i]
-		if !Covers(f.Action, action) {
-			continue
-		}
-		if f.skip > 0 {
-			f.skip--
-			continue
-		}
-		if f.Probability > 0 && f.Probability < 1 && g.rng.Float64() >= f.Probability {
-			continue
-		}
-		if f.Count > 0 {
-			if f.left--; f.left == 0 {
-				g.faults = slices.Delete(g.faults, i, i+1)
-				i--
-			}
-		}
-		g.met[f.Kind]++
-		switch f.Kind {
-		case "latency":
-			v.Latency += f.Latency.D()
-			continue
-		case "error":
-			v.Err = f.error()
-		case "throttle":
-			v.Err = throttled()
-		case "lostRequest":
-			v.LoseRequest = true
-		case "lostReply":
-			v.LoseReply = true
-		case "wrongReply":
-			v.Falsify = f.falsify
-		}
-		return
-	}
-}
-
-// falsify replaces what the fault's pattern finds in a reply.
-func (f *fault) falsify(reply []byte) []byte {
-	return f.pattern.ReplaceAll(reply, []byte(f.Replacement))
-}
-
-func (f *fault) error() *Error {
-	e := &Error{Code: f.Code, Status: f.Status, Message: f.Message}
-	if e.Status == 0 {
-		e.Status = http.StatusInternalServerError
-	}
-	if e.Message == "" {
-		e.Message = "An injected fault."
-	}
-	return e
-}
-
 // Finish counts and logs a call. Code is "" for success, else the EC2 code, or
 // "LostRequest" or "LostReply".
-func (c *Cloud) Finish(call Call, code string) {
-	c.read(func() {
-		g := &c.gate
-		s := g.stats[call.Action]
+func (api *API) Finish(call Call, code string) {
+	api.world.read(func() {
+		s := api.stats[call.Action]
 		if s == nil {
 			s = &CallStats{Errors: map[string]int{}}
-			g.stats[call.Action] = s
+			api.stats[call.Action] = s
 		}
 		s.Count++
 		switch code {
@@ -196,15 +118,15 @@ func (c *Cloud) Finish(call Call, code string) {
 		default:
 			s.Errors[code]++
 		}
-		g.log.add(CallRecord{Time: c.clock.Now(), Action: call.Action, Principal: call.Principal.ARN, Params: call.Params, Code: code})
+		api.log.add(CallRecord{Time: api.world.clock.Now(), Action: call.Action, Principal: call.Principal.ARN, Params: call.Params, Code: code})
 	})
 }
 
-// Calls returns the counts of calls by action since the start or the last ResetCalls.
-func (c *Cloud) Calls() map[string]CallStats {
+// Stats returns the counts of calls by action since the start or the last ResetCalls.
+func (api *API) Stats() map[string]CallStats {
 	out := map[string]CallStats{}
-	c.read(func() {
-		for a, s := range c.gate.stats {
+	api.world.read(func() {
+		for a, s := range api.stats {
 			n := *s
 			n.Errors = maps.Clone(s.Errors)
 			out[a] = n
@@ -214,70 +136,30 @@ func (c *Cloud) Calls() map[string]CallStats {
 }
 
 // ResetCalls starts counting anew and empties the log.
-func (c *Cloud) ResetCalls() {
-	c.read(func() { c.gate.stats, c.gate.log = map[string]*CallStats{}, callLog{seq: c.gate.log.seq} })
+func (api *API) ResetCalls() {
+	api.world.read(func() { api.stats, api.log = map[string]*CallStats{}, callLog{seq: api.log.seq} })
 }
 
 // Deny takes an action (name or pattern) away from everybody: calls of it fail
 // with UnauthorizedOperation.
-func (c *Cloud) Deny(action string) { c.read(func() { c.gate.denied[action] = true }) }
+func (api *API) Deny(action string) { api.world.read(func() { api.denials[action] = true }) }
 
 // Allow takes a Deny of the same name or pattern back.
-func (c *Cloud) Allow(action string) { c.read(func() { delete(c.gate.denied, action) }) }
-
-// Inject adds a fault and returns the way to take it back. The error names
-// the field of a fault that makes no sense.
-func (c *Cloud) Inject(f spec.Fault) (remove func(), err error) {
-	if err := spec.CheckFault(f); err != nil {
-		return nil, err
-	}
-	n := newFault(f)
-	c.read(func() { c.gate.faults = append(c.gate.faults, n) })
-	return func() {
-		c.read(func() {
-			c.gate.faults = slices.DeleteFunc(c.gate.faults, func(o *fault) bool { return o == n })
-		})
-	}, nil
-}
-
-// Faults lists the faults in force, the spec's included; a Count is what is
-// left of it.
-func (c *Cloud) Faults() (out []spec.Fault) {
-	c.read(func() {
-		for _, f := range c.gate.faults {
-			n := f.Fault
-			n.Count, n.Skip = f.left, f.skip
-			out = append(out, n)
-		}
-	})
-	return out
-}
-
-// FaultsMet is how many faults calls have met since the start, by kind.
-func (c *Cloud) FaultsMet() (met map[string]int) {
-	c.read(func() { met = maps.Clone(c.gate.met) })
-	return met
-}
-
-// ClearFaults takes all faults back.
-func (c *Cloud) ClearFaults() { c.read(func() { c.gate.faults = nil }) }
+func (api *API) Allow(action string) { api.world.read(func() { delete(api.denials, action) }) }
 
 // SetLatency adds a delay to every call of an action (name or pattern); zero ends it.
-func (c *Cloud) SetLatency(action string, d time.Duration) {
-	c.read(func() {
-		if c.gate.latencies == nil {
-			c.gate.latencies = map[string]spec.Duration{}
-		}
-		c.gate.latencies[action] = spec.Duration(d)
+func (api *API) SetLatency(action string, d time.Duration) {
+	api.world.read(func() {
+		api.latencies[action] = spec.Duration(d)
 	})
 }
 
 // Outage makes the EC2 endpoint unreachable (connections are closed), or
 // reachable again.
-func (c *Cloud) Outage(on bool) { c.read(func() { c.gate.outage = on }) }
+func (api *API) Outage(on bool) { api.world.read(func() { api.outage = on }) }
 
 // Down tells whether the EC2 endpoint is unreachable.
-func (c *Cloud) Down() (down bool) {
-	c.read(func() { down = c.gate.outage })
+func (api *API) Down() (down bool) {
+	api.world.read(func() { down = api.outage })
 	return down
 }

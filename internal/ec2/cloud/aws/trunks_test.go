@@ -83,15 +83,15 @@ func labWorld(t *testing.T) world {
 		t.Fatal(err)
 	}
 	w := world{
-		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.InstanceID("large"), small: lab.Cloud.InstanceID("small"),
+		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.Instances.ID("large"), small: lab.Cloud.Instances.ID("small"),
 		lose: func(action string) {
-			if _, err := lab.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
+			if _, err := lab.Cloud.API.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
 				t.Fatal(err)
 			}
 		},
-		calls: func(action string) int { return lab.Cloud.Calls()[action].Count },
+		calls: func(action string) int { return lab.Cloud.API.Stats()[action].Count },
 		terminate: func(id string) {
-			if err := lab.Cloud.TerminateInstance(id); err != nil {
+			if err := lab.Cloud.Instances.Terminate(id); err != nil {
 				t.Fatal(err)
 			}
 		},
