@@ -231,9 +231,9 @@ var killAPIServer = trouble{kills: apiServerKill, make: func(ctx context.Context
 
 var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ec2Outage, 1)
-	m.lab.Cloud.Outage(true)
+	m.lab.Cloud.API.Outage(true)
 	m.pause(ctx, 2*time.Second)
-	m.lab.Cloud.Outage(false)
+	m.lab.Cloud.API.Outage(false)
 }}
 
 // makeHasty begins the trouble: operators that stay leaders for long are good for
