@@ -60,7 +60,7 @@ func TestClassesOfAnswers(t *testing.T) {
 		{302, "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
 		b := newBed(t, alcorfake.Options{})
-		b.cloud.Inject(alcorfake.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
 		_, gerr := b.provider.Get(t.Context(), absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
@@ -70,7 +70,7 @@ func TestClassesOfAnswers(t *testing.T) {
 		if !ok || e.Status != tc.status || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" {
 			t.Errorf("%d %s: got %+v", tc.status, tc.message, e)
 		}
-		if n := b.cloud.Count(http.MethodPost, "/project/*/ports"); n != 1 {
+		if n := b.cloud.HTTP.Count(http.MethodPost, "/project/*/ports"); n != 1 {
 			t.Errorf("%d %s: asked %d times", tc.status, tc.message, n)
 		}
 	}
@@ -82,7 +82,7 @@ func TestDeleteBelievesAlcorOnly(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
 		err := b.provider.Delete(t.Context(), p.ID)
 		e := wantError(t, "by a proxy", err, vpcport.Transient, "")
 		if strings.Contains(e.Message, "<") {
@@ -97,7 +97,7 @@ func TestDeleteBelievesAlcorOnly(t *testing.T) {
 // What somebody wrote into an error's message is no way to fill logs.
 func TestMessagesAreBounded(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
-	b.cloud.Inject(alcorfake.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
 	_, err := b.provider.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Invalid, "")
 	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") {
@@ -143,7 +143,7 @@ func TestAbout(t *testing.T) {
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
 		b := newBed(t, alcorfake.Options{})
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
 		n := b.newPort("u-1")
 		about := b.web.ID
 		if ip != "" {
@@ -172,7 +172,7 @@ func TestLostReplies(t *testing.T) {
 	} {
 		b := newBed(t, alcorfake.Options{})
 		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
-		b.cloud.Inject(tc.fault)
+		b.cloud.HTTP.Inject(tc.fault)
 		n := b.newPort("u-1")
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
 		wantError(t, tc.name, err, vpcport.Transient, "")
@@ -192,7 +192,7 @@ func TestLostReplies(t *testing.T) {
 // A call ends with its context.
 func TestContextEnds(t *testing.T) {
 	b := newBed(t, alcorfake.Options{Clock: start()})
-	b.cloud.Inject(alcorfake.Fault{Delay: time.Hour})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() { _, err := b.provider.Get(ctx, absent); failed <- err }()
@@ -205,7 +205,7 @@ func TestContextEnds(t *testing.T) {
 // A server that says nothing is given up, also by a caller that would wait for ever.
 func TestTimeout(t *testing.T) {
 	b := newBed(t, alcorfake.Options{Clock: start()})
-	b.cloud.Inject(alcorfake.Fault{Delay: time.Hour})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Delay: time.Hour})
 	p := b.open(t, func(s *alcor.Settings) { s.Timeout = 20 * time.Millisecond })
 	_, err := p.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Transient, "")
@@ -217,7 +217,7 @@ func TestTimeout(t *testing.T) {
 // Errors name no IDs in their operation, which metrics count by.
 func TestOperations(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
-	b.cloud.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 504})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 504})
 	host := "node-a"
 	_, get := b.provider.Get(t.Context(), absent)
 	_, put := b.provider.Update(t.Context(), b.make(t).ID, 0, vpcport.Change{Host: &host})
@@ -235,10 +235,10 @@ func TestOperations(t *testing.T) {
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	other := newBed(t, alcorfake.Options{})
-	b.cloud.Inject(alcorfake.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
 	_, err := b.provider.Get(t.Context(), absent)
-	if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.Calls()) != 0 {
-		t.Errorf("got %v, calls %v", err, other.cloud.Calls())
+	if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.HTTP.Calls()) != 0 {
+		t.Errorf("got %v, calls %v", err, other.cloud.HTTP.Calls())
 	}
 }
 

@@ -47,7 +47,7 @@ func TestCreateIsChecked(t *testing.T) {
 		{"too much", func(*bed) func([]byte) []byte { return instead(`{"port":` + strings.Repeat(" ", 65<<20)) }},
 	} {
 		b := newBed(t, alcorfake.Options{})
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
 		n := b.newPort("u-1")
 		n.Host, n.Groups = "node-a", []string{b.group}
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
@@ -64,10 +64,10 @@ func TestOnePortIsChecked(t *testing.T) {
 		"a broken MAC address": swap(p.MAC.String(), "x"), "one of many": swap(p.MAC.String(), "01:00:5e:00:00:01"),
 		"no network": swap(b.network.ID, "a/b"),
 	} {
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		_, err := b.provider.Get(t.Context(), p.ID)
 		wantError(t, name, err, vpcport.Bug, "")
-		b.cloud.ClearFaults()
+		b.cloud.HTTP.ClearFaults()
 	}
 }
 
@@ -79,10 +79,10 @@ func TestListingsAreChecked(t *testing.T) {
 		"none": instead(`{}`), "null": instead(`{"ports":null}`), "one": instead(`{"port":{}}`), "bare": instead(`[]`),
 		"a broken address": swap("192.168.0.", "192.168.999."),
 	} {
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		_, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}})
 		wantError(t, name, err, vpcport.Bug, "")
-		b.cloud.ClearFaults()
+		b.cloud.HTTP.ClearFaults()
 	}
 }
 
@@ -104,7 +104,7 @@ func TestNetworksAreChecked(t *testing.T) {
 		{"a path for an ID", "/project/*/subnets", func(b *bed) func([]byte) []byte { return swap(b.web.ID, "../x") }},
 	} {
 		b := newBed(t, alcorfake.Options{})
-		b.cloud.Inject(alcorfake.Fault{Path: tc.path, Falsify: tc.lie(b)})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Path: tc.path, Falsify: tc.lie(b)})
 		_, err := b.provider.Network(t.Context(), b.network.ID)
 		wantError(t, tc.name, err, vpcport.Bug, "")
 	}
@@ -138,7 +138,7 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 	if err := b.provider.Delete(ctx, "a/b"); err != nil {
 		t.Errorf("deleting what cannot be there: %v", err)
 	}
-	if calls := b.cloud.Calls(); len(calls) != 0 {
+	if calls := b.cloud.HTTP.Calls(); len(calls) != 0 {
 		t.Errorf("asked %+v", calls)
 	}
 }
@@ -162,7 +162,7 @@ func TestListings(t *testing.T) {
 	if err != nil || len(found) != 100 {
 		t.Errorf("found %d, %v", len(found), err)
 	}
-	for _, c := range b.cloud.Calls() {
+	for _, c := range b.cloud.HTTP.Calls() {
 		if len(c.Path)+len(c.Query) > 8000 {
 			t.Errorf("a URL of %d bytes", len(c.Path)+len(c.Query))
 		}
@@ -179,11 +179,11 @@ func TestStrangersPortThatCannotBe(t *testing.T) {
 	for name, lie := range map[string]func([]byte) []byte{
 		"its address": swap(other.Addresses[0].IP.String(), "none"), "its MAC address": swap(other.MAC.String(), "none"),
 	} {
-		b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Times: 1, Falsify: lie})
 		got, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID, MACs: []mac.Addr{p.MAC}})
 		if err != nil || len(got) != 1 || got[0].ID != p.ID {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
-		b.cloud.ClearFaults()
+		b.cloud.HTTP.ClearFaults()
 	}
 }

@@ -77,7 +77,7 @@ func TestLifeOfAPort(t *testing.T) {
 		if got.Host != *step.host || (got.Binding.Result == vpcport.Bound) != (*step.host != "") || !slices.Equal(there.Tags, step.tags) {
 			t.Errorf("to %q: got %q, %+v, with the tags %q", *step.host, got.Host, got.Binding, there.Tags)
 		}
-		if n := b.cloud.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
+		if n := b.cloud.HTTP.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
 			t.Errorf("to %q: changed %d times, want %d", *step.host, n, step.puts)
 		}
 		b.cloud.Programmed(p.ID, there.Host, true)
@@ -133,11 +133,11 @@ func TestUnknownHosts(t *testing.T) {
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
 	device := vpcport.Device("blue", "u-2")
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
 	wantError(t, "Update", err, vpcport.Conflict, "")
-	b.cloud.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
 	wantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
 }

@@ -45,7 +45,7 @@ func TestTokensAreShared(t *testing.T) {
 				t.Errorf("round %d, call %d: %v", round, i, err)
 			}
 		}
-		if got := b.cloud.Count(http.MethodPost, tokens); got != round {
+		if got := b.cloud.HTTP.Count(http.MethodPost, tokens); got != round {
 			t.Errorf("round %d: %d tokens asked for", round, got)
 		}
 		if got := len(b.cloud.Ports()); got != 8*round {
@@ -63,7 +63,7 @@ func TestNewTokenRefused(t *testing.T) {
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
 		t.Errorf("got %+v", e)
 	}
-	if n, m := b.cloud.Count(http.MethodPost, tokens), b.cloud.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
+	if n, m := b.cloud.HTTP.Count(http.MethodPost, tokens), b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
 		t.Errorf("asked %d times for a token and %d times for the port, want 2 and 2", n, m)
 	}
 }
@@ -72,14 +72,14 @@ func TestNewTokenRefused(t *testing.T) {
 // goes on.
 func TestCredentialsRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
-	password := func(to string) { b.cloud.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
+	password := func(to string) { b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
 	port := b.make(t)
 	password("another")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
 		t.Errorf("with the old token: %v", err)
 	}
 	for _, when := range []string{"the token is void", "and again"} {
-		b.cloud.RevokeTokens()
+		b.cloud.Keystone.RevokeTokens()
 		_, err := b.provider.Get(t.Context(), port.ID)
 		e := wantError(t, when, err, vpcport.Unauthorized, "")
 		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
@@ -115,15 +115,15 @@ func TestKeystoneFails(t *testing.T) {
 			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 			if when == "later" && tc.fault.Status != 0 {
 				b.make(t)
-				b.cloud.RevokeTokens()
+				b.cloud.Keystone.RevokeTokens()
 			}
 			tc.fault.Path = tokens
-			b.cloud.Inject(tc.fault)
+			b.cloud.HTTP.Inject(tc.fault)
 			_, err := b.provider.Get(t.Context(), absent)
 			if got := vpcport.ClassOf(err); got != tc.want {
 				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
 			}
-			b.cloud.ClearFaults()
+			b.cloud.HTTP.ClearFaults()
 			if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
 				t.Errorf("after %+v: %v", tc.fault, err)
 			}
@@ -137,7 +137,7 @@ func TestApplicationCredential(t *testing.T) {
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "ac-1", Secret: "s"}}
 	}, neutronfake.User{Name: "berth", Credential: "ac-1", Secret: "s"})
 	b.make(t)
-	b.cloud.RevokeTokens()
+	b.cloud.Keystone.RevokeTokens()
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
 }
 
@@ -155,7 +155,7 @@ func TestCatalog(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
-			b.cloud.SetCatalog(tc.url)
+			b.cloud.Keystone.SetCatalog(tc.url)
 			server := b.server
 			if tc.secure {
 				server = httptest.NewTLSServer(b.cloud)
@@ -189,7 +189,7 @@ func TestPaths(t *testing.T) {
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	for _, tc := range []struct{ keystone, neutron string }{{"/identity", "/networking"}, {"/identity/v3/", "/networking/v2.0/"}, {"/identity/", "/networking/v2.0"}} {
-		b.cloud.SetCatalog(server.URL + tc.neutron)
+		b.cloud.Keystone.SetCatalog(server.URL + tc.neutron)
 		p := b.open(t, func(s *neutron.Settings) {
 			s.Endpoint, s.TLS.Insecure = server.URL+tc.keystone, true
 			s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
@@ -244,8 +244,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	defer stranger.Close()
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	for _, status := range []int{301, 302, 307, 308} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
 		_, err := b.provider.Get(t.Context(), absent)
 		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
 		if !strings.Contains(e.Message, stranger.URL) {

@@ -47,7 +47,7 @@ func TestClassesOfAnswers(t *testing.T) {
 		{202, "", "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
 		b := newBed(t, neutronfake.Options{})
-		b.cloud.Inject(neutronfake.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
 		_, gerr := b.provider.Get(t.Context(), absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
@@ -57,7 +57,7 @@ func TestClassesOfAnswers(t *testing.T) {
 		if !ok || e.Status != tc.status || e.Type != tc.kind || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" || strings.Contains(e.Message, "<") {
 			t.Errorf("%d %s: got %+v", tc.status, tc.kind, e)
 		}
-		if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+		if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 			t.Errorf("%d: asked %d times", tc.status, n)
 		}
 	}
@@ -68,7 +68,7 @@ func TestClassesOfAnswers(t *testing.T) {
 func TestDeleteBelievesNeutronOnly(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(neutronfake.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
 	if err := b.provider.Delete(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.Transient {
 		t.Errorf("by a proxy: %v", err)
 	}
@@ -80,7 +80,7 @@ func TestDeleteBelievesNeutronOnly(t *testing.T) {
 // What a person wrote into an error's message is no way to fill logs.
 func TestMessagesAreBounded(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
-	b.cloud.Inject(neutronfake.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
 	_, err := b.provider.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Invalid, "")
 	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
@@ -161,7 +161,7 @@ func TestLostReplies(t *testing.T) {
 	} {
 		b := newBed(t, neutronfake.Options{})
 		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
-		b.cloud.Inject(tc.fault)
+		b.cloud.HTTP.Inject(tc.fault)
 		n := b.newPort("u-1")
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
 		wantError(t, tc.name, err, vpcport.Transient, "")
@@ -181,7 +181,7 @@ func TestLostReplies(t *testing.T) {
 // A call ends with its context, also while it waits for a token that another asked for.
 func TestContextEnds(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{Clock: start()}, neutronfake.User{})
-	b.cloud.Inject(neutronfake.Fault{Path: tokens, Delay: time.Hour})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Path: tokens, Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error, 2)
 	for range 2 {
@@ -193,7 +193,7 @@ func TestContextEnds(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	b.cloud.ClearFaults()
+	b.cloud.HTTP.ClearFaults()
 	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Errorf("after that: %v", err)
 	}
@@ -202,7 +202,7 @@ func TestContextEnds(t *testing.T) {
 // A server that says nothing is given up, also by a caller that would wait for ever.
 func TestTimeout(t *testing.T) {
 	b := newBed(t, neutronfake.Options{Clock: start()})
-	b.cloud.Inject(neutronfake.Fault{Delay: time.Hour})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Delay: time.Hour})
 	p := b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
 	_, err := p.Get(t.Context(), absent)
 	e := wantError(t, "Get", err, vpcport.Transient, "")

@@ -49,7 +49,7 @@ func open(t *testing.T, o neutronfake.Options, edit func(*neutron.Settings), use
 	t.Helper()
 	b := &bed{cloud: neutronfake.New(o)}
 	for _, u := range users {
-		b.cloud.AddUser(u)
+		b.cloud.Keystone.AddUser(u)
 	}
 	b.network = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})

@@ -50,7 +50,7 @@ func TestCreateIsChecked(t *testing.T) {
 		}},
 	} {
 		b := newBed(t, neutronfake.Options{})
-		b.cloud.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
 		first, second := b.newPort("u-1"), b.newPort("u-2")
 		first.Host, first.Groups = "node-a", []string{b.group.ID}
 		if _, err := b.provider.Create(t.Context(), []vpcport.NewPort{first, second}); vpcport.ClassOf(err) != vpcport.Bug {
@@ -71,7 +71,7 @@ func ids(body []byte) (out [][]byte) {
 // Another order than that of the request is none of its business.
 func TestCreateIsSorted(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
-	b.cloud.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
+	b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
 		first, second, _ := bytes.Cut(bytes.TrimSuffix(bytes.TrimPrefix(body, []byte(`{"ports":[`)), []byte(`]}`)), []byte(`},{"admin_state_up"`))
 		return []byte(`{"ports":[{"admin_state_up"` + string(second) + "," + string(first) + `}]}`)
 	}})
@@ -106,7 +106,7 @@ func TestOnePortIsChecked(t *testing.T) {
 	} {
 		b := newBed(t, neutronfake.Options{})
 		p := b.make(t)
-		b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
 		_, gerr := b.provider.Get(t.Context(), p.ID)
 		_, uerr := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
 		if vpcport.ClassOf(gerr) != tc.get || vpcport.ClassOf(uerr) != tc.update {
@@ -136,11 +136,11 @@ func TestListingsAreChecked(t *testing.T) {
 		{"links that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [], "ports_links": 7}`) }},
 		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
 	} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
 		if tc.name == "more, without end" {
-			b.cloud.ClearFaults()
-			b.cloud.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
+			b.cloud.HTTP.ClearFaults()
+			b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
 				return []byte(`{"ports_links":[{"rel":"next"}],"ports":[{"id":"` + mine.ID + `"}]}`)
 			}})
 		}
@@ -165,8 +165,8 @@ func TestNetworksAreChecked(t *testing.T) {
 		{"a gateway of another family", "/v2.0/subnets", swap("192.168.0.1", "fd00::1")},
 		{"a route to nowhere", "/v2.0/subnets", swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 	} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})
 		by := b.network.ID
 		if n, err := b.provider.Network(t.Context(), by); vpcport.ClassOf(err) != vpcport.Bug {
 			t.Errorf("%s: %+v, %v", tc.name, n, err)

@@ -203,7 +203,7 @@ func TestLargestBatch(t *testing.T) {
 	if n := len(got[0].Name); len(got) != len(want) || n != 254 {
 		t.Errorf("%d ports, names of %d bytes", len(got), n)
 	}
-	if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+	if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 		t.Errorf("%d requests", n)
 	}
 	for _, n := range []int{0, len(want) + 1} {
@@ -234,12 +234,12 @@ func TestListings(t *testing.T) {
 				t.Errorf("pages of %d, by %s: %d ports, %v", page, name, len(got), err)
 			}
 		}
-		for _, c := range b.cloud.Calls() {
+		for _, c := range b.cloud.HTTP.Calls() {
 			if n := len(c.Path) + len(c.Query); n > 8000 {
 				t.Errorf("a URL of %d bytes", n)
 			}
 		}
-		if n := b.cloud.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
+		if n := b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
 			t.Errorf("%d requests", n)
 		}
 	}
@@ -253,7 +253,7 @@ func TestPageHangsOnAPortThatGoes(t *testing.T) {
 		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
 	}
 	second := b.cloud.Ports()[1].ID
-	b.cloud.Inject(neutronfake.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
+	b.cloud.HTTP.Inject(neutronfake.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
 		b.cloud.Remove(second)
 		return body
 	}})
@@ -312,7 +312,7 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 	wantError(t, "no network", err, vpcport.Bug, "")
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
 	wantError(t, "a port of no network", err, vpcport.Bug, "")
-	if n := len(b.cloud.Calls()); n != 0 {
+	if n := len(b.cloud.HTTP.Calls()); n != 0 {
 		t.Errorf("%d requests", n)
 	}
 }

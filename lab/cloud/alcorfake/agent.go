@@ -131,7 +131,7 @@ func (a *Agent) adopt() error {
 		return err
 	}
 	a.cloud.set(func() {
-		for id := range a.cloud.networks {
+		for id := range a.cloud.networks.byID {
 			if slices.Contains(names, a.vpc(id)) {
 				a.networks[id] = true
 			}
@@ -184,7 +184,7 @@ func (a *Agent) sync() {
 func (a *Agent) provide(p Port) error {
 	var subnets map[string]Subnet
 	mtu := 0
-	a.cloud.set(func() { subnets, mtu = maps.Clone(a.cloud.subnets), a.cloud.networks[p.Network].MTU })
+	a.cloud.set(func() { subnets, mtu = maps.Clone(a.cloud.networks.subnets), a.cloud.networks.byID[p.Network].MTU })
 	if err := a.join(p.Network); err != nil {
 		return fmt.Errorf("join VPC %s: %w", p.Network, err)
 	}

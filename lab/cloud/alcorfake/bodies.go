@@ -104,7 +104,7 @@ func (b *entity) check() *refusal {
 }
 
 // described is a port as replies have it.
-func (c *Cloud) described(p *Port) entity {
+func (a *api) described(p *Port) entity {
 	secured, up, vif := !p.Unsecured, true, "ovs"
 	at := p.Created.UTC().Format("2006-01-02 15:04:05")
 	e := entity{
@@ -119,7 +119,7 @@ func (c *Cloud) described(p *Port) entity {
 	}
 	if p.Status != "" {
 		status := p.Status
-		if c.options.Lower {
+		if a.options.Lower {
 			status = strings.ToLower(status)
 		}
 		e.Status = &status

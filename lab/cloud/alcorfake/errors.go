@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+
+	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
 // refusal is an exception with a status: as Spring answers it, with the reason of its
@@ -17,8 +19,8 @@ func refuse(status int, message string) *refusal { return &refusal{status, messa
 
 // within is the refusal of another manager, as the port manager tells it: an exception of
 // its HTTP client that has no status of its own. The client quotes the other's body.
-func (c *Cloud) within(status int, exception, message, path string) *refusal {
-	return refuse(500, fmt.Sprintf("org.springframework.web.client.HttpClientErrorException$%s: %d : [%s]", exception, status, c.spring(status, message, path)))
+func (a *api) within(status int, exception, message, path string) *refusal {
+	return refuse(500, fmt.Sprintf("org.springframework.web.client.HttpClientErrorException$%s: %d : [%s]", exception, status, a.spring(status, message, path)))
 }
 
 // The refusals (exceptions of the port manager, and of those that it asks).
@@ -35,52 +37,44 @@ var (
 	errNull = refuse(500, "No message available")
 )
 
-func (c *Cloud) errConflict() *refusal {
-	return c.within(412, "PreconditionFailed", "Ip address conflict with exist", "/ips")
+func (a *api) errConflict() *refusal {
+	return a.within(412, "PreconditionFailed", "Ip address conflict with exist", "/ips")
 }
 
-func (c *Cloud) errFull() *refusal {
-	return c.within(412, "PreconditionFailed", "Ip address number not enough in the specified Ipv4AddrRange", "/ips")
+func (a *api) errFull() *refusal {
+	return a.within(412, "PreconditionFailed", "Ip address number not enough in the specified Ipv4AddrRange", "/ips")
 }
 
-func (c *Cloud) errOutside() *refusal {
-	return c.within(400, "BadRequest", "Ip address invalid", "/ips")
+func (a *api) errOutside() *refusal {
+	return a.within(400, "BadRequest", "Ip address invalid", "/ips")
 }
 
-func (c *Cloud) errNotUnique() *refusal {
-	return c.within(400, "BadRequest", "This mac address is not unique!!", "/macs")
+func (a *api) errNotUnique() *refusal {
+	return a.within(400, "BadRequest", "This mac address is not unique!!", "/macs")
 }
 
 // spring is the body of an exception (Spring Boot 2.2, DefaultErrorAttributes).
-func (c *Cloud) spring(status int, message, path string) []byte {
+func (a *api) spring(status int, message, path string) []byte {
 	b, err := json.Marshal(struct {
 		Timestamp string `json:"timestamp"`
 		Status    int    `json:"status"`
 		Error     string `json:"error"`
 		Message   string `json:"message"`
 		Path      string `json:"path"`
-	}{c.clock.Now().UTC().Format("2006-01-02T15:04:05.000+0000"), status, http.StatusText(status), message, path})
+	}{a.clock.Now().UTC().Format("2006-01-02T15:04:05.000+0000"), status, http.StatusText(status), message, path})
 	if err != nil {
 		return []byte(err.Error())
 	}
 	return b
 }
 
-// reply is an answer before it is sent.
-type reply struct {
-	status int
-	header map[string]string
-	body   []byte
+type reply = httpreply.Reply
+
+func jsonReply(status int, body any) reply { return httpreply.JSON(status, body) }
+
+func (a *api) refused(r *http.Request, e *refusal) reply {
+	return reply{Status: e.status, Header: map[string]string{"Content-Type": "application/json"}, Body: a.spring(e.status, e.message, r.URL.Path)}
 }
 
-func (c *Cloud) refused(r *http.Request, e *refusal) reply {
-	return reply{e.status, map[string]string{"Content-Type": "application/json"}, c.spring(e.status, e.message, r.URL.Path)}
-}
-
-func jsonReply(status int, body any) reply {
-	b, err := json.Marshal(body)
-	if err != nil {
-		return reply{500, nil, []byte("the lab cannot write its answer: " + err.Error())}
-	}
-	return reply{status, map[string]string{"Content-Type": "application/json"}, b}
-}
+// Fault makes calls fail, see httpreply.
+type Fault = httpreply.Fault

@@ -1,5 +1,5 @@
-// Package httpreply is how the lab's HTTP services send replies and how they fail
-// below HTTP.
+// Package httpreply is what the lab's HTTP services share: how they send replies, how they fail
+// below HTTP, the faults that calls meet, and the log of calls.
 package httpreply
 
 import (

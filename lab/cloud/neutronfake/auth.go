@@ -22,17 +22,17 @@ type User struct {
 // AddUser adds a user, and so puts Keystone in front of Neutron. Denied are rules of
 // policy that are not for it, such as create_port, create_port:mac_address,
 // update_port:binding:host_id, or get_port:binding:vif_type.
-func (c *Cloud) AddUser(u User) {
+func (k *Keystone) AddUser(u User) {
 	u.Domain, u.ProjectDomain = cmp.Or(u.Domain, "Default"), cmp.Or(u.ProjectDomain, "Default")
 	u.Project, u.ProjectID = cmp.Or(u.Project, "berth"), cmp.Or(u.ProjectID, firstProject)
-	c.set(func() { c.users = append(c.users, u) })
+	k.set(func() { k.users = append(k.users, u) })
 }
 
 // EditUsers changes users, such as their passwords and what is denied to them.
-func (c *Cloud) EditUsers(edit func(*User)) {
-	c.set(func() {
-		for i := range c.users {
-			edit(&c.users[i])
+func (k *Keystone) EditUsers(edit func(*User)) {
+	k.set(func() {
+		for i := range k.users {
+			edit(&k.users[i])
 		}
 	})
 }
@@ -48,16 +48,18 @@ func (w caller) sees(project string) bool { return w.admin || w.project == proje
 func (w caller) denied(rule string) bool  { return slices.Contains(w.rules, rule) }
 
 // caller is who a request's token says. Without users everybody is an administrator of no
-// project. c.mu is held.
-func (c *Cloud) caller(r *http.Request) (caller, bool) {
-	if len(c.users) == 0 {
+// project.
+func (k *Keystone) caller(r *http.Request) (caller, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.users) == 0 {
 		return caller{admin: true}, true
 	}
-	t, ok := c.tokens[r.Header.Get("X-Auth-Token")]
-	if !ok || !c.clock.Now().Before(t.expires) {
+	t, ok := k.tokens[r.Header.Get("X-Auth-Token")]
+	if !ok || !k.clock.Now().Before(t.expires) {
 		return caller{}, false
 	}
-	for _, u := range c.users {
+	for _, u := range k.users {
 		if u.Name == t.user && u.Domain == t.domain && !u.TokensWithoutAccess {
 			return caller{project: u.ProjectID, admin: !u.Reader, rules: u.Denied}, true
 		}
@@ -68,7 +70,7 @@ func (c *Cloud) caller(r *http.Request) (caller, bool) {
 // unauthenticated is what keystonemiddleware answers.
 func unauthenticated() reply {
 	r := keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
-	r.header["WWW-Authenticate"] = `Keystone uri="http://keystone.invalid/v3"`
+	r.Header["WWW-Authenticate"] = `Keystone uri="http://keystone.invalid/v3"`
 	return r
 }
 

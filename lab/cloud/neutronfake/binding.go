@@ -21,19 +21,19 @@ type Host struct {
 }
 
 // AddHost adds a host, or replaces it.
-func (c *Cloud) AddHost(name string, h Host) { c.set(func() { c.hosts[name] = h }) }
+func (c *Cloud) AddHost(name string, h Host) { c.set(func() { c.hosts.byName[name] = h }) }
 
 // RemoveHost takes a host's agent away: nothing new is bound there.
-func (c *Cloud) RemoveHost(name string) { c.set(func() { delete(c.hosts, name) }) }
+func (c *Cloud) RemoveHost(name string) { c.set(func() { delete(c.hosts.byName, name) }) }
 
 // Plug says that a port's interface was plugged at a host. It becomes active if it is
 // bound there. With OVN a port that is bound only later does not become active by that,
 // with the agent of Open vSwitch it does.
 func (c *Cloud) Plug(port, host string) {
 	c.set(func() {
-		if p := c.ports[port]; p != nil {
+		if p := c.ports.byID[port]; p != nil {
 			p.pluggedAt = host
-			c.wire(p)
+			c.hosts.wire(p)
 		}
 	})
 }
@@ -41,10 +41,10 @@ func (c *Cloud) Plug(port, host string) {
 // Unplug says that a port's interface is plugged nowhere any more.
 func (c *Cloud) Unplug(port string) {
 	c.set(func() {
-		if p := c.ports[port]; p != nil {
+		if p := c.ports.byID[port]; p != nil {
 			p.pluggedAt = ""
 			if p.Status != "DOWN" {
-				c.change(p, func() { p.Status = "DOWN" })
+				c.ports.change(p, func() { p.Status = "DOWN" })
 			}
 		}
 	})
@@ -52,30 +52,30 @@ func (c *Cloud) Unplug(port string) {
 
 // wire makes a port active that is bound where it is plugged. c.mu is held, as in all
 // below.
-func (c *Cloud) wire(p *Port) {
+func (hs *hosts) wire(p *Port) {
 	if p.pluggedAt != "" && p.pluggedAt == p.Host && p.VIF.Type != "binding_failed" && p.Status != "ACTIVE" {
-		c.change(p, func() { p.Status = "ACTIVE" })
+		hs.ports.change(p, func() { p.Status = "ACTIVE" })
 	}
 }
 
 // bind decides about a port's binding once its host is set: any change of a port whose
 // binding failed tries again (ML2).
-func (c *Cloud) bind(p *Port, moved bool) {
+func (hs *hosts) bind(p *Port, moved bool) {
 	if moved {
 		p.Status = "DOWN"
 	}
 	if !moved && p.VIF.Type != "binding_failed" {
 		return
 	}
-	p.VIF = c.vif(p.Host)
-	if c.hosts[p.Host].Agent && p.pluggedAt == p.Host && p.VIF.Type == "ovs" {
+	p.VIF = hs.vif(p.Host)
+	if hs.byName[p.Host].Agent && p.pluggedAt == p.Host && p.VIF.Type == "ovs" {
 		p.Status = "ACTIVE"
 	}
 }
 
 // vif is what comes of binding to a host.
-func (c *Cloud) vif(host string) VIF {
-	h, alive := c.hosts[host]
+func (hs *hosts) vif(host string) VIF {
+	h, alive := hs.byName[host]
 	switch {
 	case host == "":
 		return VIF{Type: "unbound", Details: map[string]any{}}
@@ -100,14 +100,14 @@ func (c *Cloud) vif(host string) VIF {
 // answered is a port as the answer to a request has it that made or changed it. Neutron answers
 // from what it knew before the binding was stored: without the drivers that bound the port, and,
 // where late says so, without the last change of the revision.
-func (c *Cloud) answered(p *Port, late bool) *Port {
+func (hs *hosts) answered(p *Port, late bool) *Port {
 	out := p.copied()
 	if _, told := out.VIF.Details["bound_drivers"]; told {
 		out.VIF.Details = maps.Clone(out.VIF.Details)
 		delete(out.VIF.Details, "bound_drivers")
 	}
 	if late {
-		c.change(p, func() {})
+		hs.ports.change(p, func() {})
 	}
 	return &out
 }

@@ -34,8 +34,8 @@ var (
 	readAttributes = []string{"id", "status", "revision_number", "created_at", "updated_at", "tags", "binding:vif_type", "binding:vif_details"}
 )
 
-// ports are those of a request: of {"port": {}} or {"ports": [{}, {}]}.
-func ports(body []byte) (out []*portBody, bulk bool, err *refusal) {
+// portsOf are those of a request: of {"port": {}} or {"ports": [{}, {}]}.
+func portsOf(body []byte) (out []*portBody, bulk bool, err *refusal) {
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(body, &envelope) != nil || envelope == nil {
 		return nil, false, badRequest("Body contains invalid data")
