@@ -153,7 +153,7 @@ func (r *round) play() {
 		l.Cloud.API.ClearFaults()
 	}
 	if model, ok := l.Ports.(*portcloud.Model); ok {
-		model.Neutron.ClearFaults()
+		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
 		r.rest(ctx, l, book, users)
