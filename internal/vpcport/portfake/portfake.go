@@ -6,13 +6,13 @@
 //
 //	portfake.go  the books, and what tests put into them and read from them
 //	calls.go     the calls of vpcport.Provider
-//	client.go    the calls of one program among several
 //	create.go    what becomes of a new port
 //	faults.go    calls that fail
 package portfake
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -39,27 +39,38 @@ type Options struct {
 	Project string
 }
 
-// Provider is the provider. Make it with New, then add a network and hosts. It is safe
-// for concurrent use.
+// Provider is the provider, as one program calls it. Make it with New, then add a network and hosts.
+// It is safe for concurrent use.
 type Provider struct {
+	Front   *Front // what a call passes: delay, faults; and the log of calls
 	options Options
 	clock   clock.Clock
-	atOnce  chan struct{} // a token for each call that is worked on; nil: any number
+	state   *state
+	via     func(ctx context.Context, call func(context.Context) error) error // nil: no client in between
+}
 
-	mu       sync.Mutex // guards all below
+// state is what there is.
+type state struct {
+	mu       sync.Mutex // guards all below, and what ports has
 	networks map[string]vpcport.Network
 	hosts    map[string]vpcport.Plug // with an agent, and how it plugs
 	groups   map[string]bool
-	ports    map[string]*port
-	macs     map[string]string // port by network and MAC address
-	ips      map[fixedIP]string
-	shown    map[string]vpcport.Port // what listings show, with Lag
-	trail    []change                // what they do not show yet, oldest first
-	quota    int                     // 0: none
-	made     int                     // ports ever made, of which their IDs are
-	faults   []*Fault
-	calls    []Call
-	torn     []string // what calls did to ports that were plugged
+	quota    int // 0: none
+	ports    *ports
+	traits   vpcport.Traits
+}
+
+// ports are the ports with what is taken by them, and what listings show of them.
+type ports struct {
+	clock clock.Clock
+	lag   time.Duration // of listings
+	byID  map[string]*port
+	macs  map[string]string // port by network and MAC address
+	ips   map[fixedIP]string
+	shown map[string]vpcport.Port // what listings show
+	trail []change                // what they do not show yet, oldest first
+	made  int                     // so far; IDs follow from it
+	torn  []string                // what calls did to ports that were plugged
 }
 
 // port is a port with what its owner does not see.
@@ -92,42 +103,54 @@ func New(o Options) *Provider {
 	}
 	o.Project = cmp.Or(o.Project, "project")
 	p := &Provider{
-		options: o, clock: o.Clock,
-		networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{},
-		ports: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, shown: map[string]vpcport.Port{},
+		options: o, clock: o.Clock, Front: &Front{clock: o.Clock, latency: o.Latency},
+		state: &state{
+			networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{}, traits: o.Traits,
+			ports: &ports{clock: o.Clock, lag: o.Lag, byID: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, shown: map[string]vpcport.Port{}},
+		},
 	}
 	if o.AtOnce > 0 {
-		p.atOnce = make(chan struct{}, o.AtOnce)
+		p.Front.atOnce = make(chan struct{}, o.AtOnce)
 	}
 	return p
 }
 
+// Client returns the same provider as another program calls it: each call by do, which may refuse
+// it or end its context.
+func (p *Provider) Client(do func(ctx context.Context, call func(context.Context) error) error) *Provider {
+	n := *p
+	n.via = do
+	return &n
+}
+
 // AddNetwork adds or replaces a network.
-func (p *Provider) AddNetwork(n vpcport.Network) { p.set(func() { p.networks[n.ID] = n }) }
+func (p *Provider) AddNetwork(n vpcport.Network) { p.set(func() { p.state.networks[n.ID] = n }) }
 
 // RemoveNetwork removes a network. Its ports stay.
-func (p *Provider) RemoveNetwork(id string) { p.set(func() { delete(p.networks, id) }) }
+func (p *Provider) RemoveNetwork(id string) { p.set(func() { delete(p.state.networks, id) }) }
 
 // AddHost adds a host with an agent, which plugs as it is told.
-func (p *Provider) AddHost(name string, plug vpcport.Plug) { p.set(func() { p.hosts[name] = plug }) }
+func (p *Provider) AddHost(name string, plug vpcport.Plug) {
+	p.set(func() { p.state.hosts[name] = plug })
+}
 
 // RemoveHost takes a host's agent away: nothing new is bound there.
-func (p *Provider) RemoveHost(name string) { p.set(func() { delete(p.hosts, name) }) }
+func (p *Provider) RemoveHost(name string) { p.set(func() { delete(p.state.hosts, name) }) }
 
 // AddGroup adds a security group.
-func (p *Provider) AddGroup(id string) { p.set(func() { p.groups[id] = true }) }
+func (p *Provider) AddGroup(id string) { p.set(func() { p.state.groups[id] = true }) }
 
 // SetQuota says how many ports there may be; 0: any number.
-func (p *Provider) SetQuota(ports int) { p.set(func() { p.quota = ports }) }
+func (p *Provider) SetQuota(ports int) { p.set(func() { p.state.quota = ports }) }
 
 // Plug says that somebody plugged a port at a host. It becomes active if it is bound
 // there, which no later binding makes up for: so it is with OVN.
 func (p *Provider) Plug(id, host string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
+		if o := p.state.ports.byID[id]; o != nil {
 			o.pluggedAt = host
 			if o.Binding.Result == vpcport.Bound && o.Host == host {
-				p.changed(o, func() { o.Status = vpcport.StatusActive })
+				p.state.ports.changed(o, func() { o.Status = vpcport.StatusActive })
 			}
 		}
 	})
@@ -136,33 +159,33 @@ func (p *Provider) Plug(id, host string) {
 // Unplug says that a port is plugged nowhere any more.
 func (p *Provider) Unplug(id string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
+		if o := p.state.ports.byID[id]; o != nil {
 			o.pluggedAt = ""
-			p.changed(o, func() { o.Status = vpcport.StatusDown })
+			p.state.ports.changed(o, func() { o.Status = vpcport.StatusDown })
 		}
 	})
 }
 
 // AddPort puts a port there that somebody else made, and returns it with what it lacks.
 func (p *Provider) AddPort(want vpcport.Port) vpcport.Port {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.made++
-	want.ID = cmp.Or(want.ID, portID(p.made))
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	p.state.ports.made++
+	want.ID = cmp.Or(want.ID, portID(p.state.ports.made))
 	if want.MAC == nil {
-		want.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(p.made >> 16), byte(p.made >> 8), byte(p.made)}
+		want.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(p.state.ports.made >> 16), byte(p.state.ports.made >> 8), byte(p.state.ports.made)}
 	}
 	want.CreatedAt = p.clock.Now()
 	o := &port{Port: want}
-	p.enter(o)
+	p.state.ports.enter(o)
 	return copied(o.Port)
 }
 
 // Touch changes a port behind the backs of all, as somebody else would.
 func (p *Provider) Touch(id string, edit func(*vpcport.Port)) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
-			p.changed(o, func() { edit(&o.Port) })
+		if o := p.state.ports.byID[id]; o != nil {
+			p.state.ports.changed(o, func() { edit(&o.Port) })
 		}
 	})
 }
@@ -170,86 +193,86 @@ func (p *Provider) Touch(id string, edit func(*vpcport.Port)) {
 // Remove deletes a port behind the backs of all.
 func (p *Provider) Remove(id string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
-			p.drop(o)
+		if o := p.state.ports.byID[id]; o != nil {
+			p.state.ports.drop(o)
 		}
 	})
 }
 
 // Torn tells which ports calls deleted, or bound elsewhere, while somebody had them plugged.
 func (p *Provider) Torn() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.torn)
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	return slices.Clone(p.state.ports.torn)
 }
 
-// tears notes that a call takes a port from where it is plugged. p.mu is held.
-func (p *Provider) tears(o *port, op string) {
+// tears notes that a call takes a port from where it is plugged. state.mu is held.
+func (ps *ports) tears(o *port, op string) {
 	if o.pluggedAt != "" {
-		p.torn = append(p.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
+		ps.torn = append(ps.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
 	}
 }
 
 // All are all ports as they are, by ID.
 func (p *Provider) All() []vpcport.Port {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]vpcport.Port, 0, len(p.ports))
-	for _, id := range slices.Sorted(maps.Keys(p.ports)) {
-		out = append(out, copied(p.ports[id].Port))
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	out := make([]vpcport.Port, 0, len(p.state.ports.byID))
+	for _, id := range slices.Sorted(maps.Keys(p.state.ports.byID)) {
+		out = append(out, copied(p.state.ports.byID[id].Port))
 	}
 	return out
 }
 
 func (p *Provider) set(do func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
 	do()
 }
 
-// enter puts a new port into the books. p.mu is held, as in all below.
-func (p *Provider) enter(o *port) {
-	p.ports[o.ID] = o
-	p.macs[o.NetworkID+" "+o.MAC.String()] = o.ID
+// enter puts a new port into the books. state.mu is held, as in all below.
+func (ps *ports) enter(o *port) {
+	ps.byID[o.ID] = o
+	ps.macs[o.NetworkID+" "+o.MAC.String()] = o.ID
 	for _, a := range o.Addresses {
-		p.ips[fixedIP{o.NetworkID, a.IP}] = o.ID
+		ps.ips[fixedIP{o.NetworkID, a.IP}] = o.ID
 	}
-	p.changed(o, func() {})
+	ps.changed(o, func() {})
 }
 
-func (p *Provider) drop(o *port) {
-	delete(p.ports, o.ID)
-	delete(p.macs, o.NetworkID+" "+o.MAC.String())
+func (ps *ports) drop(o *port) {
+	delete(ps.byID, o.ID)
+	delete(ps.macs, o.NetworkID+" "+o.MAC.String())
 	for _, a := range o.Addresses {
-		delete(p.ips, fixedIP{o.NetworkID, a.IP})
+		delete(ps.ips, fixedIP{o.NetworkID, a.IP})
 	}
-	p.trail = append(p.trail, change{at: p.clock.Now(), id: o.ID})
+	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID})
 }
 
 // changed makes a change of a port, which has another revision from then on.
-func (p *Provider) changed(o *port, edit func()) {
+func (ps *ports) changed(o *port, edit func()) {
 	edit()
 	o.Revision++
 	now := copied(o.Port)
-	p.trail = append(p.trail, change{at: p.clock.Now(), id: o.ID, port: &now})
+	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID, port: &now})
 }
 
 // listed is what a listing shows.
-func (p *Provider) listed() map[string]vpcport.Port {
-	until, shows := p.clock.Now().Add(-p.options.Lag), 0
-	for _, c := range p.trail {
+func (ps *ports) listed() map[string]vpcport.Port {
+	until, shows := ps.clock.Now().Add(-ps.lag), 0
+	for _, c := range ps.trail {
 		if c.at.After(until) {
 			break
 		}
 		shows++
 		if c.port == nil {
-			delete(p.shown, c.id)
+			delete(ps.shown, c.id)
 		} else {
-			p.shown[c.id] = *c.port
+			ps.shown[c.id] = *c.port
 		}
 	}
-	p.trail = p.trail[shows:]
-	return p.shown
+	ps.trail = ps.trail[shows:]
+	return ps.shown
 }
 
 func copied(o vpcport.Port) vpcport.Port {

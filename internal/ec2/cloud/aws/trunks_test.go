@@ -42,22 +42,22 @@ var worlds = map[string]func(*testing.T) world{"in memory": inMemoryWorld, "lab"
 
 func inMemoryWorld(*testing.T) world {
 	c := cloudfake.New(cloudfake.Options{})
-	c.AddSubnet("subnet-1", "a", "10.0.0.0/22", nil)
-	c.AddSubnet("subnet-2", "b", "10.0.4.0/22", nil)
-	c.AddInstance("i-1", "m5.large", "subnet-1")
-	c.AddInstance("i-2", "t3.small", "subnet-1")
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/22", nil)
+	c.State.AddSubnet("subnet-2", "b", "10.0.4.0/22", nil)
+	c.State.AddInstance("i-1", "m5.large", "subnet-1")
+	c.State.AddInstance("i-2", "t3.small", "subnet-1")
 	w := world{
 		API: pace.Cloud(c, pace.Options{}), raw: c, large: "i-1", small: "i-2", home: "subnet-1", away: "subnet-2", groups: []string{cloudfake.Group},
 		lose: func(action string) {
-			c.Inject(cloudfake.Fault{Action: action, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
+			c.Front.Inject(cloudfake.Fault{Action: action, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
 		},
-		calls:      func(action string) int { return c.Total(action).Calls },
-		terminate:  c.Terminate,
+		calls:      func(action string) int { return c.Front.Total(action).Calls },
+		terminate:  c.State.Terminate,
 		unknownENI: "eni-9999", unknownLink: "trunk-assoc-9999",
 	}
 	for n := range 5 {
 		w.groups = append(w.groups, fmt.Sprint("sg-", 2+n))
-		c.AddSecurityGroup(w.groups[1+n], nil)
+		c.State.AddSecurityGroup(w.groups[1+n], nil)
 	}
 	return w
 }

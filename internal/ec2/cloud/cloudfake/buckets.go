@@ -33,50 +33,50 @@ func (b *bucket) fill(now time.Time) bool {
 
 // SetBuckets changes the limits: those of all actions, if not nil, and of
 // single ones, as in Options. All buckets are full then.
-func (c *Cloud) SetBuckets(shared *Bucket, own map[string]Bucket) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.options.Shared, c.options.Buckets = shared, own
-	c.shared = newBucket(shared, c.clock.Now())
-	clear(c.buckets)
+func (f *Front) SetBuckets(shared *Bucket, own map[string]Bucket) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own = own
+	f.shared = newBucket(shared, f.clock.Now())
+	clear(f.buckets)
 }
 
-// bucketOf is the action's own bucket; nil when it has none. c.mu is held.
-func (c *Cloud) bucketOf(op string, now time.Time) *bucket {
-	if b, ok := c.buckets[op]; ok {
+// bucketOf is the action's own bucket; nil when it has none. f.mu is held.
+func (f *Front) bucketOf(op string, now time.Time) *bucket {
+	if b, ok := f.buckets[op]; ok {
 		return b
 	}
-	b, ok := c.options.Buckets[op]
+	b, ok := f.own[op]
 	if !ok && strings.HasPrefix(op, "Describe") {
-		b, ok = c.options.Buckets["Describe"]
+		b, ok = f.own["Describe"]
 	}
 	if !ok {
-		b, ok = c.options.Buckets[""]
+		b, ok = f.own[""]
 	}
 	if ok {
-		c.buckets[op] = newBucket(&b, now)
+		f.buckets[op] = newBucket(&b, now)
 	} else {
-		c.buckets[op] = nil
+		f.buckets[op] = nil
 	}
-	return c.buckets[op]
+	return f.buckets[op]
 }
 
 // Draw takes the tokens of a call of op if they are there, as the call of
 // another client of the account does. It counts in no Stats.
-func (c *Cloud) Draw(op string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.admit(op)
+func (f *Front) Draw(op string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.admit(op)
 }
 
-// admit takes the tokens for a call, of both buckets or of none. c.mu is held.
-func (c *Cloud) admit(op string) bool {
-	now := c.clock.Now()
-	own := c.bucketOf(op, now)
-	if own != nil && !own.fill(now) || c.shared != nil && !c.shared.fill(now) {
+// admit takes the tokens for a call, of both buckets or of none. f.mu is held.
+func (f *Front) admit(op string) bool {
+	now := f.clock.Now()
+	own := f.bucketOf(op, now)
+	if own != nil && !own.fill(now) || f.shared != nil && !f.shared.fill(now) {
 		return false
 	}
-	for _, b := range []*bucket{own, c.shared} {
+	for _, b := range []*bucket{own, f.shared} {
 		if b != nil {
 			b.tokens--
 		}

@@ -4,14 +4,36 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
+
+// Front is what a call passes before it has an effect: a delay, the rate limits and the faults. It
+// logs the calls.
+type Front struct {
+	clock clock.Clock
+
+	mu        sync.Mutex // guards all below
+	latency   time.Duration
+	latencies map[string]time.Duration // by method, in place of latency
+	shared    *bucket
+	own       map[string]Bucket  // the limits of single actions
+	buckets   map[string]*bucket // by action
+	refused   float64            // share of calls that are refused whatever their rate
+	dice      *rand.Rand
+	stats     map[string]Stats
+	busy      time.Duration // CPU time of the work done
+	faults    []*Fault
+	calls     []Call
+}
 
 // Stats count the calls of one action.
 type Stats struct {
@@ -21,15 +43,15 @@ type Stats struct {
 }
 
 // Stats tells what was called, by EC2's name of the action.
-func (c *Cloud) Stats() map[string]Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.stats)
+func (f *Front) Stats() map[string]Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.stats)
 }
 
 // Total is the sum of the Stats of the named actions, or of all.
-func (c *Cloud) Total(actions ...string) (sum Stats) {
-	all := c.Stats()
+func (f *Front) Total(actions ...string) (sum Stats) {
+	all := f.Stats()
 	if len(actions) == 0 {
 		for name := range all {
 			actions = append(actions, name)
@@ -43,18 +65,18 @@ func (c *Cloud) Total(actions ...string) (sum Stats) {
 }
 
 // ResetStats forgets the calls and the CPU time so far.
-func (c *Cloud) ResetStats() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	clear(c.stats)
-	c.busy = 0
+func (f *Front) ResetStats() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.stats)
+	f.busy = 0
 }
 
 // CPU is the processor time that the cloud's own work took.
-func (c *Cloud) CPU() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.busy
+func (f *Front) CPU() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.busy
 }
 
 // call is one that is made.
@@ -69,39 +91,54 @@ func (q call) refuse(class cloud.Class, code, format string, args ...any) error 
 	return &cloud.Error{Class: class, Op: q.action.Action, Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// do is the frame of every call: the delay, the buckets, the faults, the books,
-// the counts.
-func (c *Cloud) do(ctx context.Context, q call, work func() error) (err error) {
-	if d := c.delay(q.method); d > 0 {
+// do makes a call: by the client's function if there is one, through the front, and with State.mu
+// held while it works.
+func (c *Cloud) do(ctx context.Context, q call, work func() error) error {
+	through := func(ctx context.Context) error {
+		return c.Front.do(ctx, q, func() error {
+			c.State.mu.Lock()
+			defer c.State.mu.Unlock()
+			c.State.enis.settle()
+			return work()
+		})
+	}
+	if c.via != nil {
+		return c.via(ctx, through)
+	}
+	return through(ctx)
+}
+
+// do delays a call, draws its tokens, injects its fault and logs it.
+func (f *Front) do(ctx context.Context, q call, work func() error) (err error) {
+	if d := f.delay(q.method); d > 0 {
 		select {
 		case <-ctx.Done():
-		case <-c.clock.After(d):
+		case <-f.clock.After(d):
 		}
 	}
 	if ctx.Err() != nil {
 		return &cloud.Error{Class: cloud.Transient, Op: q.action.Action, Err: context.Cause(ctx)}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer c.measure()()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.measure()()
 	op := q.action.Action
-	s := c.stats[op]
+	s := f.stats[op]
 	s.Calls++
 	defer func() {
-		c.stats[op] = s
-		c.calls = append(c.calls, Call{Op: q.method, ENI: q.eni, N: q.n, At: c.clock.Now(), Err: err})
+		f.stats[op] = s
+		f.calls = append(f.calls, Call{Op: q.method, ENI: q.eni, N: q.n, At: f.clock.Now(), Err: err})
 	}()
-	c.settle()
-	if c.options.Refused > 0 && c.dice.Float64() < c.options.Refused || !c.admit(op) {
+	if f.refused > 0 && f.dice.Float64() < f.refused || !f.admit(op) {
 		s.Refused++
 		return q.refuse(cloud.Throttled, "RequestLimitExceeded", "Request limit exceeded.")
 	}
-	f := c.fault(q)
-	if f == nil || f.After {
+	fault := f.fault(q)
+	if fault == nil || fault.After {
 		err = work()
 	}
-	if f != nil && err == nil {
-		err = f.Err
+	if fault != nil && err == nil {
+		err = fault.Err
 	}
 	if err != nil {
 		s.Failed++
@@ -114,29 +151,40 @@ func (c *Cloud) change(ctx context.Context, q call, work func() error) error {
 	return c.do(ctx, q, func() error {
 		err := work()
 		if err == nil {
-			c.remember()
+			c.State.enis.remember()
 		}
 		return err
 	})
 }
 
+// SetLatency delays each call of a method; an empty name means all others.
+func (f *Front) SetLatency(method string, d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if method == "" {
+		f.latency = d
+	} else {
+		f.latencies[method] = d
+	}
+}
+
 // delay is how long a call of a method takes.
-func (c *Cloud) delay(method string) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d, ok := c.latency[method]; ok {
+func (f *Front) delay(method string) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d, ok := f.latencies[method]; ok {
 		return d
 	}
-	return c.options.Latency
+	return f.latency
 }
 
 // measure adds the CPU time until its result is called to that of the cloud.
-// The clock is the thread's, so the goroutine stays on it. c.mu is held.
-func (c *Cloud) measure() func() {
+// The clock is the thread's, so the goroutine stays on it. f.mu is held.
+func (f *Front) measure() func() {
 	runtime.LockOSThread()
 	start := threadTime()
 	return func() {
-		c.busy += threadTime() - start
+		f.busy += threadTime() - start
 		runtime.UnlockOSThread()
 	}
 }

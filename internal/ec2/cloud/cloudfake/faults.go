@@ -34,36 +34,36 @@ func Err(class cloud.Class, code string) error {
 }
 
 // Inject adds a fault.
-func (c *Cloud) Inject(f Fault) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.faults = append(c.faults, &f)
+func (f *Front) Inject(fault Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = append(f.faults, &fault)
 }
 
 // ClearFaults ends all faults.
-func (c *Cloud) ClearFaults() { c.mu.Lock(); defer c.mu.Unlock(); c.faults = nil }
+func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
 
-// fault is the one that a call meets; nil for none. c.mu is held.
-func (c *Cloud) fault(q call) *Fault {
-	for _, f := range c.faults {
-		if (f.Op == "" || f.Op == q.method) && (f.Action == "" || f.Action == q.action.Action) &&
-			(f.ENI == "" || f.ENI == q.eni) && (f.Times == 0 || f.hits < f.Times) {
-			f.hits++
-			return f
+// fault is the one that a call meets; nil for none. f.mu is held.
+func (f *Front) fault(q call) *Fault {
+	for _, each := range f.faults {
+		if (each.Op == "" || each.Op == q.method) && (each.Action == "" || each.Action == q.action.Action) &&
+			(each.ENI == "" || each.ENI == q.eni) && (each.Times == 0 || each.hits < each.Times) {
+			each.hits++
+			return each
 		}
 	}
 	return nil
 }
 
 // Calls lists the calls so far.
-func (c *Cloud) Calls() []Call { c.mu.Lock(); defer c.mu.Unlock(); return slices.Clone(c.calls) }
+func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
 
 // ResetCalls forgets the calls so far.
-func (c *Cloud) ResetCalls() { c.mu.Lock(); defer c.mu.Unlock(); c.calls = nil }
+func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
 
 // Count counts the calls of the named methods so far.
-func (c *Cloud) Count(methods ...string) (n int) {
-	for _, call := range c.Calls() {
+func (f *Front) Count(methods ...string) (n int) {
+	for _, call := range f.Calls() {
 		if slices.Contains(methods, call.Op) {
 			n++
 		}

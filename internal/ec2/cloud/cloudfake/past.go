@@ -15,31 +15,31 @@ type state struct {
 }
 
 // SetLag makes listings show what was true d ago.
-func (c *Cloud) SetLag(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.past.lag = d
+func (st *State) SetLag(d time.Duration) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.enis.past.lag = d
 	if d == 0 {
-		c.past.states = nil
-	} else if len(c.past.states) == 0 {
-		c.remember()
+		st.enis.past.states = nil
+	} else if len(st.enis.past.states) == 0 {
+		st.enis.remember()
 	}
 }
 
-// remember notes a change for listings that trail. c.mu is held.
-func (c *Cloud) remember() {
-	if c.past.lag == 0 {
+// remember notes a change for listings that trail. State.mu is held.
+func (es *enis) remember() {
+	if es.past.lag == 0 {
 		return
 	}
-	c.settle()
-	now := c.clock.Now()
+	es.settle()
+	now := es.clock.Now()
 	s := state{at: now}
-	for _, e := range c.order {
+	for _, e := range es.order {
 		if !e.deleted {
 			s.enis = append(s.enis, &eni{ENI: clone(e), seq: e.seq})
 		}
 	}
-	p := &c.past
+	p := &es.past
 	p.states = append(p.states, s)
 	for len(p.states) > 1 && !p.states[1].at.After(now.Add(-p.lag)) {
 		p.states = p.states[1:]

@@ -15,8 +15,8 @@ import (
 func TestAssociations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{}), t.Context()
-		first, second := c.AddENI("i-1", 1, cloud.InterfaceTrunk, nil), c.AddENI("i-1", 2, cloud.InterfaceTrunk, nil)
-		c.SetLag(time.Second)
+		first, second := c.State.AddENI("i-1", 1, cloud.InterfaceTrunk, nil), c.State.AddENI("i-1", 2, cloud.InterfaceTrunk, nil)
+		c.State.SetLag(time.Second)
 		var want []cloud.Association
 		for _, at := range []struct {
 			trunk string
@@ -28,7 +28,7 @@ func TestAssociations(t *testing.T) {
 			ok(t, err)
 			want = append([]cloud.Association{a}, want...)
 		}
-		if got := c.Associations(); !slices.Equal(got, want) {
+		if got := c.State.Associations(); !slices.Equal(got, want) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		shown := func(status string) int {
@@ -45,7 +45,7 @@ func TestAssociations(t *testing.T) {
 		if shown("in-use") != 0 || shown("available") != 1 {
 			t.Error("the end of the association is not shown after a second")
 		}
-		if got := c.Associations(); !slices.Equal(got, want[1:]) {
+		if got := c.State.Associations(); !slices.Equal(got, want[1:]) {
 			t.Errorf("got %+v, want %+v", got, want[1:])
 		}
 	})
