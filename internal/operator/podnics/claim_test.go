@@ -122,7 +122,7 @@ func TestGivenPort(t *testing.T) {
 		w.awaitGone(other.Name)
 	}
 	left := w.All()
-	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Count("Delete") > 0 {
+	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Front.Count("Delete") > 0 {
 		t.Errorf("left are %+v", left)
 	}
 }

@@ -42,7 +42,7 @@ func TestUnplacedFor(t *testing.T) {
 func TestNodeOfACallThatLasts(t *testing.T) {
 	w := start(t, Options{})
 	hold := make(chan struct{})
-	w.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
+	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
 	w.pod("slow", "")
 	w.schedule("slow", "node-a")
 	o := w.awaitNIC("slow", "eth0", "names its node", func(o *v1alpha1.PodNIC) error {

@@ -53,7 +53,7 @@ func TestRestart(t *testing.T) {
 		before[name] = w.awaitNIC("web", name, "is bound", boundAt("node-a"))
 	}
 	w.end()
-	w.ResetCalls()
+	w.Front.ResetCalls()
 	w.pod("next", "")
 	w.Plug(before["eth0"].Status.PortID, "node-a")
 	w.run(Options{})
@@ -65,7 +65,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	w.awaitPorts(3, "no port is made twice")
-	if n := w.Count("Create"); n != 1 {
+	if n := w.Front.Count("Create"); n != 1 {
 		t.Errorf("%d calls of Create", n)
 	}
 }

@@ -19,8 +19,8 @@ func TestColdStartIsFourCalls(t *testing.T) {
 		n.start()
 		n.settle(time.Second)
 		n.wantLayout("3")
-		calls := n.cloud.Calls()
-		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Count("ENIs") != 2 || n.cloud.Count("Instance") != 0 {
+		calls := n.cloud.Front.Calls()
+		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Front.Count("ENIs") != 2 || n.cloud.Front.Count("Instance") != 0 {
 			t.Errorf("%d calls, want the fourth to assign addresses: %+v", len(calls), calls)
 		}
 		n.add(0, time.Second)
@@ -33,13 +33,13 @@ func TestColdStartIsFourCalls(t *testing.T) {
 func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
-		n.cloud.Terminate(instance)
+		n.cloud.State.Terminate(instance)
 		n.start()
 		n.settle(time.Minute)
-		if err := n.Ready(); err == nil || n.cloud.Count("Instance") == 0 || n.cloud.Count(changes...) > 0 {
-			t.Errorf("ready: %v, calls %+v", err, n.cloud.Calls())
+		if err := n.Ready(); err == nil || n.cloud.Front.Count("Instance") == 0 || n.cloud.Front.Count(changes...) > 0 {
+			t.Errorf("ready: %v, calls %+v", err, n.cloud.Front.Calls())
 		}
-		n.cloud.AddInstance(instance, "t3.small", "subnet-1")
+		n.cloud.State.AddInstance(instance, "t3.small", "subnet-1")
 		n.settle(time.Minute)
 		n.wantLayout("3")
 	})
@@ -58,7 +58,7 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
 			}
 		}
-		if asked := n.cloud.Count("Instance"); asked > 0 {
+		if asked := n.cloud.Front.Count("Instance"); asked > 0 {
 			t.Errorf("the instance was described %d times", asked)
 		}
 	})

@@ -23,12 +23,12 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 				n.settle(50 * time.Second)
 			}
 			wave()
-			n.cloud.ResetCalls()
+			n.cloud.Front.ResetCalls()
 			const minutes = 10
 			for range minutes {
 				wave()
 			}
-			if got := n.cloud.Count(changes...); (churns && got < 3*minutes) || churns != (got > 0) {
+			if got := n.cloud.Front.Count(changes...); (churns && got < 3*minutes) || churns != (got > 0) {
 				t.Errorf("shrink delay %v: %d changes at EC2 in %d minutes", delay, got, minutes)
 			}
 			n.settle(12 * time.Second) // 62 s after the last pod ended

@@ -21,7 +21,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 				n.addAll(0, 2, time.Minute)
 				n.settle(time.Minute)
 				n.kill()
-				n.cloud.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+				n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
 				n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
 				n.start()
 				n.settle(5 * time.Minute)
@@ -34,17 +34,17 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 				}
 				n.delAll(0, 2)
 				n.settle(20 * time.Second)
-				if l := len(n.cloud.Truth()); l != 3 {
+				if l := len(n.cloud.State.Truth()); l != 3 {
 					t.Errorf("%d ENIs while addresses cool", l)
 				}
 				n.settle(5 * time.Minute)
 				n.check()
-				for _, e := range n.cloud.Truth() {
+				for _, e := range n.cloud.State.Truth() {
 					if !primary(e) && e.SubnetID != "subnet-2" {
 						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 					}
 				}
-				if l := len(n.cloud.Truth()); l != 2 {
+				if l := len(n.cloud.State.Truth()); l != 2 {
 					t.Errorf("%d ENIs in the end", l)
 				}
 			})

@@ -29,8 +29,8 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						n.burst(0, 14, time.Second) // as many as the first ENI takes
 						n.settle(time.Minute)
 					}
-					n.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
-					n.cloud.ResetCalls()
+					n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+					n.cloud.Front.ResetCalls()
 					failed := make(chan int)
 					var took time.Duration
 					begin := time.Now()
@@ -40,10 +40,10 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						failed <- f
 					}()
 					n.settle(away)
-					if got := len(n.cloud.Calls()); got > 25 {
+					if got := len(n.cloud.Front.Calls()); got > 25 {
 						t.Errorf("%d calls within %v in which all fail", got, away)
 					}
-					n.cloud.ClearFaults()
+					n.cloud.Front.ClearFaults()
 					if f := <-failed; f > 0 {
 						t.Errorf("%d pods of %d got no address", f, pods)
 					}

@@ -34,9 +34,9 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.wantLayout("16")
 		n.check()
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Count(changes...); got != 0 {
+		if got := n.cloud.Front.Count(changes...); got != 0 {
 			t.Errorf("%d changes at EC2 within an hour of rest", got)
 		}
 		if l := n.add(100, time.Second); l.Uplink != 0 {
