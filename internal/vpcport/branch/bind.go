@@ -65,7 +65,7 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 	}
 	p.memory.associated(*e, a)
 	e.Type = cloud.InterfaceBranch
-	p.note(ctx, a)
+	p.notes.note(ctx, a)
 	return a, false, nil
 }
 

@@ -30,7 +30,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	if n.NetworkID != p.s.VPC {
 		return nil, failure(vpcport.NetworkGone, opCreate, "a port of network %.64q, expected one of VPC %s", n.NetworkID, p.s.VPC)
 	}
-	subnets, t, err := p.place(ctx, n)
+	subnets, t, err := p.placement.of(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -69,66 +69,6 @@ func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.Cr
 		}
 	}
 	return out, nil
-}
-
-// place is in which subnets a port may be, the best first, and the trunk of its host; nil
-// where it has none.
-func (p *Provider) place(ctx context.Context, n vpcport.NewPort) (list []cloud.Subnet, t *trunk, err error) {
-	if n.Host != "" {
-		if t, _, err = p.trunks.of(ctx, n.Host); err != nil {
-			return nil, nil, err
-		}
-	}
-	ids, err := p.mayBeIn(n, t)
-	if err != nil {
-		return nil, nil, err
-	}
-	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
-		if _, err := p.subnets.list(ctx); err != nil {
-			return nil, nil, err
-		}
-		list, err = p.among(ctx, ids, n, t)
-	}
-	return list, t, err
-}
-
-// among are those of some subnets that a port may be in.
-func (p *Provider) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
-	list, missing, err := p.subnets.of(ctx, ids)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(n.Addresses) > 0 && len(list) == 0:
-		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s where ports have %v", p.s.VPC, ids[0], p.s.Families.Families())
-	case len(n.Addresses) == 0:
-		if list = inZone(list, t.Zone); len(list) == 0 {
-			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing, or of IPv6 alone: %q", ids, t.Zone, t.Instance, missing)
-		}
-	}
-	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {
-		return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v has an IPv6 CIDR block, and the port is to have an address of IPv6", ids)
-	}
-	return list, nil
-}
-
-// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those that it is to be among,
-// those of the settings, or that of its host's trunk. It refuses addresses that no port can have together.
-func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
-	switch families := p.s.Families.Families(); {
-	case len(n.Addresses) > len(families):
-		return nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one of each of %v", len(n.Addresses), families)
-	case len(n.Addresses) == 2 && n.Addresses[0].SubnetID != n.Addresses[1].SubnetID:
-		return nil, failure(vpcport.Invalid, opCreate, "a port with addresses of the subnets %.64s and %.64s, expected those of one", n.Addresses[0].SubnetID, n.Addresses[1].SubnetID)
-	case len(n.Addresses) > 0:
-		return []string{n.Addresses[0].SubnetID}, nil
-	case t == nil:
-		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
-	case len(n.Subnets) > 0:
-		return n.Subnets, nil
-	case len(p.s.Subnets) == 0:
-		return []string{t.SubnetID}, nil
-	}
-	return p.s.Subnets, nil
 }
 
 // request is what EC2 is asked for, but for the subnet.
@@ -174,7 +114,7 @@ func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error 
 
 // Resolve implements vpcport.Resolver: which subnets a port may be in, and its groups.
 func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
-	subnets, t, err := p.place(ctx, n)
+	subnets, t, err := p.placement.of(ctx, n)
 	if err != nil {
 		return vpcport.Resolved{}, err
 	}

@@ -119,6 +119,73 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	return out, missing, nil
 }
 
+// placement decides in which subnets a port may be.
+type placement struct {
+	s       Settings
+	trunks  *trunks
+	subnets *subnets
+}
+
+// of are the subnets that a port may be in, the best first, and the trunk of its host; nil
+// where it has none.
+func (p *placement) of(ctx context.Context, n vpcport.NewPort) (list []cloud.Subnet, t *trunk, err error) {
+	if n.Host != "" {
+		if t, _, err = p.trunks.of(ctx, n.Host); err != nil {
+			return nil, nil, err
+		}
+	}
+	ids, err := p.mayBeIn(n, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
+		if _, err := p.subnets.list(ctx); err != nil {
+			return nil, nil, err
+		}
+		list, err = p.among(ctx, ids, n, t)
+	}
+	return list, t, err
+}
+
+// among are those of some subnets that a port may be in.
+func (p *placement) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
+	list, missing, err := p.subnets.of(ctx, ids)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(n.Addresses) > 0 && len(list) == 0:
+		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s where ports have %v", p.s.VPC, ids[0], p.s.Families.Families())
+	case len(n.Addresses) == 0:
+		if list = inZone(list, t.Zone); len(list) == 0 {
+			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing, or of IPv6 alone: %q", ids, t.Zone, t.Instance, missing)
+		}
+	}
+	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {
+		return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v has an IPv6 CIDR block, and the port is to have an address of IPv6", ids)
+	}
+	return list, nil
+}
+
+// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those that it is to be among,
+// those of the settings, or that of its host's trunk. It refuses addresses that no port can have together.
+func (p *placement) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
+	switch families := p.s.Families.Families(); {
+	case len(n.Addresses) > len(families):
+		return nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one of each of %v", len(n.Addresses), families)
+	case len(n.Addresses) == 2 && n.Addresses[0].SubnetID != n.Addresses[1].SubnetID:
+		return nil, failure(vpcport.Invalid, opCreate, "a port with addresses of the subnets %.64s and %.64s, expected those of one", n.Addresses[0].SubnetID, n.Addresses[1].SubnetID)
+	case len(n.Addresses) > 0:
+		return []string{n.Addresses[0].SubnetID}, nil
+	case t == nil:
+		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
+	case len(n.Subnets) > 0:
+		return n.Subnets, nil
+	case len(p.s.Subnets) == 0:
+		return []string{t.SubnetID}, nil
+	}
+	return p.s.Subnets, nil
+}
+
 // withFamilies are those subnets that have addresses of all families of ports. Each that a port of IPv4 may be in
 // has those, which are enough where a certain one is asked for, and no other: so does a port that is made again, and had
 // that one alone.

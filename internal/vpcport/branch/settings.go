@@ -52,12 +52,13 @@ type Settings struct {
 
 // Provider makes branch interfaces. It implements vpcport.Provider.
 type Provider struct {
-	s       Settings
-	trunks  *trunks
-	subnets *subnets
-	vlans   *vlans
-	memory  *memory
-	notes   *notes
+	s         Settings
+	trunks    *trunks
+	subnets   *subnets
+	placement *placement
+	vlans     *vlans
+	memory    *memory
+	notes     *notes
 }
 
 var (
@@ -70,9 +71,9 @@ func Open(s Settings) *Provider {
 	s.Clock = cmp.Or[clock.Clock](s.Clock, clock.Real{})
 	s.Logger = cmp.Or(s.Logger, slog.New(slog.DiscardHandler))
 	s.Settle, s.Cooling = cmp.Or(s.Settle, Settle), cmp.Or(s.Cooling, Cooling)
-	return &Provider{
-		s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock, s.Cooling), memory: newMemory(s.Clock, s.Settle), notes: newNotes(),
-	}
+	p := &Provider{s: s, trunks: newTrunks(s), subnets: newSubnets(s), vlans: newVLANs(s.Clock, s.Cooling), memory: newMemory(s.Clock, s.Settle)}
+	p.placement, p.notes = &placement{s, p.trunks, p.subnets}, newNotes(s, p.memory)
+	return p
 }
 
 // maxFilter is how many values a filter of a listing may have (EC2 API Reference, Filter).
