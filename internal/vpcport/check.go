@@ -1,6 +1,9 @@
 package vpcport
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // Mismatch names what a port has other than it was asked for; empty: nothing.
 func Mismatch(n NewPort, p Port) string {
@@ -19,6 +22,28 @@ func Mismatch(n NewPort, p Port) string {
 		return "address"
 	}
 	return ""
+}
+
+// Unmet says what of a change a port does not have; empty: nothing.
+func (c Change) Unmet(p Port) string {
+	for _, f := range []struct {
+		name string
+		want *string
+		got  string
+	}{{"host", c.Host, p.Host}, {"device", c.Device, p.Device}, {"owner", c.Owner, p.Owner}} {
+		if f.want != nil && *f.want != f.got {
+			return fmt.Sprintf("port %s has the %s %q after a change to %q", p.ID, f.name, f.got, *f.want)
+		}
+	}
+	if c.Groups != nil && !SameSet(c.Groups, p.Groups) {
+		return fmt.Sprintf("port %s has the groups %q after a change to %q", p.ID, p.Groups, c.Groups)
+	}
+	return ""
+}
+
+// Empty tells whether a change changes nothing.
+func (c Change) Empty() bool {
+	return c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil
 }
 
 // hasAddresses tells whether each address that was asked for is there. A network whose

@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 
-	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
@@ -42,7 +40,7 @@ func (p *Provider) call(ctx context.Context, r request, to any) error {
 	}
 	resp, err := p.http.Do(req)
 	if err != nil {
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
@@ -50,12 +48,12 @@ func (p *Provider) call(ctx context.Context, r request, to any) error {
 	case resp.StatusCode < 200 || resp.StatusCode >= 300:
 		return refusal(r, resp, body) // what there is of the body
 	case err != nil:
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	case to == nil:
 		return nil
 	}
 	if err := json.Unmarshal(body, to); err != nil {
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	}
 	return nil
 }
@@ -81,20 +79,4 @@ func (p *Provider) newRequest(ctx context.Context, r request) (*http.Request, er
 		req.Header.Set("Content-Type", "application/json")
 	}
 	return req, nil
-}
-
-// unanswered is the error of a request of which no reply of use came.
-func unanswered(r request, err error) error {
-	out := &vpcport.Error{Class: vpcport.Transient, Op: r.op(), Err: err}
-	if in, ok := errors.AsType[*url.Error](err); ok {
-		out.Err = in.Err // without the URL, which may be long
-	}
-	wrongType := (*json.UnmarshalTypeError)(nil)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		out.Message = "no reply in time"
-	case errors.Is(err, rest.ErrReplyTooLarge), errors.As(err, &wrongType):
-		out.Class = vpcport.Bug
-	}
-	return out
 }

@@ -58,16 +58,9 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 
 // wire is a request for a port as it is sent.
 func wire(n vpcport.NewPort) wireNew {
-	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host}
+	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host, FixedIPs: rest.IPs(n.Addresses)}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()
-	}
-	for _, a := range n.Addresses {
-		ip := wireIP{Subnet: a.SubnetID}
-		if a.IP.IsValid() {
-			ip.IP = a.IP.String()
-		}
-		w.FixedIPs = append(w.FixedIPs, ip)
 	}
 	return w
 }

@@ -2,7 +2,6 @@ package alcor
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -47,16 +46,10 @@ const (
 
 // refusal judges a reply that is no success.
 func refusal(r request, resp *http.Response, body []byte) error {
-	t := read(body)
-	out := &vpcport.Error{Op: r.op(), Status: resp.StatusCode, Type: t.kind, Message: t.message, RetryAfter: rest.RetryAfter(resp.Header)}
-	out.Class = classify(resp.StatusCode, t.all, r, out.RetryAfter > 0)
-	if resp.StatusCode < 400 {
-		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(resp.Header.Get("Location"), rest.MaxMessage))
-	}
-	if out.Message == "" {
-		out.Message = http.StatusText(resp.StatusCode)
-	}
-	out.About = r.names.About(out.Class, t.all)
+	kind, message := read(body)
+	out := rest.Refused(r.op(), resp.StatusCode, resp.Header, kind, message)
+	out.Class = classify(resp.StatusCode, message, r, out.RetryAfter > 0)
+	out.About = r.names.About(out.Class, message)
 	return out
 }
 
@@ -106,28 +99,18 @@ func hostRefused(err error) bool {
 	return ok && strings.Contains(strings.ToLower(e.Message), noNode)
 }
 
-// told is what an error's body says.
-type told struct {
-	kind, message string // bounded, for people
-	all           string
-}
-
 // read reads the body that Spring makes of an exception: timestamp, status, error, message
 // and path; or whatever else there is.
-func read(body []byte) told {
+func read(body []byte) (kind, message string) {
 	var e struct {
 		Error   string `json:"error"`
 		Message string `json:"message"`
 	}
 	if json.Unmarshal(body, &e) != nil {
-		text := string(body)
-		if strings.Contains(text, "<") { // a page for people
-			text = ""
-		}
-		return told{message: rest.Shorten(text, rest.MaxMessage), all: text}
+		return "", rest.Text(body)
 	}
-	if e.Message == "No message available" { // as Spring says nothing
+	if e.Message == "No message available" { // Spring's words for none
 		e.Message = ""
 	}
-	return told{rest.Shorten(e.Error, rest.MaxWord), rest.Shorten(e.Message, rest.MaxMessage), e.Message}
+	return e.Error, e.Message
 }

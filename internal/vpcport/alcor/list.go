@@ -2,6 +2,7 @@ package alcor
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -25,7 +26,7 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 
 func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	r := request{method: http.MethodGet, path: "ports/" + id, port: true, names: rest.Names{Ports: []string{id}}}
-	if err := checkID(r.op(), id); err != nil {
+	if err := rest.CheckID(r.op(), id); err != nil {
 		return wirePort{}, err
 	}
 	var reply struct {
@@ -46,17 +47,6 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 
 // owns tells whether a port is the project's.
 func (p *Provider) owns(w wirePort) bool { return w.Project == "" || w.Project == p.settings.Project }
-
-// checkID refuses what can be no port's ID before it is part of a URL.
-func checkID(op, id string) error {
-	switch {
-	case id == "":
-		return rest.Misuse(op, "a port without an ID")
-	case !rest.ValidID(id):
-		return gone(op, rest.Shorten(id, rest.MaxWord), "no port has such an ID")
-	}
-	return nil
-}
 
 func gone(op, id, why string) error {
 	return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "there is no port " + id + ": " + why}
@@ -131,6 +121,6 @@ func asks(f vpcport.Filter, w wirePort) bool {
 }
 
 func hasMAC(list []mac.Addr, w wirePort) bool {
-	hw, err := w.mac()
+	hw, err := net.ParseMAC(w.mac())
 	return err == nil && slices.ContainsFunc(list, func(m mac.Addr) bool { return m.String() == hw.String() })
 }

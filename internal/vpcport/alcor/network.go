@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -22,21 +21,6 @@ type wireVPC struct {
 	Name    string `json:"name"`
 	MTU     *int   `json:"mtu"`
 	Shared  bool   `json:"shared"`
-}
-
-// wireSubnet is a subnet (SubnetEntity).
-type wireSubnet struct {
-	ID      string      `json:"id"`
-	Name    string      `json:"name"`
-	Network string      `json:"network_id"`
-	CIDR    string      `json:"cidr"`
-	Gateway *string     `json:"gateway_ip"`
-	Routes  []wireRoute `json:"host_routes"`
-}
-
-type wireRoute struct {
-	Destination string `json:"destination"`
-	NextHop     string `json:"nexthop"`
 }
 
 // Network implements vpcport.Provider. What may be an ID is looked for as one first.
@@ -113,7 +97,7 @@ func (p *Provider) sees(w wireVPC) bool {
 func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subnet, error) {
 	r := request{method: http.MethodGet, path: "subnets", query: url.Values{"network_id": {network}}}
 	var reply struct {
-		Subnets *[]wireSubnet `json:"subnets"`
+		Subnets *[]rest.Subnet `json:"subnets"`
 	}
 	if err := p.call(ctx, r, &reply); err != nil {
 		return nil, err
@@ -126,36 +110,13 @@ func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subne
 		if w.Network != network {
 			continue // old releases list the project's
 		}
-		s, err := w.subnet(r.op())
+		s, err := w.Read(r.op())
 		if err != nil {
 			return nil, err
 		}
+		s.CIDR = s.CIDR.Masked() // Alcor takes any address of it
 		out = append(out, s)
 	}
 	slices.SortFunc(out, func(a, b vpcport.Subnet) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
-}
-
-// subnet reads a subnet, and refuses one that cannot be.
-func (w wireSubnet) subnet(op string) (vpcport.Subnet, error) {
-	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
-	var err error
-	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !rest.ValidID(w.ID) {
-		return s, rest.Lie(op, "subnet %q with the addresses %q", w.ID, w.CIDR)
-	}
-	s.CIDR = s.CIDR.Masked() // Alcor takes any address of it
-	if w.Gateway != nil && *w.Gateway != "" {
-		if s.Gateway, err = netip.ParseAddr(*w.Gateway); err != nil || s.Gateway.Is4() != s.CIDR.Addr().Is4() {
-			return s, rest.Lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
-		}
-	}
-	for _, r := range w.Routes {
-		to, err := netip.ParsePrefix(r.Destination)
-		via, verr := netip.ParseAddr(strings.TrimSpace(r.NextHop))
-		if err != nil || verr != nil || to.Addr().Is4() != via.Is4() {
-			return s, rest.Lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
-		}
-		s.Routes = append(s.Routes, vpcport.Route{Destination: to.Masked(), Gateway: via})
-	}
-	return s, nil
 }

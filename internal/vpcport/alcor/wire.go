@@ -1,50 +1,41 @@
 package alcor
 
 import (
-	"net"
-	"net/netip"
 	"strings"
-	"time"
 
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
 // wirePort is a port as Alcor sends it (PortEntity). What it does not have is not sent.
 type wirePort struct {
-	ID       string   `json:"id"`
-	Project  string   `json:"project_id"`
-	Name     string   `json:"name"`
-	Network  string   `json:"network_id"`
-	Device   string   `json:"device_id"`
-	Owner    string   `json:"device_owner"`
-	MAC      string   `json:"mac_address"`
-	Status   string   `json:"status"`
-	FixedIPs []wireIP `json:"fixed_ips"`
-	Groups   []string `json:"security_groups"`
-	Host     string   `json:"binding:host_id"`
-	Tags     []string `json:"tags"`
-	Security *bool    `json:"port_security_enabled"`
-	Created  string   `json:"create_at"`
-}
-
-type wireIP struct {
-	Subnet string `json:"subnet_id,omitempty"`
-	IP     string `json:"ip_address,omitempty"`
+	ID       string    `json:"id"`
+	Project  string    `json:"project_id"`
+	Name     string    `json:"name"`
+	Network  string    `json:"network_id"`
+	Device   string    `json:"device_id"`
+	Owner    string    `json:"device_owner"`
+	MAC      string    `json:"mac_address"`
+	Status   string    `json:"status"`
+	FixedIPs []rest.IP `json:"fixed_ips"`
+	Groups   []string  `json:"security_groups"`
+	Host     string    `json:"binding:host_id"`
+	Tags     []string  `json:"tags"`
+	Security *bool     `json:"port_security_enabled"`
+	Created  string    `json:"create_at"`
 }
 
 // wireNew asks for a port.
 type wireNew struct {
-	Network  string   `json:"network_id"`
-	Name     string   `json:"name"`
-	Up       bool     `json:"admin_state_up"`
-	Device   string   `json:"device_id"`
-	Owner    string   `json:"device_owner"`
-	MAC      string   `json:"mac_address,omitempty"`
-	FixedIPs []wireIP `json:"fixed_ips,omitempty"`
-	Groups   []string `json:"security_groups,omitempty"`
-	Host     string   `json:"binding:host_id,omitempty"`
+	Network  string    `json:"network_id"`
+	Name     string    `json:"name"`
+	Up       bool      `json:"admin_state_up"`
+	Device   string    `json:"device_id"`
+	Owner    string    `json:"device_owner"`
+	MAC      string    `json:"mac_address,omitempty"`
+	FixedIPs []rest.IP `json:"fixed_ips,omitempty"`
+	Groups   []string  `json:"security_groups,omitempty"`
+	Host     string    `json:"binding:host_id,omitempty"`
 }
 
 // wireChange changes a port. Nil is left as it is.
@@ -73,38 +64,17 @@ var statuses = map[string]vpcport.Status{
 func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	out := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
-		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: created(w.Created),
+		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: rest.Time(w.Created),
 	}
 	if !rest.ValidID(w.ID) || !rest.ValidID(w.Network) {
 		return out, rest.Lie(op, "a port with the ID %q of network %q", w.ID, w.Network)
 	}
-	hw, err := w.mac()
-	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-		return out, rest.Lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
-	}
-	out.MAC = mac.Addr(hw)
-	for _, f := range w.FixedIPs {
-		ip, err := netip.ParseAddr(f.IP)
-		if err != nil || ip.Zone() != "" {
-			return out, rest.Lie(op, "port %s has the address %q", w.ID, f.IP)
-		}
-		out.Addresses = append(out.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
+	if err := rest.Addresses(op, &out, w.mac(), w.FixedIPs); err != nil {
+		return out, err
 	}
 	p.bind(&out, w)
 	return out, nil
 }
 
-// mac reads the MAC address. A comma is a separator to Alcor, too.
-func (w wirePort) mac() (net.HardwareAddr, error) {
-	return net.ParseMAC(strings.ReplaceAll(w.MAC, ",", ":"))
-}
-
-// created reads a time, which is in UTC and does not say so; zero for anything else.
-func created(s string) time.Time {
-	for _, form := range []string{time.RFC3339, "2006-01-02T15:04:05", time.DateTime} {
-		if at, err := time.Parse(form, s); err == nil {
-			return at.UTC()
-		}
-	}
-	return time.Time{}
-}
+// mac is the MAC address. A comma is a separator to Alcor, too.
+func (w wirePort) mac() string { return strings.ReplaceAll(w.MAC, ",", ":") }

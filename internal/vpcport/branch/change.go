@@ -13,7 +13,7 @@ import (
 // Update implements vpcport.Provider. Marks come first: a port is not bound before it is
 // known whose it is.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
-	if c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil {
+	if c.Empty() {
 		return vpcport.Port{}, failure(vpcport.Bug, opUpdate, "a change of nothing")
 	}
 	e, err := p.find(ctx, id)

@@ -16,7 +16,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 	if c.Groups != nil {
 		change.Groups = &c.Groups
 	}
-	if change == (wireChange{}) {
+	if c.Empty() {
 		return vpcport.Port{}, rest.Misuse(r.op(), "a change of nothing")
 	}
 	if revision != 0 {
@@ -27,17 +27,11 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 	if err != nil {
 		return vpcport.Port{}, err
 	}
-	for _, f := range []struct {
-		name string
-		want *string
-		got  string
-	}{{"host", c.Host, got.Host}, {"device", c.Device, got.Device}, {"owner", c.Owner, got.Owner}} {
-		if f.want != nil && *f.want != f.got {
-			return vpcport.Port{}, rest.Lie(r.op(), "port %s has the %s %q, asked for was %q", id, f.name, f.got, *f.want)
-		}
+	if unmet := c.Unmet(got); unmet != "" {
+		return vpcport.Port{}, rest.Lie(r.op(), "%s", unmet)
 	}
-	if c.Groups != nil && !vpcport.SameSet(c.Groups, got.Groups) || got.Revision < revision {
-		return vpcport.Port{}, rest.Lie(r.op(), "port %s has the groups %q and revision %d after a change to %q of revision %d", id, got.Groups, got.Revision, c.Groups, revision)
+	if got.Revision < revision {
+		return vpcport.Port{}, rest.Lie(r.op(), "port %s has revision %d after a change of revision %d", id, got.Revision, revision)
 	}
 	return p.settledOne(ctx, got, c)
 }
@@ -45,7 +39,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	r := request{method: http.MethodDelete, path: "ports/" + id, scope: scope{port: true, names: rest.Names{Ports: []string{id}}}}
-	err := checkID(r.op(), id)
+	err := rest.CheckID(r.op(), id)
 	if err == nil {
 		err = p.call(ctx, r, nil)
 	}

@@ -80,14 +80,7 @@ func (s Settings) wire(n vpcport.NewPort) wireNew {
 		w.MAC = n.MAC.String()
 	}
 	if n.Addresses != nil {
-		ips := []wireIP{}
-		for _, a := range n.Addresses {
-			ip := wireIP{Subnet: a.SubnetID}
-			if a.IP.IsValid() {
-				ip.IP = a.IP.String()
-			}
-			ips = append(ips, ip)
-		}
+		ips := rest.IPs(n.Addresses)
 		w.FixedIPs = &ips
 	}
 	if n.Groups != nil {

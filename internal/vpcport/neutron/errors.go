@@ -1,13 +1,9 @@
 package neutron
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"net/url"
-	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
 
@@ -46,37 +42,20 @@ func failure(op string, err error, s scope) error {
 	if refused, ok := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err); ok {
 		return refusal(op, refused, s)
 	}
-	out := &vpcport.Error{Class: vpcport.Transient, Op: op, Err: err}
-	if in, ok := errors.AsType[*url.Error](err); ok {
-		out.Err = in.Err // without the URL, which may be long
-	}
-	wrongType := (*json.UnmarshalTypeError)(nil)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		out.Message = "no reply in time"
-	case errors.Is(err, rest.ErrReplyTooLarge), errors.As(err, &wrongType):
-		out.Class = vpcport.Bug
-	}
-	return out
+	return rest.Unanswered(op, err)
 }
 
 // refusal judges a reply that is no success.
 func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, s scope) error {
-	told := read(r.Body)
-	out := &vpcport.Error{Op: op, Status: r.Actual, Type: told.kind, Message: told.message, RetryAfter: rest.RetryAfter(r.ResponseHeader)}
-	out.Class = classify(r.Actual, told, s, out.RetryAfter > 0)
-	if r.Actual >= 300 && r.Actual < 400 {
-		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(r.ResponseHeader.Get("Location"), rest.MaxMessage))
-	}
-	if out.Message == "" {
-		out.Message = http.StatusText(r.Actual)
-	}
-	out.About = s.names.About(out.Class, told.message)
+	kind, message := read(r.Body)
+	out := rest.Refused(op, r.Actual, r.ResponseHeader, kind, message)
+	out.Class = classify(r.Actual, kind, s, out.RetryAfter > 0)
+	out.About = s.names.About(out.Class, message)
 	return out
 }
 
 // classify is the class of a status with Neutron's type.
-func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
+func classify(status int, kind string, s scope, comesBack bool) vpcport.Class {
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && comesBack:
 		return vpcport.Throttled
@@ -93,7 +72,7 @@ func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
 	case s.keystone || status < 400:
 		return vpcport.Invalid
 	}
-	class, known := byType[told.kind]
+	class, known := byType[kind]
 	switch {
 	case class == vpcport.PortGone && !s.port:
 		return vpcport.Transient // one on which a page or a batch hung
@@ -108,22 +87,15 @@ func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
 	}
 }
 
-// told is what an error's body says.
-type told struct{ kind, message string }
-
 // read reads the bodies of Neutron, Keystone and what may be in between.
-func read(body []byte) told {
+func read(body []byte) (kind, message string) {
 	var e struct {
 		Neutron json.RawMessage `json:"NeutronError"`
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"`
 	}
 	if json.Unmarshal(body, &e) != nil {
-		text := string(body)
-		if strings.Contains(text, "<") { // a page for people
-			text = ""
-		}
-		return told{message: rest.Shorten(text, rest.MaxMessage)}
+		return "", rest.Text(body)
 	}
 	for _, raw := range []json.RawMessage{e.Neutron, e.Error} {
 		var in struct {
@@ -134,10 +106,10 @@ func read(body []byte) told {
 		switch {
 		case len(raw) == 0:
 		case json.Unmarshal(raw, &in) == nil && in.Message != "":
-			return told{rest.Shorten(in.Type, rest.MaxWord), rest.Shorten(in.Message, rest.MaxMessage)}
+			return in.Type, in.Message
 		case json.Unmarshal(raw, &text) == nil:
-			return told{message: rest.Shorten(text, rest.MaxMessage)}
+			return "", text
 		}
 	}
-	return told{message: rest.Shorten(e.Message, rest.MaxMessage)}
+	return "", e.Message
 }

@@ -22,7 +22,7 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 
 // one makes a request of one port, which is answered with it.
 func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port, error) {
-	if err := checkID(r.op(), id); err != nil {
+	if err := rest.CheckID(r.op(), id); err != nil {
 		return vpcport.Port{}, err
 	}
 	var reply struct {
@@ -35,17 +35,6 @@ func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port,
 		return vpcport.Port{}, rest.Lie(r.op(), "asked for port %s, got %+v", id, reply.Port)
 	}
 	return reply.Port.port(r.op())
-}
-
-// checkID refuses what can be no port's ID before it is part of a URL.
-func checkID(op, id string) error {
-	switch {
-	case id == "":
-		return rest.Misuse(op, "a port without an ID")
-	case !rest.ValidID(id):
-		return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: rest.Shorten(id, rest.MaxWord), Message: "no port has the ID " + rest.Shorten(id, rest.MaxWord)}
-	}
-	return nil
 }
 
 // Ports implements vpcport.Provider. Of a filter's lists one goes to Neutron, in as many

@@ -2,12 +2,8 @@ package neutron
 
 import (
 	"encoding/json"
-	"net"
-	"net/netip"
 	"strings"
-	"time"
 
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
@@ -21,7 +17,7 @@ type wirePort struct {
 	Owner    string          `json:"device_owner"`
 	MAC      string          `json:"mac_address"`
 	Status   string          `json:"status"`
-	FixedIPs []wireIP        `json:"fixed_ips"`
+	FixedIPs []rest.IP       `json:"fixed_ips"`
 	Groups   []string        `json:"security_groups"`
 	Tags     []string        `json:"tags"`
 	Host     *string         `json:"binding:host_id"`
@@ -37,22 +33,17 @@ var portFields = []string{
 	"binding:host_id", "binding:vif_type", "binding:vif_details", "revision_number", "created_at",
 }
 
-type wireIP struct {
-	Subnet string `json:"subnet_id,omitempty"`
-	IP     string `json:"ip_address,omitempty"`
-}
-
 // wireNew asks for a port. Pointers and nil slices are left to Neutron.
 type wireNew struct {
-	Network  string    `json:"network_id"`
-	Project  string    `json:"project_id,omitempty"`
-	Name     string    `json:"name"`
-	Device   string    `json:"device_id"`
-	Owner    string    `json:"device_owner"`
-	MAC      string    `json:"mac_address,omitempty"`
-	FixedIPs *[]wireIP `json:"fixed_ips,omitempty"`
-	Groups   *[]string `json:"security_groups,omitempty"`
-	Host     string    `json:"binding:host_id,omitempty"`
+	Network  string     `json:"network_id"`
+	Project  string     `json:"project_id,omitempty"`
+	Name     string     `json:"name"`
+	Device   string     `json:"device_id"`
+	Owner    string     `json:"device_owner"`
+	MAC      string     `json:"mac_address,omitempty"`
+	FixedIPs *[]rest.IP `json:"fixed_ips,omitempty"`
+	Groups   *[]string  `json:"security_groups,omitempty"`
+	Host     string     `json:"binding:host_id,omitempty"`
 }
 
 // wireChange changes a port.
@@ -71,7 +62,7 @@ var statuses = map[string]vpcport.Status{
 func (w wirePort) port(op string) (vpcport.Port, error) {
 	p := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
-		Status: statuses[strings.ToUpper(w.Status)], Revision: w.Revision, CreatedAt: created(w.Created),
+		Status: statuses[strings.ToUpper(w.Status)], Revision: w.Revision, CreatedAt: rest.Time(w.Created),
 	}
 	switch {
 	case !rest.ValidID(w.ID):
@@ -83,28 +74,5 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 		}
 	}
 	p.Host, p.Binding = *w.Host, binding(*w.Host, *w.VIFType, w.VIF)
-	hw, err := net.ParseMAC(w.MAC)
-	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-		return p, rest.Lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
-	}
-	p.MAC = mac.Addr(hw)
-	for _, f := range w.FixedIPs {
-		ip, err := netip.ParseAddr(f.IP)
-		if err != nil || ip.Zone() != "" {
-			return p, rest.Lie(op, "port %s has the address %q", w.ID, f.IP)
-		}
-		p.Addresses = append(p.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
-	}
-	return p, nil
-}
-
-// created reads a time, which is in UTC and in old releases does not say so; zero for
-// anything else.
-func created(s string) time.Time {
-	for _, form := range []string{time.RFC3339, "2006-01-02T15:04:05"} {
-		if at, err := time.Parse(form, s); err == nil {
-			return at.UTC()
-		}
-	}
-	return time.Time{}
+	return p, rest.Addresses(op, &p, w.MAC, w.FixedIPs)
 }
