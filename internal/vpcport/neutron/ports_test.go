@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
@@ -79,7 +80,7 @@ func TestAnothersChange(t *testing.T) {
 	b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Device = "theirs" })
 	host := "node-a"
 	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
-	e := wantError(t, "Update", err, vpcport.Stale, p.ID)
+	e := vpcporttest.WantError(t, "Update", err, vpcport.Stale, p.ID)
 	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
 		t.Errorf("got %v\nwant %s", &e, want)
 	}
@@ -92,14 +93,14 @@ func TestAnothersChange(t *testing.T) {
 	}
 	b.cloud.Remove(p.ID)
 	_, err = b.provider.Update(t.Context(), p.ID, now.Revision, vpcport.Change{Host: &host})
-	wantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
 }
 
 // A service's port is not deleted, and that is an error.
 func TestServicePortsStay(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Owner: "network:dhcp"})
-	wantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
 // Neutron gives a port the gateway's address to whoever asks for it: what keeps people from
@@ -160,11 +161,11 @@ func TestNoNetworkOrNoSubnets(t *testing.T) {
 	n := b.newPort("u-1")
 	n.NetworkID = empty.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	wantError(t, "a network without subnets", err, vpcport.Invalid, "")
+	vpcporttest.WantError(t, "a network without subnets", err, vpcport.Invalid, "")
 	gone := b.newPort("u-2")
-	gone.NetworkID = absent
+	gone.NetworkID = vpcporttest.Absent
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n, gone})
-	wantError(t, "another that is not there", err, vpcport.NetworkGone, absent)
+	vpcporttest.WantError(t, "another that is not there", err, vpcport.NetworkGone, vpcporttest.Absent)
 }
 
 // Two networks of one name are told from none.
@@ -172,12 +173,12 @@ func TestNetworkByName(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	_, err := b.provider.Network(t.Context(), "blue")
-	wantError(t, "two of one name", err, vpcport.Invalid, "blue")
+	vpcporttest.WantError(t, "two of one name", err, vpcport.Invalid, "blue")
 	if n, err := b.provider.Network(t.Context(), second.ID); err != nil || n.ID != second.ID || len(n.Subnets) != 0 {
 		t.Errorf("by ID: %+v, %v", n, err)
 	}
-	like := b.cloud.AddNetwork(neutronfake.Network{Name: absent}) // a name that has the form of an ID
-	if n, err := b.provider.Network(t.Context(), absent); err != nil || n.ID != like.ID {
+	like := b.cloud.AddNetwork(neutronfake.Network{Name: vpcporttest.Absent}) // a name that has the form of an ID
+	if n, err := b.provider.Network(t.Context(), vpcporttest.Absent); err != nil || n.ID != like.ID {
 		t.Errorf("by a name like an ID: %+v, %v", n, err)
 	}
 }
@@ -208,7 +209,7 @@ func TestLargestBatch(t *testing.T) {
 	}
 	for _, n := range []int{0, len(want) + 1} {
 		_, err := b.provider.Create(t.Context(), make([]vpcport.NewPort, n))
-		wantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
+		vpcporttest.WantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
 	}
 }
 
@@ -258,7 +259,7 @@ func TestPageHangsOnAPortThatGoes(t *testing.T) {
 		return body
 	}})
 	_, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID})
-	wantError(t, "Ports", err, vpcport.Transient, "")
+	vpcporttest.WantError(t, "Ports", err, vpcport.Transient, "")
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID}); err != nil || len(ports) != 4 {
 		t.Errorf("once more: %d ports, %v", len(ports), err)
 	}
@@ -306,12 +307,12 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 			t.Errorf("%q: Delete %v", id, err)
 		}
 	}
-	_, err := b.provider.Update(t.Context(), absent, 0, vpcport.Change{})
-	wantError(t, "a change of nothing", err, vpcport.Bug, "")
+	_, err := b.provider.Update(t.Context(), vpcporttest.Absent, 0, vpcport.Change{})
+	vpcporttest.WantError(t, "a change of nothing", err, vpcport.Bug, "")
 	_, err = b.provider.Network(t.Context(), "")
-	wantError(t, "no network", err, vpcport.Bug, "")
+	vpcporttest.WantError(t, "no network", err, vpcport.Bug, "")
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
-	wantError(t, "a port of no network", err, vpcport.Bug, "")
+	vpcporttest.WantError(t, "a port of no network", err, vpcport.Bug, "")
 	if n := len(b.cloud.HTTP.Calls()); n != 0 {
 		t.Errorf("%d requests", n)
 	}
@@ -331,7 +332,7 @@ func TestPolicy(t *testing.T) {
 		n := b.newPort("u-1")
 		n.Host = "node-a"
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
+		e := vpcporttest.WantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
 		if !strings.Contains(e.Message, tc.text) {
 			t.Errorf("%s: %v", tc.rule, &e)
 		}
@@ -343,7 +344,7 @@ func TestProjects(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true})
 	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Project: "theirs"})
 	_, err := b.provider.Get(t.Context(), theirs.ID)
-	wantError(t, "Get", err, vpcport.PortGone, theirs.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, theirs.ID)
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{theirs.ID}}); err != nil || len(ports) != 0 {
 		t.Errorf("listed %v, %v", ports, err)
 	}

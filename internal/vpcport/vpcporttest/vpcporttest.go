@@ -5,6 +5,7 @@
 //	create.go       new ports
 //	list.go         networks and listings
 //	change.go       binding, changes, deletion
+//	http.go         what providers over HTTP have in common
 package vpcporttest
 
 import (
