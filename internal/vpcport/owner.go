@@ -63,3 +63,11 @@ func DerivedMAC(cluster, uid string, try byte) mac.Addr {
 	addr[0] = addr[0]&^0x01 | 0x02
 	return addr
 }
+
+// Cut is a text of so many bytes at most, of whole characters.
+func Cut(text string, most int) string {
+	if len(text) > most {
+		text = text[:most]
+	}
+	return strings.ToValidUTF8(text, "")
+}

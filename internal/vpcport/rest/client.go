@@ -1,3 +1,12 @@
+// Package rest is what providers of VPC ports over HTTP have in common: the client, with
+// bounds of what is read; words of a server, cut for people; IDs in URLs; what a refusal is
+// about.
+//
+//	client.go  TLS, time-outs, how much of a reply is read
+//	url.go     endpoints
+//	text.go    what a server says, for people
+//	ids.go     IDs, and lists of them in URLs
+//	about.go   what a refusal is about
 package rest
 
 import (
@@ -8,6 +17,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
 )
 
@@ -94,4 +105,22 @@ func (b *boundedBody) Read(to []byte) (int, error) {
 	n, err := b.ReadCloser.Read(to[:min(int64(len(to)), b.left)])
 	b.left -= int64(n)
 	return n, err
+}
+
+// BaseURL is an endpoint as settings have it with a slash at its end, and without those of
+// the suffixes that it has: versions of an API, say. The error names the field endpoint.
+func BaseURL(endpoint string, suffixes ...string) (*url.URL, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint: %q is no URL", endpoint)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("endpoint: %q must begin with http:// or https:// and have neither user, query nor fragment", u.Redacted())
+	}
+	path := strings.TrimRight(u.Path, "/")
+	for _, s := range suffixes {
+		path = strings.TrimSuffix(path, s)
+	}
+	u.Path = path + "/"
+	return u, nil
 }

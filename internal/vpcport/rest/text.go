@@ -3,6 +3,8 @@ package rest
 import (
 	"fmt"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,4 +47,56 @@ func Lie(op, format string, args ...any) error {
 // Misuse is the error for a request that is not made, as it cannot be meant.
 func Misuse(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
+// ValidID tells whether something may be an ID: letters, digits, - and _, so that it is
+// one element of a path.
+func ValidID(id string) bool {
+	for _, r := range id {
+		switch {
+		case r >= '0' && r <= '9', r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r == '-', r == '_':
+		default:
+			return false
+		}
+	}
+	return id != "" && len(id) <= 64
+}
+
+// maxValues is how many bytes of values go into one URL: servers read about 8,000 of it
+// (eventlet.wsgi and Apache 8,190, Tomcat 8,192).
+const maxValues = 5000
+
+// Batches cuts values into lists that fit into a URL; no values are one empty list.
+func Batches(name string, values []string) [][]string {
+	values = slices.Compact(slices.Sorted(slices.Values(values)))
+	out := [][]string{nil}
+	size := 0
+	for _, v := range values {
+		n := len(url.QueryEscape(v)) + len(name) + len("&=")
+		if size+n > maxValues && size > 0 {
+			out, size = append(out, nil), 0
+		}
+		size += n
+		out[len(out)-1] = append(out[len(out)-1], v)
+	}
+	return out
+}
+
+// CheckFilter refuses filters that would list all ports, as servers drop empty values, and lists of
+// more than most values.
+func CheckFilter(op string, f vpcport.Filter, most int) error {
+	for _, list := range [][]string{f.IDs, f.Devices} {
+		if slices.Contains(list, "") {
+			return Misuse(op, "an empty value in a filter")
+		}
+	}
+	for _, m := range f.MACs {
+		if len(m) != 6 {
+			return Misuse(op, "%q in a filter is no MAC address", m)
+		}
+	}
+	if longest := max(len(f.IDs), len(f.Devices), len(f.MACs)); f.Empty() || longest > most {
+		return Misuse(op, "a filter with lists of %d values, expected one that is not empty, with %d at most", longest, most)
+	}
+	return nil
 }

@@ -1,3 +1,10 @@
+// Package ec2api serves a vpc.Cloud as the EC2 Query API: signed form posts in,
+// XML out, with EC2's parameters, errors, filters and pages (Amazon EC2 API
+// Reference, version 2016-11-15). Any AWS SDK or the aws command can use it
+// through an endpoint URL.
+//
+// A parameter that an action of the lab does not know is refused with
+// UnknownParameter, so that a client never believes it had an effect.
 package ec2api
 
 import (
@@ -6,9 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -241,4 +250,46 @@ func Refusal(_ int, why string) (string, []byte) {
 		return "text/plain", []byte(why)
 	}
 	return mediaType, b
+}
+
+// action reads its parameters, calls ready, and only then touches the cloud.
+// It returns what to reply as XML.
+type action func(*request) (any, error)
+
+// Actions names all the actions that the lab knows.
+func Actions() []string { return slices.Sorted(maps.Keys(actions())) }
+
+// actions are all the actions that the lab knows.
+func actions() map[string]action {
+	return map[string]action{
+		"AssignIpv6Addresses":                assignIPv6,
+		"AssignPrivateIpAddresses":           assignIPv4,
+		"AssociateTrunkInterface":            associateTrunk,
+		"AttachNetworkInterface":             attachENI,
+		"CreateNetworkInterface":             createENI,
+		"CreateTags":                         createTags,
+		"DeleteNetworkInterface":             deleteENI,
+		"DeleteTags":                         deleteTags,
+		"DescribeAvailabilityZones":          describeZones,
+		"DescribeInstances":                  describeInstances,
+		"DescribeInstanceStatus":             describeInstanceStatus,
+		"DescribeInstanceTypes":              describeInstanceTypes,
+		"DescribeNetworkInterfaceAttribute":  describeENIAttribute,
+		"DescribeNetworkInterfaces":          describeENIs,
+		"DescribeRouteTables":                describeRouteTables,
+		"DescribeSecurityGroups":             describeGroups,
+		"DescribeSubnets":                    describeSubnets,
+		"DescribeTags":                       describeTags,
+		"DescribeTrunkInterfaceAssociations": describeTrunkAssociations,
+		"DescribeVpcs":                       describeVPCs,
+		"DetachNetworkInterface":             detachENI,
+		"DisassociateTrunkInterface":         disassociateTrunk,
+		"ModifyNetworkInterfaceAttribute":    modifyENI,
+		"RunInstances":                       runInstances,
+		"StartInstances":                     startInstances,
+		"StopInstances":                      stopInstances,
+		"TerminateInstances":                 terminateInstances,
+		"UnassignIpv6Addresses":              unassignIPv6,
+		"UnassignPrivateIpAddresses":         unassignIPv4,
+	}
 }

@@ -1,8 +1,18 @@
+// Package vpc keeps the books of a virtual cloud: its VPCs, subnets, security
+// groups, instances and network interfaces, and the rules by which EC2 lets
+// them change. It speaks no protocol; packages ec2 and imds serve it over HTTP
+// and the fabric turns its events into links and routes.
+//
+// A Cloud keeps everything behind one lock. Each resource is an immutable
+// value with a history, so that a describe call or the metadata service can be
+// answered with the world as it was a moment ago.
 package vpc
 
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -121,4 +131,29 @@ func (m *IMDS) Outage(on bool) { m.store.world.read(func() { m.off = on }) }
 func (m *IMDS) Down() (down bool) {
 	m.store.world.read(func() { down = m.off })
 	return down
+}
+
+// Zones are the names of the region's availability zones, those of the spec's
+// subnets, in order.
+func (c *Cloud) Zones() []string {
+	var out []string
+	for _, v := range c.spec.VPCs {
+		for _, s := range v.Subnets {
+			if !slices.Contains(out, s.Zone) {
+				out = append(out, s.Zone)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// ZoneIDs are the IDs of the availability zones by name, such as lab1-az2. As
+// with EC2 they say nothing of the name: they count the zones.
+func (c *Cloud) ZoneIDs() map[string]string {
+	out := map[string]string{}
+	for i, z := range c.Zones() {
+		out[z] = fmt.Sprintf("%s-az%d", strings.ReplaceAll(c.region, "-", ""), i+1)
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package vpc
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -162,4 +163,86 @@ func (w *world) deliver() {
 		w.mu.Lock()
 	}
 	v.delivering = false
+}
+
+// EventKind says what happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	// InstanceLaunched: the instance runs, for the first time or after a stop.
+	// ENIAttached follows for each ENI that is attached.
+	InstanceLaunched EventKind = "InstanceLaunched"
+	// InstanceStopped: the machine is off and all its links are gone, though
+	// its ENIs stay attached.
+	InstanceStopped EventKind = "InstanceStopped"
+	// InstanceTerminated: the machine is gone. ENIDetached preceded for each ENI, and
+	// ENIDisassociated for each branch.
+	InstanceTerminated EventKind = "InstanceTerminated"
+	// ENIAttached: the link appears in the instance at this moment, which is
+	// the link delay after AttachNetworkInterface returned.
+	ENIAttached EventKind = "ENIAttached"
+	// ENIDetached: the link is gone. ENI.Attachment still says from where.
+	ENIDetached EventKind = "ENIDetached"
+	// ENIAssociated: the trunk's link carries the branch's packets from this
+	// moment. It follows ENIAttached of the trunk for each of its branches.
+	ENIAssociated EventKind = "ENIAssociated"
+	// ENIDisassociated: it does not any more. ENI.Trunk still says where it was.
+	ENIDisassociated EventKind = "ENIDisassociated"
+	// AddressesChanged: addresses or prefixes of an ENI, attached or not.
+	AddressesChanged EventKind = "AddressesChanged"
+	// GroupsChanged: the security groups of an ENI, or its source/destination
+	// check.
+	GroupsChanged EventKind = "GroupsChanged"
+	// RulesChanged: those of a security group, or there is a new one.
+	RulesChanged EventKind = "RulesChanged"
+)
+
+// Event is one change of the books. Instance and ENI are copies, zero where
+// the event has none. Seq counts the events; Books.Seq says which a snapshot
+// already contains.
+type Event struct {
+	Seq      uint64
+	Time     time.Time
+	Kind     EventKind
+	Instance Instance
+	ENI      ENI
+}
+
+// clientTokens are what requests with client tokens came to. The world's lock guards them.
+type clientTokens struct {
+	world *world
+	used  map[string]idempotent
+}
+
+// idempotent is what a client token stands for.
+type idempotent struct {
+	request any
+	enis    []ENI
+	ids     []string
+	at      time.Time
+}
+
+// replay finds what a client token already stands for. An empty token never
+// stands for anything. The lock is held.
+func (ct *clientTokens) replay(token string, request any) (idempotent, bool, error) {
+	prior, ok := ct.used[token]
+	if !ok || token == "" {
+		return idempotent{}, false, nil
+	}
+	if !reflect.DeepEqual(prior.request, request) {
+		return idempotent{}, false, Errorf("IdempotentParameterMismatch",
+			"Arguments on this idempotent request are inconsistent with arguments used in previous request(s).")
+	}
+	return prior, true, nil
+}
+
+// remember keeps what a client token stands for, for a day. The lock is held.
+func (ct *clientTokens) remember(token string, v idempotent) {
+	if token == "" {
+		return
+	}
+	v.at = ct.world.clock.Now()
+	ct.used[token] = v
+	ct.world.eventually(24*time.Hour, func() { delete(ct.used, token) })
 }

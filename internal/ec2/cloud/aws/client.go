@@ -1,3 +1,22 @@
+// Package aws implements pace.Calls with the EC2 API and cloud.Metadata with the
+// instance metadata service, through the official SDK.
+//
+// The SDK signs, sends and parses; what to do about a failure is decided by
+// package pace, because it depends on whether a call may be repeated:
+//
+//	throttled        no effect; the limiter slows down and the call is made again
+//	transient        repeated when the call is idempotent, else reported: its
+//	                 effect is unknown and the caller has to look first
+//	expired          credentials are fetched again, and the call made once more
+//	everything else  reported at once, sorted into the classes of package cloud
+//
+// Idempotent are the describe calls, a creation (it always carries a client
+// token), and calls that name what they take away or set: delete, detach,
+// unassign, modify and tag. Not idempotent are attaching and assigning a number
+// of addresses.
+//
+// Package pace also learns the rates that EC2 grants from the calls that EC2
+// refuses.
 package aws
 
 import (
@@ -96,3 +115,38 @@ func checkURL(s string) error {
 	}
 	return nil
 }
+
+// credentials marks the errors of fetching credentials, so that they are told
+// from errors of the call that they were fetched for.
+type credentials struct {
+	cache *sdk.CredentialsCache
+}
+
+// noCredentials is the failure to get credentials; nothing was sent to EC2.
+type noCredentials struct{ err error }
+
+func (e *noCredentials) Error() string {
+	return "no AWS credentials (give the pod an IAM role, the instance an instance profile with metadata reachable, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY): " + e.err.Error()
+}
+
+func (e *noCredentials) Unwrap() error { return e.err }
+
+func newCredentials(p sdk.CredentialsProvider) *credentials {
+	cache, ok := p.(*sdk.CredentialsCache)
+	if !ok {
+		cache = sdk.NewCredentialsCache(p)
+	}
+	return &credentials{cache}
+}
+
+// Retrieve implements the SDK's CredentialsProvider.
+func (c *credentials) Retrieve(ctx context.Context) (sdk.Credentials, error) {
+	v, err := c.cache.Retrieve(ctx)
+	if err != nil {
+		return v, &noCredentials{err}
+	}
+	return v, nil
+}
+
+// forget makes the next Retrieve fetch new credentials.
+func (c *credentials) forget() { c.cache.Invalidate() }

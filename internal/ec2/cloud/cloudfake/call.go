@@ -6,6 +6,8 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -196,4 +198,147 @@ func threadTime() time.Duration {
 		return 0
 	}
 	return time.Duration(ts.Nano())
+}
+
+// Bucket is a token bucket: full at first, one token a call that is not refused.
+type Bucket struct {
+	Rate float64 // tokens a second
+	Size float64
+}
+
+// bucket is a Bucket with what is in it.
+type bucket struct {
+	Bucket
+	tokens float64
+	at     time.Time
+}
+
+func newBucket(b *Bucket, now time.Time) *bucket {
+	if b == nil {
+		return nil
+	}
+	return &bucket{Bucket: *b, tokens: b.Size, at: now}
+}
+
+func (b *bucket) fill(now time.Time) bool {
+	b.tokens = min(b.Size, b.tokens+now.Sub(b.at).Seconds()*b.Rate)
+	b.at = now
+	return b.tokens >= 1-1e-9
+}
+
+// SetBuckets changes the limits: those of all actions, if not nil, and of
+// single ones, as in Options. All buckets are full then.
+func (f *Front) SetBuckets(shared *Bucket, own map[string]Bucket) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own = own
+	f.shared = newBucket(shared, f.clock.Now())
+	clear(f.buckets)
+}
+
+// bucketOf is the action's own bucket; nil when it has none. f.mu is held.
+func (f *Front) bucketOf(op string, now time.Time) *bucket {
+	if b, ok := f.buckets[op]; ok {
+		return b
+	}
+	b, ok := f.own[op]
+	if !ok && strings.HasPrefix(op, "Describe") {
+		b, ok = f.own["Describe"]
+	}
+	if !ok {
+		b, ok = f.own[""]
+	}
+	if ok {
+		f.buckets[op] = newBucket(&b, now)
+	} else {
+		f.buckets[op] = nil
+	}
+	return f.buckets[op]
+}
+
+// Draw takes the tokens of a call of op if they are there, as the call of
+// another client of the account does. It counts in no Stats.
+func (f *Front) Draw(op string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.admit(op)
+}
+
+// admit takes the tokens for a call, of both buckets or of none. f.mu is held.
+func (f *Front) admit(op string) bool {
+	now := f.clock.Now()
+	own := f.bucketOf(op, now)
+	if own != nil && !own.fill(now) || f.shared != nil && !f.shared.fill(now) {
+		return false
+	}
+	for _, b := range []*bucket{own, f.shared} {
+		if b != nil {
+			b.tokens--
+		}
+	}
+	return true
+}
+
+// Call is one call that was made.
+type Call struct {
+	Op  string // the method's name
+	ENI string
+	N   int // addresses or prefixes asked for
+	At  time.Time
+	Err error
+}
+
+// Fault makes calls fail. It is spent after Times calls, 0 meaning never.
+type Fault struct {
+	Op     string // the method's name; empty: any
+	Action string // EC2's name of the action, which tells the families apart; empty: any
+	ENI    string // the one that the call names; empty: any
+	Times  int
+	Err    error
+	// After lets the call take effect before it fails: a lost reply.
+	After bool
+	hits  int
+}
+
+// Err makes an error of a class, for faults.
+func Err(class cloud.Class, code string) error {
+	return &cloud.Error{Class: class, Op: "fault", Code: code, Message: "injected"}
+}
+
+// Inject adds a fault.
+func (f *Front) Inject(fault Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = append(f.faults, &fault)
+}
+
+// ClearFaults ends all faults.
+func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
+
+// fault is the one that a call meets; nil for none. f.mu is held.
+func (f *Front) fault(q call) *Fault {
+	for _, each := range f.faults {
+		if (each.Op == "" || each.Op == q.method) && (each.Action == "" || each.Action == q.action.Action) &&
+			(each.ENI == "" || each.ENI == q.eni) && (each.Times == 0 || each.hits < each.Times) {
+			each.hits++
+			return each
+		}
+	}
+	return nil
+}
+
+// Calls lists the calls so far.
+func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
+
+// ResetCalls forgets the calls so far.
+func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
+
+// Count counts the calls of the named methods so far.
+func (f *Front) Count(methods ...string) (n int) {
+	for _, call := range f.Calls() {
+		if slices.Contains(methods, call.Op) {
+			n++
+		}
+	}
+	return n
 }
