@@ -41,12 +41,12 @@ func (c Change) Unmet(p Port) string {
 	return ""
 }
 
-// Empty tells whether a change changes nothing.
+// Empty reports whether a change changes nothing.
 func (c Change) Empty() bool {
 	return c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil
 }
 
-// hasAddresses tells whether each address that was asked for is there. A network whose
+// hasAddresses reports whether each address that was asked for is there. A network whose
 // IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
 func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	left := slices.Clone(got)
@@ -62,7 +62,7 @@ func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	return true
 }
 
-// SameSet tells whether two lists have the same values.
+// SameSet reports whether two lists have the same values.
 func SameSet(a, b []string) bool {
 	unique := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 	return slices.Equal(unique(a), unique(b))

@@ -46,7 +46,7 @@ func (p Port) WarmVPC(cluster string) (uid string, ok bool) {
 	return uid, ok && whole && p.Owner == Owner
 }
 
-// Mine tells whether Berth, in this cluster, may delete a port: by both marks.
+// Mine reports whether Berth, in this cluster, may delete a port: by both marks.
 func (p Port) Mine(cluster string) bool {
 	_, ok := DeviceUID(cluster, p.Device)
 	return ok && p.Owner == Owner

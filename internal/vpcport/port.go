@@ -49,7 +49,7 @@ type Binding struct {
 	Why    string // when it failed, for a person; empty: nobody knows
 }
 
-// BindingResult tells whether a port is bound.
+// BindingResult reports whether a port is bound.
 type BindingResult int
 
 // What may come of it.
@@ -118,7 +118,7 @@ type Filter struct {
 	Owner     string
 }
 
-// Empty tells whether a filter lets all ports through.
+// Empty reports whether a filter lets all ports through.
 func (f Filter) Empty() bool {
 	return len(f.IDs) == 0 && len(f.Devices) == 0 && len(f.MACs) == 0 && f.NetworkID == "" && f.Owner == ""
 }

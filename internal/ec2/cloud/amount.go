@@ -30,7 +30,7 @@ func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	return n.Addresses, n.Prefixes
 }
 
-// Has tells whether an amount has any of a family.
+// Has reports whether an amount has any of a family.
 func (n Amount) Has(f ipfamily.Family) bool {
 	addresses, prefixes := n.Of(f)
 	return addresses != 0 || prefixes != 0

@@ -38,7 +38,7 @@ type ENI struct {
 	Groups      []string // security group IDs
 	Tags        map[string]string
 
-	Primary      netip.Addr     // primary private IPv4 address; none in a subnet of IPv6 alone
+	Primary      netip.Addr     // primary private IPv4 address; none in an IPv6-only subnet
 	Addresses    []netip.Addr   // secondary private IPv4 addresses, the primary not among them
 	Prefixes     []netip.Prefix // delegated IPv4 /28 prefixes
 	IPv6         []netip.Addr
@@ -88,7 +88,7 @@ type Instance struct {
 	Zone     string
 	VPCID    string
 	SubnetID string
-	Primary  netip.Addr // none in a subnet of IPv6 alone
+	Primary  netip.Addr // none in an IPv6-only subnet
 	DNSName  string     // its private one; empty where the VPC has none
 	Tags     map[string]string
 	ENIs     []ENI // attached interfaces
@@ -114,7 +114,7 @@ type Identity struct {
 	VPCID        string
 	SubnetID     string // of the primary interface
 	PrimaryMAC   net.HardwareAddr
-	PrimaryIPv4  netip.Addr // none in a subnet of IPv6 alone
+	PrimaryIPv4  netip.Addr // none in an IPv6-only subnet
 	VPCCIDRs     []netip.Prefix
 }
 

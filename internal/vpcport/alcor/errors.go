@@ -93,7 +93,7 @@ func classify(status int, message string, r request, comesBack bool) vpcport.Cla
 	}
 }
 
-// hostRefused tells whether a request was refused for its host.
+// hostRefused reports whether a request was refused for its host.
 func hostRefused(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // refusal makes them
 	return ok && strings.Contains(strings.ToLower(e.Message), noNode)

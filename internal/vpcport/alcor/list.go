@@ -45,7 +45,7 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	}
 }
 
-// owns tells whether a port is the project's.
+// owns reports whether a port is the project's.
 func (p *Provider) owns(w wirePort) bool { return w.Project == "" || w.Project == p.settings.Project }
 
 func gone(op, id, why string) error {
@@ -113,7 +113,7 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	}
 }
 
-// asks tells whether a filter lets a port through. It is asked before the port is read: what
+// asks reports whether a filter lets a port through. It is asked before the port is read: what
 // strangers have need not be right.
 func asks(f vpcport.Filter, w wirePort) bool {
 	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && (len(f.Devices) == 0 || slices.Contains(f.Devices, w.Device)) &&

@@ -82,13 +82,13 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 	return out, nil
 }
 
-// notThere tells whether a refusal says that there is no such thing.
+// notThere reports whether a refusal says that there is no such thing.
 func notThere(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // call makes them
 	return ok && e.Status == http.StatusNotFound && strings.Contains(strings.ToLower(e.Message), "not found")
 }
 
-// sees tells whether a VPC is the project's, or all projects'.
+// sees reports whether a VPC is the project's, or all projects'.
 func (p *Provider) sees(w wireVPC) bool {
 	return w.Shared || w.Project == "" || w.Project == p.settings.Project
 }

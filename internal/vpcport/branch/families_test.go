@@ -249,7 +249,7 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 		}
 		// The VPC is there, whether or not ports can be in it.
 		if network, err = b.provider.Network(t.Context(), vpc); err != nil || len(network.Subnets) != map[bool]int{true: 1}[native] {
-			t.Errorf("%s: of a VPC with a subnet of IPv6 alone only: %+v, %v", f, network, err)
+			t.Errorf("%s: of a VPC with an IPv6-only subnet only: %+v, %v", f, network, err)
 		}
 	}
 }

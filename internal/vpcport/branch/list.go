@@ -32,7 +32,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	return p.ports(ctx, list)
 }
 
-// matches tells whether a filter lets an ENI through.
+// matches reports whether a filter lets an ENI through.
 func (p *Provider) matches(f vpcport.Filter, e cloud.ENI) bool {
 	among := func(list []string, v string) bool { return len(list) == 0 || slices.Contains(list, v) }
 	return among(f.IDs, e.ID) && among(f.Devices, e.Tags[eni.TagNIC]) && (f.NetworkID == "" || f.NetworkID == e.VPCID) &&

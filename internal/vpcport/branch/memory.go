@@ -93,7 +93,7 @@ func (m *memory) dropped(id string) (cloud.Association, bool) {
 	return a, ok
 }
 
-// isGone tells whether an ENI is known to be deleted.
+// isGone reports whether an ENI is known to be deleted.
 func (m *memory) isGone(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

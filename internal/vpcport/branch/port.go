@@ -59,7 +59,7 @@ func unbindable(p vpcport.Port, host string, why string) vpcport.Port {
 	return p
 }
 
-// mayBePort tells whether an ENI may be a port: an ordinary one, or a branch, that is the
+// mayBePort reports whether an ENI may be a port: an ordinary one, or a branch, that is the
 // cluster's and has the tag of ports, if with no value. So nobody who names one takes an
 // ENI whose addresses are for pods, nor what others have.
 func (s Settings) mayBePort(e cloud.ENI) bool {

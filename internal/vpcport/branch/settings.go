@@ -76,7 +76,7 @@ type Settings struct {
 	// the subnet of the instance's trunk.
 	Subnets []string
 	// Families are those of which each port has an address; empty: IPv4. EC2 gives each ENI one of
-	// IPv4, but in subnets of IPv6 alone, which a port of IPv6 alone does not have.
+	// IPv4, but in IPv6-only subnets, which a port of IPv6 alone does not have.
 	Families ipfamily.Set
 	Settle   time.Duration // 0: Settle
 	Cooling  time.Duration // 0: Cooling

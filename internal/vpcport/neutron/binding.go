@@ -45,7 +45,7 @@ func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 	return vpcport.Binding{Result: vpcport.Bound, Plug: plug}
 }
 
-// bound tells whether a driver is one of those that bound a port.
+// bound reports whether a driver is one of those that bound a port.
 func bound(drivers json.RawMessage, name string) bool {
 	var by map[string]string
 	if json.Unmarshal(drivers, &by) != nil {

@@ -96,7 +96,7 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	}
 }
 
-// answers tells whether Neutron was asked for a port.
+// answers reports whether Neutron was asked for a port.
 func answers(w wirePort, f vpcport.Filter, name string, batch []string) bool {
 	value := map[string]string{"id": w.ID, "device_id": w.Device, "mac_address": strings.ToLower(w.MAC)}[name]
 	return (name == "" || slices.Contains(batch, value)) && (f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner)

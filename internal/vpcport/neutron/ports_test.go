@@ -126,7 +126,7 @@ func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	}
 }
 
-// has tells whether a port has an address.
+// has reports whether a port has an address.
 func has(p vpcport.Port, ip netip.Addr) bool {
 	return slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return a.IP == ip })
 }

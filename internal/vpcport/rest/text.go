@@ -49,7 +49,7 @@ func Misuse(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
 }
 
-// ValidID tells whether something may be an ID: letters, digits, - and _, so that it is
+// ValidID reports whether something may be an ID: letters, digits, - and _, so that it is
 // one element of a path.
 func ValidID(id string) bool {
 	for _, r := range id {

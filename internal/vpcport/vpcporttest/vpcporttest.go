@@ -118,7 +118,7 @@ func (b Bed) goes(t *testing.T, id string) {
 	})
 }
 
-// plugs tells whether a port is to be plugged as the host's are.
+// plugs reports whether a port is to be plugged as the host's are.
 func (b Bed) plugs(p vpcport.Port) bool {
 	is := p.Binding.Plug
 	if b.Plug.Kind == vpcport.VLAN {

@@ -349,7 +349,7 @@ func (a *Agent) Ends() (map[string]End, error) {
 	return ends, nil
 }
 
-// isHome tells whether a port's end is in its VPC's namespace as the agent has made it.
+// isHome reports whether a port's end is in its VPC's namespace as the agent has made it.
 func (a *Agent) isHome(p Port) (home bool, err error) {
 	err = ns.Netlink(ns.Path(a.vpc(p.Network)), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(linkName(p.ID))

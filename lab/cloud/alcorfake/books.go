@@ -169,7 +169,7 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port as another client would. It tells whether there is such a port.
+// Edit changes a port as another client would. It reports whether there is such a port.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports.byID[id]
@@ -257,7 +257,7 @@ func (ps *ports) newMAC() string {
 	return fmt.Sprintf("aa:bb:cc:%02x:%02x:%02x", ps.made>>16&0xff, ps.made>>8&0xff, ps.made&0xff)
 }
 
-// macTaken tells whether a port has a MAC address: the MAC manager has one list for all.
+// macTaken reports whether a port has a MAC address: the MAC manager has one list for all.
 func (ps *ports) macTaken(mac string) bool {
 	for _, p := range ps.byID {
 		if strings.EqualFold(p.MAC, mac) {

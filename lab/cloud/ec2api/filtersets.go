@@ -62,7 +62,7 @@ var instanceFilters = filterSet{
 }
 
 // instanceFiltering finds the filters of DescribeInstances. ENIs lists an
-// instance's, v1 tells whether metadata is answered without a token.
+// instance's, v1 reports whether metadata is answered without a token.
 func (n names) instanceFiltering(enis func(instanceID string) []*vpc.ENI, v1 bool) attributes[vpc.Instance] {
 	row := func(i *vpc.Instance) instanceXML { return n.instance(i, enis(i.ID), v1) }
 	ofInstance := filtering(instanceFilters, row, func(i *vpc.Instance) vpc.Tags { return i.Tags })

@@ -178,7 +178,7 @@ func (r *request) ready() error {
 	return nil
 }
 
-// wait lets d pass by the cloud's clock, and tells whether it did before the
+// wait lets d pass by the cloud's clock, and reports whether it did before the
 // lab was closed. A client that gives up meanwhile takes nothing back, as with EC2.
 func (h *handler) wait(d time.Duration) bool {
 	if d <= 0 {

@@ -111,7 +111,7 @@ func (p *params) clientToken() string {
 	return v
 }
 
-// number reads a count, an integer of 32 bits in the API; ok tells whether it was given.
+// number reads a count, an integer of 32 bits in the API; ok reports whether it was given.
 func (p *params) number(name string) (n int, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
@@ -125,7 +125,7 @@ func (p *params) number(name string) (n int, ok bool) {
 	return int(n32), true
 }
 
-// truth reads a boolean; ok tells whether it was given.
+// truth reads a boolean; ok reports whether it was given.
 func (p *params) truth(name string) (b, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
@@ -217,7 +217,7 @@ func (p *params) unknown() string {
 	return left[0]
 }
 
-// has tells whether any parameter of a list or structure is given.
+// has reports whether any parameter of a list or structure is given.
 func (p *params) has(name string) bool {
 	for k := range p.values {
 		if k == name || strings.HasPrefix(k, name+".") {

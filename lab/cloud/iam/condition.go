@@ -52,7 +52,7 @@ func ResourceTag(tag string) string { return "aws:ResourceTag/" + tag }
 // RequestTag is described at ResourceTag.
 func RequestTag(tag string) string { return "aws:RequestTag/" + tag }
 
-// known tells whether a key is understood, and whether it is a list.
+// known reports whether a key is understood, and whether it is a list.
 func known(key string) (list, ok bool) {
 	lower := strings.ToLower(key)
 	for _, prefix := range []string{"aws:resourcetag/", "aws:requesttag/", "ec2:resourcetag/"} {

@@ -45,7 +45,7 @@ func (p Policy) Decide(r Request) Decision {
 	return out
 }
 
-// Never tells whether no statement allows an action on anything.
+// Never reports whether no statement allows an action on anything.
 func (p Policy) Never(action string) bool {
 	return !slices.ContainsFunc(p.statements, func(s statement) bool { return !s.deny && s.covers(action) })
 }
@@ -70,7 +70,7 @@ func arnLike(pattern, arn string) bool {
 	return len(p) == arnParts && len(a) == arnParts && slices.EqualFunc(p, a, glob)
 }
 
-// glob tells whether text is what a pattern with * and ? stands for.
+// glob reports whether text is what a pattern with * and ? stands for.
 func glob(pattern, text string) bool {
 	// Where the last * was, and how much of text it stands for so far.
 	star, mark, p, t := -1, 0, 0, 0

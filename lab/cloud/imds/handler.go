@@ -118,7 +118,7 @@ func (h *handler) open(token string, s session) {
 	h.tokens[token] = s
 }
 
-// authorized tells whether a request carries a session of its instance, or
+// authorized reports whether a request carries a session of its instance, or
 // needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
 	given, there := r.Header[sessionHeader]

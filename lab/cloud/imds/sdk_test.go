@@ -327,7 +327,7 @@ func TestTrunkMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 }
 
-// An instance in a subnet of IPv6 alone has no paths of IPv4 but its VPC's, and is named by its ID.
+// An instance in an IPv6-only subnet has no paths of IPv4 but its VPC's, and is named by its ID.
 func TestMetadataOfIPv6Alone(t *testing.T) {
 	s := instant()
 	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}

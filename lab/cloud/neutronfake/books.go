@@ -225,7 +225,7 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port as another client would, and so its revision. It tells whether
+// Edit changes a port as another client would, and so its revision. It reports whether
 // there is such a port.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {

@@ -106,7 +106,7 @@ func (k *Keystone) serve(r *http.Request, body []byte) reply {
 	return keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
 }
 
-// proves tells whether a request is this user's. The scope must be its project; an
+// proves reports whether a request is this user's. The scope must be its project; an
 // application credential has its own, and takes none.
 func (u User) proves(req authRequest) bool {
 	id := req.Auth.Identity

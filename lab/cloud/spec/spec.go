@@ -73,7 +73,7 @@ type Subnet struct {
 	Zone string       `json:"zone"`
 	CIDR netip.Prefix `json:"cidr,omitzero"`  // /16 to /28; none with IPv6Native
 	IPv6 netip.Prefix `json:"ipv6,omitempty"` // /64
-	// IPv6Native makes it a subnet of IPv6 alone: it has no IPv4 addresses, and its ENIs have
+	// IPv6Native makes it an IPv6-only subnet: it has no IPv4 addresses, and its ENIs have
 	// none. It assigns IPv6 addresses as with AssignIPv6.
 	IPv6Native bool `json:"ipv6Native,omitempty"`
 	// AssignIPv6 is the attribute AssignIpv6AddressOnCreation: an ENI that is created

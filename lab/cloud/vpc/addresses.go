@@ -81,7 +81,7 @@ type pools struct {
 type addressing struct {
 	pools  *pools
 	e      *ENI
-	v4     *space4 // nil in a subnet of IPv6 alone
+	v4     *space4 // nil in an IPv6-only subnet
 	v6     *space6 // nil without IPv6
 	limits limits.Limits
 	itype  string
@@ -135,8 +135,8 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 	return a.assign(r)
 }
 
-// takePrimary gives a new ENI the primary address that is asked for, or any; none in a subnet of
-// IPv6 alone.
+// takePrimary gives a new ENI the primary address that is asked for, or any; none in an IPv6-only
+// subnet.
 func (a *addressing) takePrimary(primary netip.Addr) error {
 	switch {
 	case a.v4 == nil && primary.IsValid():
@@ -162,7 +162,7 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	return nil
 }
 
-// noIPv4 is the refusal of IPv4 in a subnet of IPv6 alone. The documentation has none; this is
+// noIPv4 is the refusal of IPv4 in an IPv6-only subnet. The documentation has none; this is
 // what EC2 answers to other parameters that cannot be together.
 func noIPv4() *Error {
 	return badCombination("You cannot specify IPv4 addresses or prefixes in an IPv6-only subnet")
@@ -276,7 +276,7 @@ func (a *addressing) add4(x netip.Addr) {
 	a.got.IPv4 = append(a.got.IPv4, x)
 }
 
-// takeOver takes a secondary address off the ENI that has it, and tells whether it
+// takeOver takes a secondary address off the ENI that has it, and reports whether it
 // could: primary addresses and those of prefixes do not move.
 func (a *addressing) takeOver(x netip.Addr) bool {
 	for _, other := range a.pools.store.enis.all() {
@@ -431,7 +431,7 @@ func (es *ENIs) Unassign(eniID string, r Assigned) error {
 	})
 }
 
-// remove takes every item of gone out of list and tells whether all were there.
+// remove takes every item of gone out of list and reports whether all were there.
 func remove[T comparable](list *[]T, gone []T) bool {
 	for _, g := range gone {
 		i := slices.Index(*list, g)
@@ -459,7 +459,7 @@ func (ps *pools) release(subnetID string, r Assigned) {
 	}
 }
 
-// countFree notes a subnet's free count after it changed, unless it is of IPv6 alone. The lock is held.
+// countFree notes a subnet's free count after it changed, unless it is IPv6-only. The lock is held.
 func (ps *pools) countFree(subnetID string) {
 	s := *ps.store.subnets.get(subnetID)
 	if s.IPv6Native() {

@@ -48,7 +48,7 @@ func (api *API) permit(call Call) *Error {
 // name is an action as IAM writes it.
 func name(action string) string { return "ec2:" + action }
 
-// denied tells whether Deny took an action away from everybody. The lock is held.
+// denied reports whether Deny took an action away from everybody. The lock is held.
 func (api *API) denied(action string) bool {
 	for p := range api.denials {
 		if Covers(p, action) {

@@ -35,7 +35,7 @@ func (b Books) Check() error {
 	for _, s := range b.Subnets {
 		if s.IPv6Native() {
 			if s.Free != 0 {
-				k.fail("subnet %s of IPv6 alone counts %d free addresses of IPv4", s.ID, s.Free)
+				k.fail("IPv6-only subnet %s counts %d free addresses of IPv4", s.ID, s.Free)
 			}
 			continue
 		}

@@ -118,7 +118,7 @@ func (m *IMDS) SetDelay(d time.Duration) { m.store.world.read(func() { m.store.i
 // SetV1 allows or refuses metadata requests without a token.
 func (m *IMDS) SetV1(on bool) { m.store.world.read(func() { m.v1 = on }) }
 
-// V1 tells whether metadata requests without a token are answered.
+// V1 reports whether metadata requests without a token are answered.
 func (m *IMDS) V1() (on bool) {
 	m.store.world.read(func() { on = m.v1 })
 	return on
@@ -127,7 +127,7 @@ func (m *IMDS) V1() (on bool) {
 // Outage makes the metadata service unreachable, or reachable again.
 func (m *IMDS) Outage(on bool) { m.store.world.read(func() { m.off = on }) }
 
-// Down tells whether the metadata service is unreachable.
+// Down reports whether the metadata service is unreachable.
 func (m *IMDS) Down() (down bool) {
 	m.store.world.read(func() { down = m.off })
 	return down

@@ -104,7 +104,7 @@ func (es *ENIs) create(r CreateRequest) (*ENI, error) {
 
 // onCreation is what a new ENI gets: of a subnet that assigns IPv6 addresses one, where the
 // call neither says which it gets nor that it gets none (EC2 API Reference,
-// CreateNetworkInterface, Ipv6AddressCount). In a subnet of IPv6 alone an ENI has an address
+// CreateNetworkInterface, Ipv6AddressCount). In an IPv6-only subnet an ENI has an address
 // in any case, also besides prefixes: that nothing says, and who expects it is safe without.
 func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
 	if s.IPv6Native() && e.Type != efaOnly && len(r.IPv6)+r.IPv6Count == 0 {

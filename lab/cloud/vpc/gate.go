@@ -66,7 +66,7 @@ func newAPI(s spec.Spec, seed uint64, z *authorizer) *API {
 	}
 }
 
-// Covers tells whether an action pattern such as "Describe*" or
+// Covers reports whether an action pattern such as "Describe*" or
 // "ec2:AttachNetworkInterface" covers an action. IAM ignores case.
 func Covers(pattern, action string) bool {
 	pattern = strings.TrimPrefix(strings.ToLower(pattern), "ec2:")
@@ -158,7 +158,7 @@ func (api *API) SetLatency(action string, d time.Duration) {
 // reachable again.
 func (api *API) Outage(on bool) { api.world.read(func() { api.outage = on }) }
 
-// Down tells whether the EC2 endpoint is unreachable.
+// Down reports whether the EC2 endpoint is unreachable.
 func (api *API) Down() (down bool) {
 	api.world.read(func() { down = api.outage })
 	return down

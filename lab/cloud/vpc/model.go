@@ -36,7 +36,7 @@ type Subnet struct {
 	Tags       Tags
 }
 
-// IPv6Native tells whether it is a subnet of IPv6 alone, whose ENIs have no IPv4 address.
+// IPv6Native reports whether it is an IPv6-only subnet, whose ENIs have no IPv4 address.
 func (s Subnet) IPv6Native() bool { return !s.CIDR.IsValid() }
 
 // SecurityGroup is a stateful filter of ENIs.
@@ -80,7 +80,7 @@ type Route struct {
 // egressOnlyGateway begins the IDs of egress-only internet gateways.
 const egressOnlyGateway = "eigw"
 
-// EgressOnly tells whether the target is an egress-only internet gateway: connections
+// EgressOnly reports whether the target is an egress-only internet gateway: connections
 // begin inside only (VPC User Guide, "Egress-only internet gateways").
 func (r Route) EgressOnly() bool { return strings.HasPrefix(r.Target, egressOnlyGateway+"-") }
 
@@ -139,7 +139,7 @@ type Attachment struct {
 	Time                time.Time
 }
 
-// Primary tells whether the attachment is that of an instance's primary ENI,
+// Primary reports whether the attachment is that of an instance's primary ENI,
 // which an instance is launched with and keeps: index 0 of card 0.
 func (a *Attachment) Primary() bool { return a.DeviceIndex == 0 && a.NetworkCard == 0 }
 
@@ -152,7 +152,7 @@ type ENI struct {
 	MAC             net.HardwareAddr
 	Type            string // as created: "interface", "efa", "efa-only", "trunk"
 	Description     string
-	Primary         netip.Addr     // zero of type "efa-only", which has no addresses, and in a subnet of IPv6 alone
+	Primary         netip.Addr     // zero of type "efa-only", which has no addresses, and in an IPv6-only subnet
 	Secondary       []netip.Addr   // in order of assignment
 	Prefixes        []netip.Prefix // IPv4 /28
 	IPv6            []netip.Addr
@@ -188,7 +188,7 @@ func (e *ENI) InterfaceType() string {
 	return e.Type
 }
 
-// Owns tells whether packets from and to addr belong to this ENI.
+// Owns reports whether packets from and to addr belong to this ENI.
 func (e *ENI) Owns(addr netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(addr) }
 	return addr == e.Primary || slices.Contains(e.Secondary, addr) || slices.Contains(e.IPv6, addr) ||
@@ -203,7 +203,7 @@ func (e *ENI) IPv4() []netip.Addr {
 	return append([]netip.Addr{e.Primary}, e.Secondary...)
 }
 
-// IPv6Native tells whether the ENI has IPv6 addresses alone, as those of a subnet of these.
+// IPv6Native reports whether the ENI has IPv6 addresses alone, as those of a subnet of these.
 func (e *ENI) IPv6Native() bool { return !e.Primary.IsValid() && len(e.IPv6)+len(e.IPv6Prefixes) > 0 }
 
 // Own lists the addresses that a system gives the link of the ENI where it is its instance's primary

@@ -70,7 +70,7 @@ func (s *space4) taken(a netip.Addr) bool { return s.has(s.index(a)) }
 func (s *space4) take(a netip.Addr)    { s.set(s.index(a)); s.free-- }
 func (s *space4) release(a netip.Addr) { s.clear(s.index(a)); s.free++ }
 
-// prefixFree tells whether all sixteen addresses of a prefix are free.
+// prefixFree reports whether all sixteen addresses of a prefix are free.
 func (s *space4) prefixFree(p netip.Prefix) bool { return s.block(s.index(p.Addr())) == 0 }
 
 func (s *space4) takePrefix(p netip.Prefix) {

@@ -53,8 +53,8 @@ func (st *store) holder(e *ENI) *Instance {
 	return st.instances.get(e.Attachment.InstanceID)
 }
 
-// room checks that an instance's type can carry what an ENI already has. In a subnet of IPv6
-// alone are instances built on Nitro only (Amazon VPC User Guide, "Subnet types").
+// room checks that an instance's type can carry what an ENI already has. In an IPv6-only
+// subnet are instances built on Nitro only (Amazon VPC User Guide, "Subnet types").
 func (st *store) room(i *Instance, e *ENI) error {
 	l, _ := limits.Lookup(i.Type)
 	if !l.Prefixes && st.subnets.get(e.SubnetID).IPv6Native() { // only these have prefixes, too
@@ -142,7 +142,7 @@ func (st *store) findInstance(id string) (*Instance, error) {
 	return i, nil
 }
 
-// tooFresh tells whether a change may not see yet what describe calls do not show yet.
+// tooFresh reports whether a change may not see yet what describe calls do not show yet.
 func (st *store) tooFresh(unseen bool) bool { return st.lagWrites && unseen }
 
 // place is the VPC of a resource and, for an ENI, its subnet.

@@ -15,7 +15,7 @@ const (
 	maxTagValue = 256
 )
 
-// checkTags tells whether tags may be added to what a resource has.
+// checkTags reports whether tags may be added to what a resource has.
 func checkTags(has, add Tags) error {
 	n := len(has)
 	for k, v := range add {

@@ -62,7 +62,7 @@ func newThrottle(s spec.Spec) throttle {
 	return throttle{documented: s.Throttle == "documented", spec: s.RateLimits, limits: limits, buckets: map[string]*bucket{}}
 }
 
-// take takes a token of the call's bucket, and tells whether there was one.
+// take takes a token of the call's bucket, and reports whether there was one.
 func (t *throttle) take(call Call, now time.Time) bool {
 	limit, name, ok := t.limitOf(call)
 	if !ok {

@@ -172,7 +172,7 @@ func (es *ENIs) Disassociate(r DisassociateRequest) error {
 	})
 }
 
-// has tells whether an ENI has an association.
+// has reports whether an ENI has an association.
 func has(e *ENI, associationID string) bool {
 	return e != nil && e.Trunk != nil && e.Trunk.ID == associationID
 }

@@ -24,7 +24,7 @@ var (
 	ipv6 = family{"IPv6", 128, 80}
 )
 
-// has tells whether an address is of the family, in its own form.
+// has reports whether an address is of the family, in its own form.
 func (f family) has(a netip.Addr) bool { return a.BitLen() == f.bits && !a.Is4In6() && a.Zone() == "" }
 
 // addr reads an address; false when s is none of the family.

@@ -181,7 +181,7 @@ func statusOf(err error) int {
 	return 0
 }
 
-// unanswered tells whether an error is that no answer came.
+// unanswered reports whether an error is that no answer came.
 func unanswered(err error) bool {
 	_, send := errors.AsType[*smithyhttp.RequestSendError](err)
 	_, canceled := errors.AsType[*smithy.CanceledError](err)

@@ -104,7 +104,7 @@ func (m *Metadata) deadline(ctx context.Context) (context.Context, context.Cance
 	return ctx, func() { end.Stop(); cancel(nil) }
 }
 
-// presence tells whether a path may be absent.
+// presence reports whether a path may be absent.
 type presence bool
 
 const (
@@ -155,7 +155,7 @@ func (r *metadataReading) get(path string, need presence) string {
 	return ""
 }
 
-// again tells whether an error may pass. A required path that is missing may
+// again reports whether an error may pass. A required path that is missing may
 // appear while the instance boots.
 func (r *metadataReading) again(err error, status int) bool {
 	if status == 0 {
@@ -192,7 +192,7 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 	return mac
 }
 
-// own is the instance's primary IPv4 address or, in a subnet of IPv6 alone, its first IPv6
+// own is the instance's primary IPv4 address or, in an IPv6-only subnet, its first IPv6
 // address. It is taken for such a one only where that is there and three paths lack IPv4, as one of
 // them may be late while an instance boots.
 func (r *metadataReading) own(nic string) netip.Addr {
@@ -238,7 +238,7 @@ func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
 	return out
 }
 
-// isVPCBlock tells whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
+// isVPCBlock reports whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
 // IPv6 from /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger one would have
 // pods reach the world beyond the VPC with addresses that are not translated.
 func isVPCBlock(p netip.Prefix) bool {

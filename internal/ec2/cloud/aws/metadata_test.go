@@ -32,7 +32,7 @@ func machine() map[string]string {
 	}
 }
 
-// ofIPv6 is the machine in a subnet of IPv6 alone.
+// ofIPv6 is the machine in an IPv6-only subnet.
 func ofIPv6(own string) map[string]string {
 	m := machine()
 	delete(m, "local-ipv4")

@@ -143,7 +143,7 @@ func (st *State) checkGroups(q call, groups []string) error {
 // total is how many addresses and prefixes an amount has.
 func total(n cloud.Amount) int { return n.Addresses + n.Prefixes + n.IPv6 + n.IPv6Prefixes }
 
-// oneKind tells whether an amount has no more than one kind of a family.
+// oneKind reports whether an amount has no more than one kind of a family.
 func oneKind(n cloud.Amount) bool {
 	for _, f := range ipfamily.Dual.Families() {
 		if addresses, prefixes := n.Of(f); addresses < 0 || prefixes < 0 || addresses > 0 && prefixes > 0 {
@@ -157,9 +157,9 @@ func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
 
-// noIPv4 refuses IPv4 in a subnet of IPv6 alone.
+// noIPv4 refuses IPv4 in an IPv6-only subnet.
 func (q call) noIPv4(s *subnet) error {
-	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is of IPv6 alone", s.ID)
+	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is IPv6-only", s.ID)
 }
 
 // assign gives an ENI addresses or prefixes, all or nothing. State.mu is held.
@@ -241,7 +241,7 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 		}
 		l, _ := c.State.enis.limitsOf(in.Type)
 		if !l.Prefixes && c.State.subnets[e.SubnetID].IPv6Native {
-			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s is not built on Nitro, as instances in subnet %s of IPv6 alone", in.Type, e.SubnetID)
+			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s is not built on Nitro, as instances in IPv6-only subnet %s", in.Type, e.SubnetID)
 		}
 		for _, o := range in.enis {
 			if o.Attachment.DeviceIndex == index {

@@ -166,7 +166,7 @@ func (st *State) AddSubnet(id, zone, cidr string, tags map[string]string) {
 	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)})
 }
 
-// AddIPv6Subnet adds a subnet of IPv6 alone, with a /64.
+// AddIPv6Subnet adds an IPv6-only subnet, with a /64.
 func (st *State) AddIPv6Subnet(id, zone, cidr string, tags map[string]string) {
 	p := netip.MustParsePrefix(cidr)
 	st.mu.Lock()
@@ -195,7 +195,7 @@ func (st *State) SetFree(id string, most int) {
 	st.subnets[id].left = min(st.subnets[id].left, most)
 }
 
-// SetFragmented tells whether a subnet has no free IPv4 prefix left.
+// SetFragmented reports whether a subnet has no free IPv4 prefix left.
 func (st *State) SetFragmented(id string, on bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -319,7 +319,7 @@ func (es *enis) limitsOf(instanceType string) (cloud.Limits, bool) {
 }
 
 // newENI makes a detached ENI with an address of a subnet: a free one that is given, or
-// any, which there has to be; with none of a subnet of IPv6 alone. State.mu is held.
+// any, which there has to be; with none of an IPv6-only subnet. State.mu is held.
 func (st *State) newENI(s *subnet, addr netip.Addr) *eni {
 	st.enis.seq++
 	switch {

@@ -79,13 +79,13 @@ func (s *subnet) take() (netip.Addr, bool) {
 	}
 }
 
-// reserved tells whether an address of the CIDR is one that no ENI has.
+// reserved reports whether an address of the CIDR is one that no ENI has.
 func (s *subnet) reserved(a netip.Addr) bool {
 	i := s.index(a)
 	return i < 4 || i == len(s.blocks)*prefixSize-1
 }
 
-// has tells whether an address of the CIDR is free.
+// has reports whether an address of the CIDR is free.
 func (s *subnet) has(a netip.Addr) bool {
 	i := s.index(a)
 	return s.blocks[i/prefixSize]&(1<<(i%prefixSize)) == 0

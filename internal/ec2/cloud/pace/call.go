@@ -135,7 +135,7 @@ func (r Reply) code() string {
 	return CodeNoReply
 }
 
-// retry tells whether the call is to be made again, and waits until then.
+// retry reports whether the call is to be made again, and waits until then.
 func (a *attempt) retry(ctx context.Context, r Reply) bool {
 	cured := r.Cure != nil && !a.cured
 	if cured {
