@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Mismatch names what a port has other than it was asked for; empty: nothing.
+// Mismatch names the property in which a port differs from its request; empty: none.
 func Mismatch(n NewPort, p Port) string {
 	switch {
 	case p.NetworkID != n.NetworkID:
@@ -24,7 +24,7 @@ func Mismatch(n NewPort, p Port) string {
 	return ""
 }
 
-// Unmet says what of a change a port does not have; empty: nothing.
+// Unmet describes the part of a change that a port does not have; empty: none.
 func (c Change) Unmet(p Port) string {
 	for _, f := range []struct {
 		name string

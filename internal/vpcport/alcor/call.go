@@ -13,24 +13,24 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// request is one request of Alcor.
+// request is one request to Alcor.
 type request struct {
 	method string
 	path   string // below /project/PROJECT, such as ports/ID
 	query  url.Values
 	body   any
 	names  rest.Names
-	port   bool // it is of one port, by its ID
+	port   bool // it names one port by its ID
 }
 
-// op is what a request is called in errors: without IDs, so that metrics may count by it.
+// op is the operation in errors. It has no IDs, since metrics count by it.
 func (r request) op() string {
 	collection, _, _ := strings.Cut(r.path, "/")
 	return "Alcor " + r.method + " " + collection
 }
 
-// call makes a request and reads the reply into to, unless that is nil. It ends with ctx,
-// or once the time-out is over.
+// call makes a request and decodes the reply into to, unless that is nil. It ends with ctx or after
+// Settings.Timeout.
 func (p *Provider) call(ctx context.Context, r request, to any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
 	defer cancel()
@@ -46,7 +46,7 @@ func (p *Provider) call(ctx context.Context, r request, to any) error {
 	body, err := io.ReadAll(resp.Body)
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode >= 300:
-		return refusal(r, resp, body) // what there is of the body
+		return refusal(r, resp, body) // as far as the body was read
 	case err != nil:
 		return rest.Unanswered(r.op(), err)
 	case to == nil:

@@ -8,12 +8,12 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Update implements vpcport.Provider. The port is read before, for what a change would
-// take with it, and after, as the answer is no port.
+// Update implements vpcport.Provider. It reads the port before, because a change resets some fields,
+// and after, because the reply is not the port.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
 	const op = "Alcor PUT ports"
 	if c.Empty() {
-		return vpcport.Port{}, rest.Misuse(op, "a change of nothing")
+		return vpcport.Port{}, rest.Misuse(op, "an empty change")
 	}
 	now, err := p.get(ctx, id)
 	if err != nil {
@@ -37,13 +37,13 @@ func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Chang
 	if refused {
 		got = nowhere(got, *c.Host)
 	}
-	if unmet := c.Unmet(got); unmet != "" { // without revisions somebody else may have changed it since
+	if unmet := c.Unmet(got); unmet != "" { // another client may have changed it, as there are no revisions
 		return got, &vpcport.Error{Class: vpcport.Conflict, Op: op, Message: rest.Shorten(unmet, rest.MaxMessage)}
 	}
 	return got, nil
 }
 
-// put makes a change, without its host if it is refused for that.
+// put makes a change; if Alcor refuses the host, without it.
 func (p *Provider) put(ctx context.Context, id string, change wireChange, groups []string) (refused bool, err error) {
 	for {
 		if change.Host == nil && change.Device == nil && change.Owner == nil && change.Groups == nil && change.Tags == nil {

@@ -9,10 +9,9 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// said are the classes of what Alcor's managers say, in lower case: the reasons of their
-// exceptions (@ResponseStatus). Those of the managers of addresses, nodes and groups are
-// within the text of what the port manager says, whose status then is 500. The first that
-// fits counts.
+// said are the classes of messages of Alcor's managers, in lower case: the reasons of their exceptions
+// (@ResponseStatus). Reasons of the managers of addresses, nodes and groups are within the message of
+// the port manager, with status 500. The first match counts.
 var said = []struct {
 	text  string
 	class vpcport.Class
@@ -35,16 +34,16 @@ var said = []struct {
 }
 
 const (
-	// noNode is said of a host that the node manager does not have.
+	// noNode is the message for a host that the node manager does not have.
 	noNode = "get node information exception"
-	// noAddress is said of no address, for whatever reason (AllocateIpAddrException).
+	// noAddress is the message for any failed allocation of an address (AllocateIpAddrException).
 	noAddress = "allocate ip address error"
-	// noPort is said of a port that is not there (PortEntityNotFound). A proxy says
-	// something else.
+	// noPort is the message for a port that does not exist (PortEntityNotFound). A 404 of a proxy does
+	// not have it.
 	noPort = "port not found"
 )
 
-// refusal judges a reply that is no success.
+// refusal is the error of an unsuccessful reply.
 func refusal(r request, resp *http.Response, body []byte) error {
 	kind, message := read(body)
 	out := rest.Refused(r.op(), resp.StatusCode, resp.Header, kind, message)
@@ -53,8 +52,8 @@ func refusal(r request, resp *http.Response, body []byte) error {
 	return out
 }
 
-// byStatus are the classes of statuses, whatever is said with them: those of 502, 503 and
-// 504 are of whoever is in front of Alcor.
+// byStatus are the classes of statuses whose message does not matter. 502, 503 and 504 come from
+// proxies.
 var byStatus = map[int]vpcport.Class{
 	http.StatusTooManyRequests: vpcport.Throttled,
 	http.StatusBadGateway:      vpcport.Transient, http.StatusServiceUnavailable: vpcport.Transient, http.StatusGatewayTimeout: vpcport.Transient,
@@ -63,7 +62,7 @@ var byStatus = map[int]vpcport.Class{
 	http.StatusRequestEntityTooLarge: vpcport.TooLarge, http.StatusRequestURITooLong: vpcport.TooLarge, http.StatusRequestHeaderFieldsTooLarge: vpcport.TooLarge,
 }
 
-// classify is the class of a status and what is said with it.
+// classify is the class of a status and a message.
 func classify(status int, message string, r request, comesBack bool) vpcport.Class {
 	if status == http.StatusServiceUnavailable && comesBack {
 		return vpcport.Throttled
@@ -93,7 +92,7 @@ func classify(status int, message string, r request, comesBack bool) vpcport.Cla
 	}
 }
 
-// hostRefused reports whether a request was refused for its host.
+// hostRefused reports whether Alcor refused the host of a request.
 func hostRefused(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // refusal makes them
 	return ok && strings.Contains(strings.ToLower(e.Message), noNode)

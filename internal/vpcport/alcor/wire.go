@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// wirePort is a port as Alcor sends it (PortEntity). What it does not have is not sent.
+// wirePort is a port from Alcor (PortEntity). Alcor omits empty fields.
 type wirePort struct {
 	ID       string    `json:"id"`
 	Project  string    `json:"project_id"`
@@ -26,7 +26,7 @@ type wirePort struct {
 	Created  string    `json:"create_at"`
 }
 
-// wireNew asks for a port.
+// wireNew is a request for a port.
 type wireNew struct {
 	Network  string    `json:"network_id"`
 	Name     string    `json:"name"`
@@ -39,7 +39,7 @@ type wireNew struct {
 	Host     string    `json:"binding:host_id,omitempty"`
 }
 
-// wireChange changes a port. Nil is left as it is.
+// wireChange is a change of a port. Nil fields stay as they are.
 type wireChange struct {
 	Host     *string   `json:"binding:host_id,omitempty"`
 	Device   *string   `json:"device_id,omitempty"`
@@ -49,19 +49,19 @@ type wireChange struct {
 	Security *bool     `json:"port_security_enabled,omitempty"`
 }
 
-// envelope has the port of a request.
+// envelope wraps the port of a request.
 type envelope struct {
 	Port any `json:"port"`
 }
 
-// statuses are those of PortStatusEnum, NetworkStatusEnum and StatusEnum, in any case.
+// statuses are the values of PortStatusEnum, NetworkStatusEnum and StatusEnum, in upper case.
 var statuses = map[string]vpcport.Status{
 	"DOWN": vpcport.StatusDown, "CREATED": vpcport.StatusDown, "BUILD": vpcport.StatusBuild, "PENDING": vpcport.StatusBuild,
 	"ACTIVE": vpcport.StatusActive, "SUCCESS": vpcport.StatusActive,
 	"ERROR": vpcport.StatusError, "FAILED": vpcport.StatusError, "FAILURE": vpcport.StatusError,
 }
 
-// port reads a port, and refuses one that cannot be.
+// port decodes a port, and refuses an impossible one.
 func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	out := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
@@ -80,15 +80,15 @@ func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 // mac is the MAC address. A comma is a separator to Alcor, too.
 func (w wirePort) mac() string { return strings.ReplaceAll(w.MAC, ",", ":") }
 
-// Unbound is the tag of a port whose host Alcor still tells, and which is bound to none.
+// Unbound is the tag of a port that is bound to no host, although Alcor still shows its last one.
 const Unbound = "berth:unbound"
 
-// bind tells to which host a port is bound, and what came of it. The agents of the host put
-// it into the namespace of the VPC; a failed status is theirs.
+// bind sets the host and the binding of a port. The agents of the host put the port into the namespace
+// of the VPC; a failed status comes from them.
 func (p *Provider) bind(out *vpcport.Port, w wirePort) {
 	if w.Host == "" || slices.Contains(w.Tags, Unbound) {
 		if out.Status != vpcport.StatusError {
-			out.Status = vpcport.StatusDown // it was that of the host
+			out.Status = vpcport.StatusDown // the status is from the last host
 		}
 		return
 	}
@@ -100,13 +100,13 @@ func (p *Provider) bind(out *vpcport.Port, w wirePort) {
 	out.Binding = vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: p.settings.NetnsPrefix + w.Network}}
 }
 
-// nowhere is a port as it is after a host was asked for that Alcor does not have.
+// nowhere is a port whose requested host Alcor does not have.
 func nowhere(port vpcport.Port, host string) vpcport.Port {
 	port.Host, port.Binding, port.Status = host, vpcport.Binding{Result: vpcport.BindingFailed}, vpcport.StatusDown
 	return port
 }
 
-// rehosted are the changes that bind a port to a host, or to none.
+// rehosted is the change that binds a port to a host, or to none.
 func rehosted(now wirePort, host string) (to *string, tags *[]string) {
 	marked := slices.Contains(now.Tags, Unbound)
 	others := slices.DeleteFunc(slices.Clone(now.Tags), func(t string) bool { return t == Unbound })

@@ -79,11 +79,11 @@ func TestHostsThatCannot(t *testing.T) {
 
 	host = "i-none"
 	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "instance i-none has no trunk interface of cluster contract")
+	wantUnbindable(t, p, err, host, "instance i-none has no attached trunk interface of cluster contract")
 	b.trunk(host, map[string]string{eni.TagCluster: "another", eni.TagOwner: eni.Owner})
 	b.clock.Advance(time.Minute)
 	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "has no trunk interface of cluster contract") // that is another cluster's
+	wantUnbindable(t, p, err, host, "has no attached trunk interface of cluster contract") // that is another cluster's
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-11", host)})
 	failsWith(t, "a port in any subnet of an instance without a trunk", err, vpcport.Conflict)
 }
@@ -189,7 +189,7 @@ func TestWhichTrunk(t *testing.T) {
 	host := "i-none"
 	p := b.make(b.provider, newPort("u-1", "i-b", func(n *vpcport.NewPort) { n.Host, n.Addresses = "", []vpcport.NewAddress{{SubnetID: "subnet-a"}} }))
 	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "that is attached")
+	wantUnbindable(t, p, err, host, "no attached trunk interface")
 	b.clock.Advance(time.Minute)
 	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	harness.OK(t, err)

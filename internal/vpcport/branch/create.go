@@ -13,15 +13,15 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// maxDescription is how long the description of an ENI may be (EC2 API Reference,
+// maxDescription is the maximum length of an ENI's description (EC2 API Reference,
 // CreateNetworkInterface).
 const maxDescription = 255
 
-// creations is how often a port is asked for at most that EC2 says was deleted since.
+// creations is how often create repeats a request that EC2 answers with a deleted ENI.
 const creations = 3
 
-// Create implements vpcport.Provider, of one port. One that cannot be bound to its host is
-// made all the same, and bound to none: a change of its host tells why.
+// Create implements vpcport.Provider, for one port. A port that cannot be bound to its host is made
+// unbound; a later Update with the host reports why.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	if len(ports) != 1 {
 		return nil, failure(vpcport.TooLarge, opCreate, "a request for %d ports, expected one", len(ports))
@@ -46,7 +46,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	return []vpcport.Port{out}, nil
 }
 
-// make makes a port in the first of some subnets that has room, and binds it.
+// make makes a port in the first subnet that has room, and binds it.
 func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.CreateENI, subnets []cloud.Subnet) (out vpcport.Port, err error) {
 	var e cloud.ENI
 	for _, s := range subnets {
@@ -71,7 +71,7 @@ func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.Cr
 	return out, nil
 }
 
-// request is what EC2 is asked for, but for the subnet.
+// request is the request to EC2, without the subnet.
 func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error) {
 	r := cloud.CreateENI{
 		Groups: slices.Sorted(slices.Values(n.Groups)), Description: vpcport.Cut(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
@@ -89,7 +89,7 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	return r, nil
 }
 
-// ask asks for addresses: certain ones, else any of each family of ports.
+// ask requests given addresses, or any address of each family.
 func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error {
 	for _, a := range addresses {
 		at := &r.Primary
@@ -112,7 +112,7 @@ func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error 
 	return nil
 }
 
-// Resolve implements vpcport.Resolver: which subnets a port may be in, and its groups.
+// Resolve implements vpcport.Resolver.
 func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
 	subnets, t, err := p.placement.of(ctx, n)
 	if err != nil {
@@ -129,7 +129,7 @@ func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Reso
 	return out, nil
 }
 
-// create makes an ENI, once for the same request of the same device.
+// create makes an ENI, once for each request and device.
 func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.CreateENI) (cloud.ENI, error) {
 	for range creations {
 		r.ClientToken = token("create", n.Device, fmt.Sprint(p.memory.generation(n.Device)), fmt.Sprintf("%+v", r))
@@ -144,10 +144,10 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 		}
 		return e, p.asAsked(n, r, e)
 	}
-	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 answers with ENIs that were deleted since")
+	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 returned ENIs that have been deleted since")
 }
 
-// asAsked holds EC2's answer against a request.
+// asAsked compares EC2's reply with the request.
 func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
 	n.Host = "" // it is no branch yet
 	n.Addresses = nil
@@ -161,13 +161,12 @@ func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) er
 		n.Groups = nil
 	}
 	if what := vpcport.Mismatch(n, p.s.portOf(e, cloud.Association{}, nil)); what != "" {
-		return failure(vpcport.Bug, opCreate, "the answer cannot be: %s for device %q has another %s", e.ID, n.Device, what)
+		return failure(vpcport.Bug, opCreate, "impossible reply: %s for device %q has another %s", e.ID, n.Device, what)
 	}
 	return nil
 }
 
-// token is a client token that follows from what is asked for: 64 characters at most (EC2
-// API Reference).
+// token derives a client token from a request: at most 64 characters (EC2 API Reference).
 func token(parts ...string) string {
 	h := sha256.New()
 	for _, part := range parts {

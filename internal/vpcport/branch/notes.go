@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// noteTimeout bounds a try to write an association's ID down.
+	// noteTimeout bounds one attempt to write the tag.
 	noteTimeout = 2 * time.Minute
-	// noteWait is how long that waits at most for ports that are being made. Meanwhile EC2 tells the
-	// ID to whoever repeats the request (recall).
+	// noteWait is how long a tag waits at most while ports are being made. Until it is written, the ID
+	// can be found by recall.
 	noteWait = 30 * time.Second
-	// noteAgain is between two tries at most.
+	// noteAgain is the longest backoff.
 	noteAgain = 10 * time.Minute
 )
 
@@ -26,14 +26,14 @@ type notes struct {
 
 	mu    sync.Mutex // guards all below
 	all   map[string]*writing
-	busy  int           // ports that are being made
-	quiet chan struct{} // closed while there are none
+	busy  int           // ports being made
+	quiet chan struct{} // closed while busy is 0
 }
 
-// writing is one of them.
+// writing is one tag in the background.
 type writing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed once no call is under way
+	done   chan struct{} // closed at its end
 }
 
 func newNotes(s Settings, m *memory) *notes {
@@ -42,7 +42,7 @@ func newNotes(s Settings, m *memory) *notes {
 	return n
 }
 
-// during has notes wait while do makes a port.
+// during delays tags while do makes a port.
 func (n *notes) during(do func()) {
 	n.mu.Lock()
 	if n.busy++; n.busy == 1 {
@@ -59,7 +59,7 @@ func (n *notes) during(do func()) {
 	do()
 }
 
-// calm is closed once no port is being made.
+// calm is closed when no port is being made.
 func (n *notes) calm() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,7 +86,7 @@ func (n *notes) note(ctx context.Context, a cloud.Association) {
 			case <-ctx.Done():
 				return
 			case <-n.s.Ended:
-				ended = true // now or never
+				ended = true // the last attempt
 			case <-calm:
 			case <-n.s.Clock.After(retry.Delay(noteWait, noteAgain, try)):
 			}
@@ -112,8 +112,7 @@ func (n *notes) write(ctx context.Context, a cloud.Association) error {
 	return nil
 }
 
-// stop has nothing be written any more about a branch's last association, and returns once
-// nothing is.
+// stop cancels the tag of a branch's last association and waits for the end of its call.
 func (n *notes) stop(branch string) {
 	n.mu.Lock()
 	w := n.all[branch]

@@ -150,9 +150,9 @@ func TestCatalog(t *testing.T) {
 	}{
 		{name: "the only region"},
 		{name: "that region", region: "RegionOne"},
-		{name: "another region", region: "RegionTwo", want: "region: there is no RegionTwo, there are RegionOne"},
+		{name: "another region", region: "RegionTwo", want: "region: no region RegionTwo, Keystone's catalog has RegionOne"},
 		{name: "no URL", url: "neutron", want: "must begin with http:// or https://"},
-		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid, to which no token goes without TLS"},
+		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid: tokens are not sent without TLS"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Update implements vpcport.Provider. A binding that failed is tried again by any change.
+// Update implements vpcport.Provider. Neutron retries a failed binding with every change.
 func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcport.Change) (vpcport.Port, error) {
 	r := request{method: http.MethodPut, path: "ports/" + id, scope: scope{port: true, names: rest.Names{Groups: c.Groups, Ports: []string{id}}}}
 	change := wireChange{Host: c.Host, Device: c.Device, Owner: c.Owner}
@@ -17,7 +17,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 		change.Groups = &c.Groups
 	}
 	if c.Empty() {
-		return vpcport.Port{}, rest.Misuse(r.op(), "a change of nothing")
+		return vpcport.Port{}, rest.Misuse(r.op(), "an empty change")
 	}
 	if revision != 0 {
 		r.match = fmt.Sprintf("revision_number=%d", revision)
@@ -49,11 +49,10 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// settled reads ports that have a host again, after the call that made them. Neutron answers that
-// call before the binding is stored: without the drivers that bound the port, by which OVN is
-// told, and with a revision that is over a moment later (TestLabAnswersAsNeutron of
-// test/e2e/neutron, with Neutron 21.0). The error of the look is of class Transient, since the
-// ports are there.
+// settled reads new ports with a host again. Neutron replies to the creation before it stores the
+// binding: without the drivers that bound the port, which identify OVN, and with a revision that changes
+// a moment later (TestLabAnswersAsNeutron of test/e2e/neutron, with Neutron 21.0). An error is of class
+// Transient, since the ports exist.
 func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport.Port, error) {
 	place := map[string]int{}
 	var ids []string
@@ -67,16 +66,16 @@ func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport
 	}
 	now, err := p.Ports(ctx, vpcport.Filter{IDs: ids})
 	if err != nil {
-		return nil, &vpcport.Error{Class: vpcport.Transient, Op: "Neutron GET ports", Message: "the ports are made; reading their bindings: " + err.Error(), Err: err}
+		return nil, &vpcport.Error{Class: vpcport.Transient, Op: "Neutron GET ports", Message: "the ports exist, but their bindings cannot be read: " + err.Error(), Err: err}
 	}
-	for _, o := range now { // what went meanwhile stays as it was: the next look tells
+	for _, o := range now { // a port that was deleted meanwhile stays as it was until the next look
 		ports[place[o.ID]] = o
 	}
 	return ports, nil
 }
 
-// settledOne does so for a port that a call has changed. If the change is about the host or the
-// port is bound, the answer to the call does not tell all.
+// settledOne does the same for a changed port: if the change has a host or the port is bound, the reply
+// to the change is incomplete.
 func (p *Provider) settledOne(ctx context.Context, changed vpcport.Port, c vpcport.Change) (vpcport.Port, error) {
 	if c.Host == nil && changed.Binding.Result != vpcport.Bound {
 		return changed, nil

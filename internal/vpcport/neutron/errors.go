@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron
-// ipam/exceptions.py), as far as the status alone does not tell.
+// byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron ipam/exceptions.py)
+// that do not follow from the status.
 var byType = map[string]vpcport.Class{
 	"IpAddressGenerationFailure": vpcport.SubnetFull, "IpAddressGenerationFailureAllSubnets": vpcport.SubnetFull,
 	"IpAddressGenerationFailureNoMatchingSubnet": vpcport.Invalid, "ExternalIpAddressExhausted": vpcport.SubnetFull,
@@ -23,20 +23,19 @@ var byType = map[string]vpcport.Class{
 	"PortNotFound": vpcport.PortGone, "HTTPNotFound": vpcport.PortGone, "RevisionNumberConstraintFailed": vpcport.Stale,
 }
 
-// scope is what is known of a request whose failure is judged.
+// scope describes a failed request.
 type scope struct {
 	keystone bool
-	port     bool // the request is of one port, by its ID
+	port     bool // the request names one port by its ID
 	names    rest.Names
 }
 
-// failure makes an error of a failed request.
+// failure is the error of a failed request.
 func failure(op string, err error, s scope) error {
 	if own, ok := errors.AsType[*vpcport.Error](err); ok {
 		return own
 	}
-	// Neutron no longer takes the token, and Keystone gives no other: what Keystone says
-	// is what counts.
+	// Neutron refused the token and Keystone gave no other: the error of Keystone counts.
 	if again, ok := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err); ok {
 		return failure(opToken, again.ErrReauth, scope{keystone: true})
 	}
@@ -46,7 +45,7 @@ func failure(op string, err error, s scope) error {
 	return rest.Unanswered(op, err)
 }
 
-// refusal judges a reply that is no success.
+// refusal is the error of an unsuccessful reply.
 func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, s scope) error {
 	kind, message := read(r.Body)
 	out := rest.Refused(op, r.Actual, r.ResponseHeader, kind, message)
@@ -55,7 +54,7 @@ func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, s scope) error 
 	return out
 }
 
-// classify is the class of a status with Neutron's type.
+// classify is the class of a status and an exception.
 func classify(status int, kind string, s scope, comesBack bool) vpcport.Class {
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && comesBack:
@@ -76,11 +75,11 @@ func classify(status int, kind string, s scope, comesBack bool) vpcport.Class {
 	class, known := byType[kind]
 	switch {
 	case class == vpcport.PortGone && !s.port:
-		return vpcport.Transient // one on which a page or a batch hung
+		return vpcport.Transient // a port that a page or a batch referred to
 	case known:
 		return class
 	case status == http.StatusNotFound:
-		return vpcport.Transient // not of Neutron: nothing is told of the port by a proxy without a backend
+		return vpcport.Transient // from a proxy without a backend, not from Neutron
 	case status == http.StatusConflict:
 		return vpcport.Conflict
 	default:
@@ -88,7 +87,7 @@ func classify(status int, kind string, s scope, comesBack bool) vpcport.Class {
 	}
 }
 
-// read reads the bodies of Neutron, Keystone and what may be in between.
+// read decodes the error bodies of Neutron, Keystone and proxies.
 func read(body []byte) (kind, message string) {
 	var e struct {
 		Neutron json.RawMessage `json:"NeutronError"`
@@ -115,11 +114,11 @@ func read(body []byte) (kind, message string) {
 	return "", e.Message
 }
 
-// concealed stands for a secret in what people see.
+// concealed replaces a secret in messages.
 const concealed = "(concealed)"
 
-// conceal takes the credentials and the token out of an error: a server, or a proxy
-// before it, may answer with what it was sent. Client may be nil.
+// conceal removes the credentials and the token from an error: a server or a proxy may echo what it was
+// sent. Client may be nil.
 func (p *Provider) conceal(err error, client *gophercloud.ProviderClient) error {
 	e, ok := errors.AsType[*vpcport.Error](err)
 	if !ok {

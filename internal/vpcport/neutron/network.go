@@ -18,11 +18,11 @@ type wireNetwork struct {
 	MTU  int    `json:"mtu"`
 }
 
-// Network implements vpcport.Provider. What may be an ID is looked for as one first.
+// Network implements vpcport.Provider. It looks for a UUID as an ID first.
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Neutron GET networks"
 	if idOrName == "" {
-		return vpcport.Network{}, rest.Misuse(op, "a network without ID and name")
+		return vpcport.Network{}, rest.Misuse(op, "a network without an ID or a name")
 	}
 	var found []wireNetwork
 	var err error
@@ -46,7 +46,7 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 	}
 	n := vpcport.Network{ID: found[0].ID, Name: found[0].Name, MTU: found[0].MTU}
 	if !rest.ValidID(n.ID) || n.ID != idOrName && n.Name != idOrName || n.MTU < 0 || n.MTU > 1<<16 {
-		return vpcport.Network{}, rest.Lie(op, "asked for %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
+		return vpcport.Network{}, rest.Lie(op, "requested %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
 	}
 	n.Subnets, err = p.subnets(ctx, n.ID)
 	return n, err

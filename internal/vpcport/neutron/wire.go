@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// wirePort is a port as Neutron sends it. What policy may hide is a pointer.
+// wirePort is a port from Neutron. Fields that policy may hide are pointers.
 type wirePort struct {
 	ID       string          `json:"id"`
 	Name     string          `json:"name"`
@@ -27,13 +27,13 @@ type wirePort struct {
 	Created  string          `json:"created_at"`
 }
 
-// portFields are those of wirePort, for fields=.
+// portFields are the fields of wirePort, for the parameter fields.
 var portFields = []string{
 	"id", "name", "network_id", "device_id", "device_owner", "mac_address", "status", "fixed_ips", "security_groups", "tags",
 	"binding:host_id", "binding:vif_type", "binding:vif_details", "revision_number", "created_at",
 }
 
-// wireNew asks for a port. Pointers and nil slices are left to Neutron.
+// wireNew is a request for a port. Neutron chooses the values of nil fields.
 type wireNew struct {
 	Network  string     `json:"network_id"`
 	Project  string     `json:"project_id,omitempty"`
@@ -46,7 +46,7 @@ type wireNew struct {
 	Host     string     `json:"binding:host_id,omitempty"`
 }
 
-// wireChange changes a port.
+// wireChange is a change of a port.
 type wireChange struct {
 	Host   *string   `json:"binding:host_id,omitempty"`
 	Device *string   `json:"device_id,omitempty"`
@@ -58,7 +58,7 @@ var statuses = map[string]vpcport.Status{
 	"DOWN": vpcport.StatusDown, "BUILD": vpcport.StatusBuild, "ACTIVE": vpcport.StatusActive, "ERROR": vpcport.StatusError,
 }
 
-// port reads a port, and refuses one that cannot be.
+// port decodes a port, and refuses an impossible one.
 func (w wirePort) port(op string) (vpcport.Port, error) {
 	p := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
@@ -70,7 +70,7 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	case w.VIFType == nil || w.Host == nil || w.VIF == nil:
 		return p, &vpcport.Error{
 			Class: vpcport.Forbidden, Op: op, About: "binding:vif_type",
-			Message: "the credentials may not see how ports are bound: they need get_port:binding:host_id, get_port:binding:vif_type and get_port:binding:vif_details of Neutron's policy",
+			Message: "the credentials cannot see the bindings of ports: they need get_port:binding:host_id, get_port:binding:vif_type and get_port:binding:vif_details of Neutron's policy",
 		}
 	}
 	p.Host, p.Binding = *w.Host, binding(*w.Host, *w.VIFType, w.VIF)
