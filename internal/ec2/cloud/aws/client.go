@@ -1,22 +1,20 @@
 // Package aws implements pace.Calls with the EC2 API and cloud.Metadata with the
 // instance metadata service, through the official SDK.
 //
-// The SDK signs, sends and parses; what to do about a failure is decided by
-// package pace, because it depends on whether a call may be repeated:
+// The SDK signs, sends and parses. Package pace reacts to failures, because the reaction depends on
+// whether a call may be repeated:
 //
 //	throttled        no effect; the limiter slows down and the call is made again
-//	transient        repeated when the call is idempotent, else reported: its
-//	                 effect is unknown and the caller has to look first
+//	transient        repeated if the call is idempotent, else reported: its effect is unknown,
+//	                 and the caller has to look first
 //	expired          credentials are fetched again, and the call made once more
 //	everything else  reported at once, sorted into the classes of package cloud
 //
-// Idempotent are the describe calls, a creation (it always carries a client
-// token), and calls that name what they take away or set: delete, detach,
-// unassign, modify and tag. Not idempotent are attaching and assigning a number
-// of addresses.
+// The idempotent calls are describe calls, creations (they always have a client token), and calls that
+// name what they remove or set: delete, detach, unassign, modify and tag. Attaching and assigning a
+// number of addresses are not idempotent.
 //
-// Package pace also learns the rates that EC2 grants from the calls that EC2
-// refuses.
+// Package pace also learns EC2's rate limits from refused calls.
 package aws
 
 import (
@@ -35,8 +33,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// Client sends calls to the EC2 API, each once; pace.Cloud makes a cloud.API of
-// it. It is safe for concurrent use.
+// Client sends calls to the EC2 API, each once; pace.Cloud turns it into a cloud.API. It is safe for
+// concurrent use.
 type Client struct {
 	api    *ec2.Client
 	creds  *credentials
@@ -45,8 +43,8 @@ type Client struct {
 
 var _ pace.Calls = (*Client)(nil)
 
-// New returns a client. It sends nothing to EC2; when no region is configured
-// it asks the metadata service. Errors name the option that is missing or wrong.
+// New returns a client. It makes no calls to EC2. Without a configured region it asks the metadata
+// service. Errors name the missing or invalid option.
 func New(ctx context.Context, o Options) (*Client, error) {
 	o = o.withDefaults()
 	for _, u := range []struct{ name, value string }{{"EC2 endpoint", o.EC2Endpoint}, {"metadata endpoint", o.IMDSEndpoint}} {
@@ -116,13 +114,13 @@ func checkURL(s string) error {
 	return nil
 }
 
-// credentials marks the errors of fetching credentials, so that they are told
-// from errors of the call that they were fetched for.
+// credentials wraps errors of fetching credentials in noCredentials, to distinguish them from errors of
+// the calls that need them.
 type credentials struct {
 	cache *sdk.CredentialsCache
 }
 
-// noCredentials is the failure to get credentials; nothing was sent to EC2.
+// noCredentials is the error of fetching credentials; no call was sent.
 type noCredentials struct{ err error }
 
 func (e *noCredentials) Error() string {

@@ -40,8 +40,7 @@ type Entry struct {
 	NetworkCards int
 }
 
-// Lookup tells the limits of an instance type, such as "m5.large"; false when
-// the table does not know it.
+// Lookup returns the limits of an instance type, such as "m5.large"; false if the table does not have it.
 func Lookup(instanceType string) (Limits, bool) {
 	e, ok := Find(instanceType)
 	return e.Limits, ok
@@ -111,7 +110,7 @@ func (e Entry) Row() string {
 //go:embed trunks.tsv
 var trunks string
 
-// Branches tells how many branch network interfaces an instance of a type may have
+// Branches is how many branch network interfaces an instance of a type may have
 // on its trunks; 0 when the type has no trunks, or the table does not know it.
 func Branches(instanceType string) int {
 	if instanceType == "" || strings.ContainsAny(instanceType, "\t\n#") {

@@ -44,7 +44,7 @@ func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, erro
 	}
 	for i := range list {
 		if !asked[list[i].ID] {
-			return nil, malformed(DescribeInstances, "instancesSet %q: expected one of those asked for", list[i].ID)
+			return nil, malformed(DescribeInstances, "instancesSet %q: expected one of the requested ones", list[i].ID)
 		}
 	}
 	return list, nil
