@@ -2,8 +2,8 @@ package alcorfake
 
 import "net/netip"
 
-// allocate gives a port its addresses, one for each that is asked for; without any, one of
-// any subnet of the VPC. It holds them in taken.
+// allocate chooses the addresses of a port: the requested ones or, without a request, one of any subnet
+// of the VPC. It adds them to taken.
 func (a *api) allocate(network string, want *[]fixedIP, taken map[netip.Addr]bool) ([]FixedIP, *refusal) {
 	if want == nil || len(*want) == 0 {
 		for _, s := range a.networks.subnets {
@@ -32,7 +32,7 @@ func (a *api) allocate(network string, want *[]fixedIP, taken map[netip.Addr]boo
 	return out, nil
 }
 
-// address is the one that is asked for in a subnet, or the first that is free.
+// address is the requested address of a subnet, or the first free one.
 func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
 	if w.IP == nil {
 		if ip, ok := a.ports.free(s, taken); ok {
@@ -50,7 +50,7 @@ func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Add
 	return ip, nil
 }
 
-// subnetFor is the subnet of an address that is asked for.
+// subnetFor is the subnet of a requested address.
 func (a *api) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
 	if w.Subnet != nil {
 		s, ok := a.networks.subnets[*w.Subnet] // the VPC is not compared
@@ -68,7 +68,7 @@ func (a *api) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
 	return Subnet{}, a.errOutside()
 }
 
-// free is the first address of a subnet that nobody has.
+// free is the first free address of a subnet.
 func (ps *ports) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	ip, last := span(s.CIDR)
 	for ; !last.Less(ip); ip = ip.Next() {
@@ -79,8 +79,8 @@ func (ps *ports) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// span are the first and the last address that ports may have: not the subnet's own, and of
-// IPv4 not the broadcast address.
+// span are the first and the last address for ports: without the subnet's own and the IPv4 broadcast
+// address.
 func span(p netip.Prefix) (first, last netip.Addr) {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {

@@ -1,23 +1,12 @@
-// Package alcorfake is Alcor (futurewei-cloud/alcor) over HTTP, with the books in memory: its
-// port manager, what of its VPC and subnet managers is asked, and the agent of a node, which
-// puts ports into network namespaces of VPCs. It is for tests and the lab. No real one runs
-// here, so what it knows is what Alcor's entities, controllers and exceptions declare, with
-// what is wrong there; it shares no code with what it tests.
+// Package alcorfake is Alcor (futurewei-cloud/alcor) over HTTP with its state in memory: the port
+// manager, the parts of the VPC and subnet managers that Berth uses, and the agent of a node, which puts
+// ports into network namespaces of VPCs. It is for tests and the lab. It was written without access to a
+// running Alcor: it does what Alcor's entities, controllers and exceptions declare, with their bugs. It
+// shares no code with what it tests.
 //
-// Ports can be listed, made (one or many), changed and deleted; VPCs and subnets be read.
-// Everything else is put there by Go calls. What a request names and Alcor does not have is
-// passed over, as Spring's Jackson does; Ignored tells of it.
-//
-//	books.go      what there is, and how tests change it
-//	model.go      VPCs, subnets, ports
-//	handler.go    one call: faults, routes, the log of calls
-//	bodies.go     requests and replies, field by field
-//	ports.go      making, changing and deleting ports
-//	addresses.go  which address a port gets
-//	list.go       listings
-//	errors.go     refusals, as Spring tells them
-//	faults.go     calls that fail
-//	agent.go      ports of a node, as links in namespaces of VPCs
+// Ports can be listed, made (one or many), changed and deleted; VPCs and subnets can be read. Everything
+// else is set by Go calls. It ignores unknown fields of requests, as Spring's Jackson does; Ignored
+// returns their names.
 package alcorfake
 
 import (
@@ -33,19 +22,18 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// Options say how the managers behave.
+// Options configure the managers.
 type Options struct {
 	Clock clock.Clock // the machine's when nil
-	// Lower has statuses told in lower case, as old releases do.
+	// Lower writes statuses in lower case, as old releases do.
 	Lower bool
-	// Networks has a listing of VPCs called networks, as some releases do, and vpcs else.
+	// Networks calls a listing of VPCs networks, as some releases do, in place of vpcs.
 	Networks bool
-	// Unfiltered has the managers not heed queries: their database's records lack the
-	// fields.
+	// Unfiltered ignores queries, as managers do whose database records lack the fields.
 	Unfiltered bool
 }
 
-// The project that things get for which none is named.
+// firstProject is the default project.
 const firstProject = "3dda2801-d675-4688-a63f-dcda8d327f50"
 
 // Cloud is Alcor's managers. Make it with New, then fill it. It is safe for concurrent use.
@@ -53,7 +41,7 @@ type Cloud struct {
 	HTTP *httpreply.Front // faults and the log of calls
 
 	clock    clock.Clock
-	mu       sync.Mutex // guards all below; nobody waits or talks under it
+	mu       sync.Mutex // guards all below; never held during I/O
 	networks *networks
 	ports    *ports
 	api      *api
@@ -67,7 +55,7 @@ type networks struct {
 	hosts   map[string]Host
 }
 
-// ports are the ports, and who is told of their changes.
+// ports are the ports and the watchers of their changes.
 type ports struct {
 	byID     map[string]*Port
 	made     int                    // IDs and MAC addresses so far
@@ -114,8 +102,8 @@ func New(o Options) *Cloud {
 // ServeHTTP serves the managers below /project, as Alcor's API gateway does.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.HTTP.ServeHTTP(w, r) }
 
-// AddNetwork adds a VPC, or replaces the one with its ID, and returns it with what it
-// lacked.
+// AddNetwork adds a VPC, or replaces the one with its ID, and returns it with defaults for missing
+// fields.
 func (c *Cloud) AddNetwork(n Network) Network {
 	c.set(func() {
 		n.ID = cmp.Or(n.ID, c.ports.newID())
@@ -126,11 +114,10 @@ func (c *Cloud) AddNetwork(n Network) Network {
 	return n
 }
 
-// RemoveNetwork removes a VPC. What is in it stays.
+// RemoveNetwork removes a VPC. Its subnets and ports stay.
 func (c *Cloud) RemoveNetwork(id string) { c.set(func() { delete(c.networks.byID, id) }) }
 
-// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with what it
-// lacked.
+// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with its ID.
 func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	c.set(func() {
 		s.ID = cmp.Or(s.ID, c.ports.newID())
@@ -151,11 +138,11 @@ func (c *Cloud) AddGroup() (id string) {
 // AddHost registers a node, or replaces it.
 func (c *Cloud) AddHost(name string, h Host) { c.set(func() { c.networks.hosts[name] = h }) }
 
-// RemoveHost takes a node out of the node manager.
+// RemoveHost removes a node from the node manager.
 func (c *Cloud) RemoveHost(name string) { c.set(func() { delete(c.networks.hosts, name) }) }
 
-// AddPort puts a port there that another client made, as it is told, and returns it with
-// what it lacked: ID, MAC address, project.
+// AddPort adds a port of another client, and returns it with defaults for a missing ID, MAC address or
+// project.
 func (c *Cloud) AddPort(p Port) Port {
 	c.set(func() {
 		p.ID = cmp.Or(p.ID, c.ports.newID())
@@ -169,7 +156,7 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port as another client would. It reports whether there is such a port.
+// Edit changes a port as another client would. It reports whether the port exists.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports.byID[id]
@@ -184,7 +171,7 @@ func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 // Remove deletes a port as another client would.
 func (c *Cloud) Remove(id string) { c.set(func() { c.ports.drop(id) }) }
 
-// Ports are all ports as they are, by ID.
+// Ports lists all ports, ordered by ID.
 func (c *Cloud) Ports() (out []Port) {
 	c.set(func() {
 		for _, id := range slices.Sorted(maps.Keys(c.ports.byID)) {
@@ -194,7 +181,7 @@ func (c *Cloud) Ports() (out []Port) {
 	return out
 }
 
-// Programmed says that the agent of the host has a port ready, or cannot.
+// Programmed reports that the agent of the host has programmed a port, or failed to.
 func (c *Cloud) Programmed(port, host string, ok bool) {
 	c.set(func() {
 		p := c.ports.byID[port]
@@ -207,7 +194,7 @@ func (c *Cloud) Programmed(port, host string, ok bool) {
 	})
 }
 
-// Ignored are what requests named and Alcor does not know, such as "port.subnett".
+// Ignored are the unknown fields of requests, such as "port.subnett".
 func (c *Cloud) Ignored() (out []string) {
 	c.set(func() { out = slices.Clone(c.api.ignored) })
 	return out
@@ -225,39 +212,38 @@ func (ps *ports) drop(id string) {
 	ps.tell()
 }
 
-// watch has something to receive after ports changed, until stop.
+// watch returns a channel that receives after ports change, until stop is called.
 func (c *Cloud) watch() (changes <-chan struct{}, stop func()) {
 	w := make(chan struct{}, 1)
-	w <- struct{}{} // for what there is already
+	w <- struct{}{} // for the current state
 	c.set(func() { c.ports.watchers[w] = true })
 	return w, func() { c.set(func() { delete(c.ports.watchers, w) }) }
 }
 
-// tell tells the watchers of a change. The lock is held, as in all below.
+// tell notifies the watchers of a change. The lock is held, as in all below.
 func (ps *ports) tell() {
 	for w := range ps.watchers {
 		select {
 		case w <- struct{}{}:
-		default: // told already
+		default: // notified already
 		}
 	}
 }
 
-// newID is a UUID that nothing had before, and that differs from others in its first
-// characters.
+// newID returns a new UUID that differs from others in its first characters.
 func (ps *ports) newID() string {
 	ps.made++
 	n := uint64(ps.made) * 0x9e3779b97f4a7c15 // spreads neighbours apart (Knuth, multiplicative hashing)
 	return fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", n>>32, n>>16&0xffff, n>>4&0xfff, n&0xfff, ps.made)
 }
 
-// newMAC is a MAC address with Alcor's prefix (macmanager.oui).
+// newMAC returns a new MAC address with Alcor's prefix (macmanager.oui).
 func (ps *ports) newMAC() string {
 	ps.made++
 	return fmt.Sprintf("aa:bb:cc:%02x:%02x:%02x", ps.made>>16&0xff, ps.made>>8&0xff, ps.made&0xff)
 }
 
-// macTaken reports whether a port has a MAC address: the MAC manager has one list for all.
+// macTaken reports whether a port of any VPC has a MAC address, as the MAC manager has one list.
 func (ps *ports) macTaken(mac string) bool {
 	for _, p := range ps.byID {
 		if strings.EqualFold(p.MAC, mac) {

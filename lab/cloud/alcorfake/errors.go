@@ -8,8 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// refusal is an exception with a status: as Spring answers it, with the reason of its
-// @ResponseStatus for a message.
+// refusal is an exception with a status; its message is the reason of its @ResponseStatus.
 type refusal struct {
 	status  int
 	message string
@@ -17,13 +16,13 @@ type refusal struct {
 
 func refuse(status int, message string) *refusal { return &refusal{status, message} }
 
-// within is the refusal of another manager, as the port manager tells it: an exception of
-// its HTTP client that has no status of its own. The client quotes the other's body.
+// within is the port manager's reply to the refusal of another manager: an exception of its HTTP client
+// without a status, which quotes the other's body.
 func (a *api) within(status int, exception, message, path string) *refusal {
 	return refuse(500, fmt.Sprintf("org.springframework.web.client.HttpClientErrorException$%s: %d : [%s]", exception, status, a.spring(status, message, path)))
 }
 
-// The refusals (exceptions of the port manager, and of those that it asks).
+// The refusals (exceptions of the port manager and of other managers).
 var (
 	errPort      = refuse(404, "Port not found")
 	errNetwork   = refuse(500, "Get VpcEntity exception")
@@ -33,7 +32,7 @@ var (
 	errNetworkID = refuse(412, "Network id is required")
 	errFixedIPs  = refuse(412, "Fixed ips invalid")
 	errMAC       = refuse(412, "Mac address invalid")
-	// errNull is a NullPointerException: of a request without a port, say.
+	// errNull is a NullPointerException, such as for a request without a port.
 	errNull = refuse(500, "No message available")
 )
 

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// listed are the ports of all projects that match a query: of each field one of its values
-// (ControllerUtil.transformUrlPathParams, MapPredicate). What is no field is passed over.
+// listed are the ports of all projects that match one value of each field in a query
+// (ControllerUtil.transformUrlPathParams, MapPredicate). Unknown fields are ignored.
 func (a *api) listed(query url.Values) []entity {
 	out := []entity{}
 	for _, id := range slices.Sorted(maps.Keys(a.ports.byID)) {
@@ -33,8 +33,7 @@ func matches(query url.Values, fields map[string]string) bool {
 	return true
 }
 
-// describe answers by the VPC manager and the subnet manager. Of one that is not there they
-// say null.
+// describe replies like the VPC manager and the subnet manager: null for an ID that does not exist.
 func (a *api) describe(r *http.Request, project, collection, id string) reply {
 	var list []map[string]any
 	one := "network"

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// post makes one port or many: all of a request or none.
+// post makes the ports of a request, all or none.
 func (a *api) post(r *http.Request, project string, bulk bool, body []byte) reply {
 	name := map[bool]string{false: "port", true: "ports"}[bulk]
 	list, ignored, e := decode(body, name, bulk)
@@ -83,10 +83,9 @@ func (a *api) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Po
 	return p, nil
 }
 
-// mixUp does to new ports what Alcor does. An address that it chose goes to all addresses
-// of its subnet in the request (FixedIpsProcessor.allocateFixedIpAddress has no regard for
-// whose it is), and the first MAC address that it chose to all ports without their own
-// (MacProcessor.allocateRandomMacAddressCallback does not count).
+// mixUp reproduces two bugs of Alcor. All addresses of a subnet in the request become the last chosen
+// one (FixedIpsProcessor.allocateFixedIpAddress ignores the port), and all ports without a MAC address
+// get the first chosen one (MacProcessor.allocateRandomMacAddressCallback does not count).
 func (a *api) mixUp(list []*entity, made []*Port) {
 	chosen := map[string]netip.Addr{}
 	mac := ""
@@ -118,7 +117,7 @@ func (a *api) mixUp(list []*entity, made []*Port) {
 	}
 }
 
-// apply makes a port what a request says, but for addresses; null leaves it.
+// apply changes a port as requested, without its addresses; null leaves a field.
 func (a *api) apply(p *Port, b *entity) *refusal {
 	if b.Groups != nil {
 		for _, g := range *b.Groups {
@@ -127,7 +126,7 @@ func (a *api) apply(p *Port, b *entity) *refusal {
 			}
 		}
 	}
-	if b.Host != nil { // "" too is looked up
+	if b.Host != nil { // "" is looked up too
 		h, ok := a.networks.hosts[*b.Host]
 		if !ok {
 			return errNode
@@ -150,11 +149,11 @@ func (a *api) apply(p *Port, b *entity) *refusal {
 			*to = *value
 		}
 	}
-	p.Unsecured = b.Security != nil && !*b.Security // an entity has true where none is told
+	p.Unsecured = b.Security != nil && !*b.Security // the default is true
 	return nil
 }
 
-// put changes a port, of any project, and answers with the request.
+// put changes a port of any project. The reply is the request.
 func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	list, ignored, e := decode(body, "port", false)
 	a.ignored = append(a.ignored, ignored...)
@@ -170,7 +169,7 @@ func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	}
 	b := list[0]
 	now := p.copied()
-	if b.Host == nil && p.Host != "" { // it is looked up again, from the old record
+	if b.Host == nil && p.Host != "" { // Alcor looks up the old host again
 		if _, ok := a.networks.hosts[p.Host]; !ok {
 			return a.refused(r, errNode)
 		}
@@ -183,7 +182,7 @@ func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	return jsonReply(200, map[string]any{"port": b})
 }
 
-// remove deletes a port. Its host is looked up.
+// remove deletes a port. Alcor looks up its host.
 func (a *api) remove(id string) *refusal {
 	p := a.ports.byID[id]
 	if p == nil {

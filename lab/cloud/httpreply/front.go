@@ -67,15 +67,15 @@ func JSON(status int, body any) Reply {
 	return Reply{status, map[string]string{"Content-Type": "application/json"}, b}
 }
 
-// Service is what differs from one service to another.
+// Service configures the Front of a service.
 type Service struct {
 	Clock   clock.Clock
 	MaxBody int64 // the largest request that is read, in bytes
 	MaxURL  int   // the longest URL, in bytes
-	// Handle answers a call.
+	// Handle replies to a call.
 	Handle func(r *http.Request, body []byte) Reply
-	// TooLong answers a call with a longer URL, TooLarge one with a larger body, and Refuse one that
-	// a fault fails with a status.
+	// TooLong is the reply to a call with a longer URL, TooLarge to one with a larger body, and Refuse
+	// to one that a fault fails with a status.
 	TooLong  Reply
 	TooLarge func(r *http.Request) Reply
 	Refuse   func(r *http.Request, f Fault) Reply
@@ -174,7 +174,7 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(out.Body)
 }
 
-// failed is the answer to a call that met a fault, in place of its own.
+// failed is the reply to a call that a fault fails, in place of its own.
 func (f *Front) failed(r *http.Request, fault Fault, own Reply) Reply {
 	out := own
 	if fault.Status != 0 {

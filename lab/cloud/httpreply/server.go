@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// How long a client may take to send the header of a request, and all of it.
+// The time-outs for the header of a request and for the whole request.
 const (
 	headerTimeout  = 10 * time.Second
 	requestTimeout = 30 * time.Second
 )
 
 // Server serves h over HTTP and reads no request for longer than half a minute.
-// What net/http has to complain of goes to log at its debug level.
+// Errors of net/http go to log at the debug level.
 func Server(h http.Handler, log slog.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
@@ -33,8 +33,8 @@ func Server(h http.Handler, log slog.Handler) *http.Server {
 // net/http refuses what is no HTTP request. Why is net/http's own word for it.
 type Refusal func(status int, why string) (mediaType string, body []byte)
 
-// Refusing gives a listener's connections a service's own way to refuse what
-// is no HTTP request, which no handler gets to see.
+// Refusing makes a listener's connections reply with the service's own refusal to invalid HTTP requests,
+// which do not reach the handler.
 func Refusing(ln net.Listener, refuse Refusal) net.Listener { return &refusing{ln, refuse} }
 
 type refusing struct {

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// wanted is an address that a request asks for: of a subnet, a certain one, or both.
+// wanted is a requested address: of a subnet, a given one, or both.
 type wanted struct {
 	Subnet *string `json:"subnet_id"`
 	IP     *string `json:"ip_address"`
 }
 
-// addresses are those of a new port: what is asked for or, with nothing asked for, one
-// of each family that the network has. c.mu is held, as in all below.
+// addresses chooses the addresses of a new port: the requested ones or, without a request, one of each
+// family of the network. The lock is held, as in all below.
 func (a *api) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) {
 	out := []FixedIP{}
 	if want == nil {
@@ -48,7 +48,7 @@ func (ps *ports) freeOfAny(network string, subnets []Subnet) (FixedIP, bool) {
 	return FixedIP{}, false
 }
 
-// address is one address. As in Neutron it may be the gateway's, if that is asked for.
+// address chooses one address. As in Neutron, the gateway's address can be requested.
 func (a *api) address(network string, w wanted, with []FixedIP) (FixedIP, *refusal) {
 	s, err := a.networks.subnetFor(network, w)
 	if err != nil {
@@ -73,7 +73,7 @@ func (a *api) address(network string, w wanted, with []FixedIP) (FixedIP, *refus
 	return FixedIP{s.ID, ip}, nil
 }
 
-// subnetFor is the subnet that an address is asked for of, by its ID or by the address.
+// subnetFor is the subnet of a requested address.
 func (ns *networks) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	if w.Subnet != nil {
 		s, ok := ns.subnets[*w.Subnet]
@@ -99,8 +99,7 @@ func (ns *networks) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	return Subnet{}, refuse(400, "InvalidIpForNetwork", "IP address %s is not a valid IP for any of the subnets on the specified network.", *w.IP)
 }
 
-// free is the lowest address of a subnet's allocation pool that no port has. The pool is
-// all hosts but the gateway.
+// free is the lowest free address of a subnet's allocation pool, which has all hosts except the gateway.
 func (ps *ports) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool) {
 	end := last(s.CIDR)
 	for ip := s.CIDR.Masked().Addr().Next(); s.CIDR.Contains(ip) && (ip.Is6() || ip != end); ip = ip.Next() {
@@ -135,8 +134,8 @@ func last(p netip.Prefix) netip.Addr {
 	return ip
 }
 
-// noAddresses is what Neutron says of a full subnet: it names the network, also where
-// the request names the subnet.
+// noAddresses is Neutron's error for a full subnet. It names the network even if the request names the
+// subnet.
 func noAddresses(network string) *refusal {
 	return refuse(409, "IpAddressGenerationFailure", "No more IP addresses available on network %s.", network)
 }

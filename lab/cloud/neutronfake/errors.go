@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// refusal is an error as Neutron tells it.
+// refusal is an error of Neutron.
 type refusal struct {
 	status    int
 	kind, why string
@@ -18,12 +18,12 @@ func refuse(status int, kind, format string, args ...any) *refusal {
 	return &refusal{status, kind, fmt.Sprintf(format, args...)}
 }
 
-// badRequest is a request that Neutron's API layer refuses, before any plugin sees it.
+// badRequest is the error for a request that Neutron's API layer refuses.
 func badRequest(format string, args ...any) *refusal {
 	return refuse(400, "HTTPBadRequest", format, args...)
 }
 
-// notFound is what Neutron says of what it does not have, or does not show to this one.
+// notFound is the error for a resource that does not exist or is not visible to the caller.
 func notFound() *refusal { return refuse(404, "HTTPNotFound", "The resource could not be found.") }
 
 func (r *refusal) reply() reply {

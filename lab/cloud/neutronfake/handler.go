@@ -8,11 +8,10 @@ import (
 	"strings"
 )
 
-// maxURL is the longest request line's URL that is read, in bytes (eventlet.wsgi, and
-// Apache's LimitRequestLine).
+// maxURL is the maximum length of a URL in bytes (eventlet.wsgi, and Apache's LimitRequestLine).
 const maxURL = 8190
 
-// route answers a call. The lock is held, as in all below.
+// route replies to a call. The lock is held, as in all below.
 func (a *api) route(r *http.Request, body []byte) reply {
 	if r.URL.Path == "/v3" || strings.HasPrefix(r.URL.Path, "/v3/") {
 		return a.keystone.serve(r, body)
@@ -46,8 +45,8 @@ func (a *api) route(r *http.Request, body []byte) reply {
 	}
 }
 
-// visible is what a caller may list of a collection. Ports are by ID where those are
-// asked for: clients do so often, and there may be thousands of others.
+// visible is the part of a collection that a caller may list. It looks ports up by their IDs if the
+// request has some, as there may be thousands.
 func (a *api) visible(who caller, collection string, ids []string) (out []map[string]any) {
 	switch collection {
 	case "ports":
@@ -78,7 +77,7 @@ func (a *api) visible(who caller, collection string, ids []string) (out []map[st
 
 var singular = map[string]string{"ports": "port", "networks": "network", "subnets": "subnet"}
 
-// show describes one thing, as of now.
+// show describes one resource in its current state.
 func (a *api) show(r *http.Request, who caller, collection, id string) reply {
 	wanted := r.URL.Query()["fields"]
 	if collection == "ports" {
@@ -97,7 +96,7 @@ func (a *api) show(r *http.Request, who caller, collection, id string) reply {
 	return refuse(404, name+"NotFound", "%s %s could not be found.", name, id).reply()
 }
 
-// find is a port that a caller sees.
+// find returns a port that the caller may see.
 func (a *api) find(who caller, id string) (*Port, *refusal) {
 	p := a.ports.byID[id]
 	if p == nil || !who.sees(p.Project) {
@@ -147,7 +146,7 @@ func (a *api) put(r *http.Request, who caller, id string, body []byte) reply {
 		return err.reply()
 	}
 	revision := -1
-	if h, ok := strings.CutPrefix(r.Header.Get("If-Match"), "revision_number="); ok { // what else it may say is not heeded
+	if h, ok := strings.CutPrefix(r.Header.Get("If-Match"), "revision_number="); ok { // other conditions are ignored
 		n, err := strconv.Atoi(h)
 		if err != nil {
 			return refuse(400, "BadRequest", "Bad if-match request: Revision number etag must be in the format of revision_number=<int>.").reply()

@@ -31,14 +31,14 @@ type token struct {
 	expires      time.Time
 }
 
-// SetCatalog says which URL of Neutron Keystone's catalog has. Empty: that by which
-// Keystone itself was reached, without its path.
+// SetCatalog sets the URL of Neutron in Keystone's catalog. Empty: the URL by which Keystone was reached,
+// without its path.
 func (k *Keystone) SetCatalog(url string) { k.set(func() { k.catalog = url }) }
 
-// RevokeTokens makes all tokens void, as a restart of Keystone with other keys does.
+// RevokeTokens invalidates all tokens, like a restart of Keystone with other keys.
 func (k *Keystone) RevokeTokens() { k.set(func() { clear(k.tokens) }) }
 
-// Tokens is how many tokens are good.
+// Tokens is the number of valid tokens.
 func (k *Keystone) Tokens() (n int) {
 	k.set(func() {
 		for _, t := range k.tokens {
@@ -84,7 +84,7 @@ type authRequest struct {
 	} `json:"auth"`
 }
 
-// serve answers what is below /v3.
+// serve replies to requests below /v3.
 func (k *Keystone) serve(r *http.Request, body []byte) reply {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,8 +106,8 @@ func (k *Keystone) serve(r *http.Request, body []byte) reply {
 	return keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
 }
 
-// proves reports whether a request is this user's. The scope must be its project; an
-// application credential has its own, and takes none.
+// proves reports whether a request has the credentials of this user. The scope must be its project; an
+// application credential must have no scope.
 func (u User) proves(req authRequest) bool {
 	id := req.Auth.Identity
 	if len(id.Methods) != 1 {
@@ -161,7 +161,7 @@ func (k *Keystone) newToken(u User, methods []string, r *http.Request) reply {
 	return out
 }
 
-// endpoints are those of a service: public is the URL, the others lead nowhere.
+// endpoints are the endpoints of a service. Only the public one works.
 func (k *Keystone) endpoints(id, url string) (out []any) {
 	for _, e := range []struct{ face, url string }{{"admin", "http://admin.invalid"}, {"internal", "http://internal.invalid"}, {"public", url}} {
 		out = append(out, map[string]any{"id": id + "-" + e.face, "interface": e.face, "region": k.region, "region_id": k.region, "url": e.url})

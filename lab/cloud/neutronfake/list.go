@@ -9,21 +9,20 @@ import (
 	"strconv"
 )
 
-// What a listing may be narrowed by, of each collection. Neutron has more.
+// filters are the supported filters of each collection. Neutron has more.
 var filters = map[string][]string{
 	"ports":    {"id", "name", "network_id", "project_id", "tenant_id", "device_id", "device_owner", "mac_address", "status"},
 	"networks": {"id", "name", "project_id", "tenant_id"},
 	"subnets":  {"id", "name", "network_id"},
 }
 
-// page is what a listing asks for besides filters.
+// page are the parameters for pages.
 type page struct {
 	limit  int // 0: no pages
 	marker string
 }
 
-// list narrows a collection, takes a page of it in the order of IDs, and of its items the
-// fields that are asked for.
+// list filters a collection, and returns a page of it, ordered by ID, with the requested fields.
 func (a *api) list(r *http.Request, collection string, all []map[string]any) reply {
 	query := r.URL.Query()
 	p, err := a.page(query)
@@ -78,7 +77,7 @@ func (a *api) page(query url.Values) (page, *refusal) {
 	return p, nil
 }
 
-// after are the items behind a marker, which must be of something that there is.
+// after are the items behind a marker, which must exist.
 func (a *api) after(collection string, all []map[string]any, marker string) ([]map[string]any, *refusal) {
 	if marker == "" {
 		return all, nil

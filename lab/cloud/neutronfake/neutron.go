@@ -1,29 +1,11 @@
-// Package neutronfake is an OpenStack Networking service (Neutron, ML2) and the identity
-// service in front of it (Keystone v3) over HTTP, with the books in memory: as strict as
-// the real ones where it answers at all, with their errors word for word. It is for
-// tests, the lab and benchmarks. What it knows is from the services' API references and
-// the exceptions of Neutron 21.0 (Zed); TestLabAnswersAsNeutron of test/e2e/neutron
+// Package neutronfake is an OpenStack Networking service (Neutron, ML2) and the identity service in front
+// of it (Keystone v3) over HTTP, with their state in memory. It is as strict as the real services in what
+// it supports, with their exact errors. It is for tests, the lab and benchmarks. It follows the API
+// references and the exceptions of Neutron 21.0 (Zed); TestLabAnswersAsNeutron of test/e2e/neutron
 // compares it with a real one. It shares no code with what it tests.
 //
-// Ports, networks and subnets can be read; ports made (one or many), changed and deleted.
-// Everything else of a network is put there by Go calls. A call that it does not know is
-// answered as Neutron answers one for a resource that it does not have.
-//
-//	books.go      what there is, and how tests and fabrics change it
-//	model.go      networks, subnets, ports
-//	addresses.go  which address a port gets
-//	ports.go      making and changing ports
-//	binding.go    hosts with agents, plugged ports
-//	trail.go      listings that trail behind
-//	follow.go     for who carries packets: what there is, and when it changed
-//	handler.go    one call: faults, routes, the log of calls
-//	auth.go       who calls, and what policy lets them do
-//	keystone.go   tokens
-//	bodies.go     requests, attribute by attribute
-//	replies.go    how things read in replies
-//	list.go       filters, fields and pages
-//	errors.go     refusals
-//	faults.go     calls that fail
+// Ports, networks and subnets can be read; ports can be made (one or many), changed and deleted.
+// Everything else is set by Go calls. The reply to an unknown call is Neutron's for an unknown resource.
 package neutronfake
 
 import (
@@ -41,24 +23,24 @@ import (
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// Options say how the services behave. The zero value is Neutron as it is installed.
+// Options configure the services. The zero value is Neutron with its defaults.
 type Options struct {
 	Clock clock.Clock // the machine's when nil
-	// Lag is how old a listing of ports may be. A look at one port is never old.
+	// Lag is how far listings of ports lag behind. Single ports are never old.
 	Lag time.Duration
-	// TokenLife is how long a token is good for; 0: an hour (Keystone's default).
+	// TokenLife is how long a token is valid; 0: an hour (Keystone's default).
 	TokenLife time.Duration
-	// MaxPage is the most ports, networks or subnets of a page (pagination_max_limit);
-	// 0: any number, and pages only if they are asked for.
+	// MaxPage is the maximum page size (pagination_max_limit); 0: no maximum, and pages only on
+	// request.
 	MaxPage int
-	// MaxBody is the largest request that is read, in bytes; 0: 114,688
-	// (oslo.middleware, max_request_body_size).
+	// MaxBody is the maximum size of a request in bytes; 0: 114,688 (oslo.middleware,
+	// max_request_body_size).
 	MaxBody int64
 	// Region is the region of the catalog; empty: RegionOne.
 	Region string
 }
 
-// The project that there is without Keystone, and that things get for which none is named.
+// firstProject is the default project.
 const firstProject = "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
 
 // Cloud is Neutron, and Keystone in front of it once there is a user. Make it with New, then fill it.
@@ -70,7 +52,7 @@ type Cloud struct {
 	clock   clock.Clock
 	changed signal
 
-	mu       sync.Mutex // guards all below; nobody waits or talks under it
+	mu       sync.Mutex // guards all below; never held during I/O
 	ids      *ids
 	networks *networks
 	ports    *ports
@@ -86,7 +68,7 @@ type networks struct {
 	groups  map[string]Group
 }
 
-// ports are the ports with what is taken by them, and what listings show of them.
+// ports are the ports with the addresses that they take, and the state that listings show.
 type ports struct {
 	clock   clock.Clock
 	changed signal
@@ -121,16 +103,16 @@ type ids struct{ made int } // so far
 // signal has room for one.
 type signal chan struct{}
 
-// tell announces a change.
+// tell signals a change.
 func (s signal) tell() {
 	select {
 	case s <- struct{}{}:
-	default: // announced already
+	default: // signalled already
 	}
 }
 
-// New returns services without anything in them. Without a user there is no Keystone in
-// front of Neutron (auth_strategy noauth), and requests name the project themselves.
+// New returns empty services. Without a user there is no Keystone in front of Neutron (auth_strategy
+// noauth), and requests name the project.
 func New(o Options) *Cloud {
 	if o.Clock == nil {
 		o.Clock = clock.Real{}
@@ -166,8 +148,8 @@ func New(o Options) *Cloud {
 // ServeHTTP serves Keystone below /v3 and Neutron below /v2.0.
 func (c *Cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) { c.HTTP.ServeHTTP(w, r) }
 
-// AddNetwork adds a network, or replaces the one with its ID, and returns it with what it
-// lacked.
+// AddNetwork adds a network, or replaces the one with its ID, and returns it with defaults for missing
+// fields.
 func (c *Cloud) AddNetwork(n Network) Network {
 	c.set(func() {
 		n.ID = cmp.Or(n.ID, c.ids.newID())
@@ -179,13 +161,12 @@ func (c *Cloud) AddNetwork(n Network) Network {
 	return n
 }
 
-// RemoveNetwork removes a network. What is in it stays.
+// RemoveNetwork removes a network. Its subnets and ports stay.
 func (c *Cloud) RemoveNetwork(id string) {
 	c.set(func() { delete(c.networks.byID, id); c.changed.tell() })
 }
 
-// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with what it
-// lacked.
+// AddSubnet adds a subnet, or replaces the one with its ID, and returns it with its ID.
 func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	c.set(func() {
 		s.ID = cmp.Or(s.ID, c.ids.newID())
@@ -195,8 +176,8 @@ func (c *Cloud) AddSubnet(s Subnet) Subnet {
 	return s
 }
 
-// AddGroup adds a security group, or replaces the one with its ID, and returns it with what
-// it lacked.
+// AddGroup adds a security group, or replaces the one with its ID, and returns it with defaults for
+// missing fields.
 func (c *Cloud) AddGroup(g Group) Group {
 	c.set(func() {
 		g.ID = cmp.Or(g.ID, c.ids.newID())
@@ -207,11 +188,11 @@ func (c *Cloud) AddGroup(g Group) Group {
 	return g
 }
 
-// SetQuota says how many ports a project may have; below 0: any number.
+// SetQuota sets the maximum number of ports of a project; below 0: none.
 func (c *Cloud) SetQuota(ports int) { c.set(func() { c.api.quota = ports }) }
 
-// AddPort puts a port there that another client made, as it is told, and returns it with
-// what it lacked: ID, MAC address, project, status.
+// AddPort adds a port of another client, and returns it with defaults for a missing ID, MAC address,
+// project or status.
 func (c *Cloud) AddPort(p Port) Port {
 	c.set(func() {
 		p.ID = cmp.Or(p.ID, c.ids.newID())
@@ -225,8 +206,8 @@ func (c *Cloud) AddPort(p Port) Port {
 	return p.copied()
 }
 
-// Edit changes a port as another client would, and so its revision. It reports whether
-// there is such a port.
+// Edit changes a port, and so its revision, as another client would. It reports whether the port
+// exists.
 func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports.byID[id]
@@ -242,7 +223,7 @@ func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 // Remove deletes a port as another client would.
 func (c *Cloud) Remove(id string) { c.set(func() { c.ports.drop(id) }) }
 
-// Ports are all ports as they are, by ID.
+// Ports lists all ports, ordered by ID.
 func (c *Cloud) Ports() (out []Port) {
 	c.set(func() {
 		for _, id := range slices.Sorted(maps.Keys(c.ports.byID)) {
@@ -252,7 +233,7 @@ func (c *Cloud) Ports() (out []Port) {
 	return out
 }
 
-// Books are what there is at one moment, in the order of IDs.
+// Books are the networks, subnets, groups and ports at one moment, each ordered by ID.
 type Books struct {
 	Networks []Network
 	Subnets  []Subnet
@@ -260,7 +241,7 @@ type Books struct {
 	Ports    []Port
 }
 
-// Snapshot is what there is now.
+// Snapshot returns the current state.
 func (c *Cloud) Snapshot() (b Books) {
 	b.Ports = c.Ports()
 	c.set(func() {
@@ -272,9 +253,8 @@ func (c *Cloud) Snapshot() (b Books) {
 	return b
 }
 
-// Changes is for who carries packets, of whom there is one: it has something to receive
-// after networks, subnets, groups or ports were added, changed or removed since it was
-// received from last.
+// Changes returns a channel that receives after networks, subnets, groups or ports change. It has one
+// receiver, the fabric.
 func (c *Cloud) Changes() <-chan struct{} { return c.changed }
 
 // set runs do with the lock held.
@@ -291,7 +271,7 @@ func (ps *ports) enter(p *Port) {
 	ps.change(p, func() {})
 }
 
-// place is an address of a network, and onNetwork a MAC address.
+// place is an address in a network.
 type place struct {
 	network string
 	ip      netip.Addr
@@ -299,7 +279,7 @@ type place struct {
 
 func onNetwork(network, mac string) string { return network + " " + strings.ToLower(mac) }
 
-// index counts a port among those that have its addresses, or no longer (by -1).
+// index adds the addresses of a port to the index, or removes them if by is -1.
 func (ps *ports) index(p *Port, by int) {
 	for _, f := range p.FixedIPs {
 		if ps.ips[place{p.Network, f.IP}] += by; ps.ips[place{p.Network, f.IP}] == 0 {
@@ -311,7 +291,7 @@ func (ps *ports) index(p *Port, by int) {
 	}
 }
 
-// change changes a port, which has another revision from then on.
+// change changes a port and its revision.
 func (ps *ports) change(p *Port, edit func()) {
 	edit()
 	p.Revision++
@@ -330,15 +310,14 @@ func (ps *ports) drop(id string) {
 	}
 }
 
-// newID is a UUID that nothing had before, and that differs from others in its first
-// characters, as Neutron's do.
+// newID returns a new UUID that differs from others in its first characters, like Neutron's.
 func (i *ids) newID() string {
 	i.made++
 	n := uint64(i.made) * 0x9e3779b97f4a7c15 // spreads neighbours apart (Knuth, multiplicative hashing)
 	return fmt.Sprintf("%08x-%04x-4%03x-8%03x-%012x", n>>32, n>>16&0xffff, n>>4&0xfff, n&0xfff, i.made)
 }
 
-// newMAC is a MAC address with Neutron's prefix (base_mac).
+// newMAC returns a new MAC address with Neutron's prefix (base_mac).
 func (i *ids) newMAC() string {
 	i.made++
 	return fmt.Sprintf("fa:16:3e:%02x:%02x:%02x", i.made>>16&0xff, i.made>>8&0xff, i.made&0xff)
@@ -351,13 +330,13 @@ func (p *Port) copied() Port {
 	return out
 }
 
-// trail is what listings show, which may be older than what there is.
+// trail is the state that listings show, which may lag behind.
 type trail struct {
 	shown map[string]Port
 	later []trailed // oldest first
 }
 
-// trailed is a port as it was from a moment on; nil once it was gone.
+// trailed is a port from a moment on; nil after its deletion.
 type trailed struct {
 	at   time.Time
 	id   string
@@ -366,7 +345,7 @@ type trailed struct {
 
 func (t *trail) add(at time.Time, id string, p *Port) { t.later = append(t.later, trailed{at, id, p}) }
 
-// at is what a listing shows that is as old as a moment. Moments do not go back.
+// at returns the state at a moment. Moments must not decrease.
 func (t *trail) at(moment time.Time) map[string]Port {
 	n := 0
 	for _, l := range t.later {

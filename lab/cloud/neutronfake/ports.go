@@ -4,9 +4,9 @@ import (
 	"slices"
 )
 
-// create makes all ports of a request or none. c.mu is held, as in all below.
+// create makes the ports of a request, all or none. The lock is held, as in all below.
 func (a *api) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
-	more := map[string]int{} // by project; all are held against the quota before anything else
+	more := map[string]int{} // by project; the quota is checked first
 	for _, b := range bodies {
 		of := b.project(who)
 		if of == "" {
@@ -32,8 +32,7 @@ func (a *api) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
 
 func (a *api) createOne(who caller, b *portBody) (*Port, *refusal) {
 	if who.admin && b.FixedIPs != nil && len(*b.FixedIPs) > 0 && len(a.networks.subnetsOf(*b.Network)) == 0 {
-		// Of an administrator's ports addresses come first, so also where there is no
-		// such network (ML2's bulk creation).
+		// For administrators, ML2's bulk creation checks addresses before the network.
 		return nil, refuse(400, "InvalidInput", "Invalid input for operation: IP allocation requires subnets for network.")
 	}
 	n, err := a.networks.network(who, *b.Network)
@@ -63,7 +62,7 @@ func (a *api) createOne(who caller, b *portBody) (*Port, *refusal) {
 	return p, nil
 }
 
-// groupsFor sets a port's security groups: those asked for, else the project's default.
+// groupsFor sets the security groups of a port: the requested ones, or the project's default.
 func (ns *networks) groupsFor(p *Port, want *[]string) *refusal {
 	if want == nil {
 		p.Groups = []string{ns.defaultGroup(p.Project)}
@@ -89,10 +88,9 @@ func (ns *networks) defaultGroup(project string) string {
 	return id
 }
 
-// update changes a port. With a revision, which is -1 for none, only if it still has it. Every
-// request makes a revision, also one that changes nothing. It is late, so that the answer does
-// not have it, where the port itself stays as it was; binding it makes two, of which the second is
-// late (seen with Neutron 21.0).
+// update changes a port if it still has the revision; -1 matches any. Every request makes a new revision,
+// even one that changes nothing: then it is late, that is, not in the reply. A binding makes two
+// revisions, of which the second is late (observed with Neutron 21.0).
 func (a *api) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
 	if revision >= 0 && revision != p.Revision {
 		return false, refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)

@@ -7,7 +7,7 @@ import (
 
 const stamp = "2006-01-02T15:04:05Z"
 
-// described is a port as replies have it.
+// described converts a port for replies.
 func (p *Port) described(who caller) map[string]any {
 	ips := []map[string]any{}
 	for _, f := range p.FixedIPs {

@@ -17,8 +17,7 @@ import (
 // as many as the largest instance type takes.
 const maxDetached = 64
 
-// AddressRequest says which addresses a call asks for: given ones, or counts
-// that EC2 chooses.
+// AddressRequest are the addresses that a call requests: given ones, or numbers of any.
 type AddressRequest struct {
 	IPv4            []netip.Addr
 	IPv4Count       int
@@ -28,14 +27,13 @@ type AddressRequest struct {
 	IPv6Count       int
 	IPv6Prefixes    []netip.Prefix
 	IPv6PrefixCount int
-	// NoIPv6 is a count of 0 that was given: an ENI that is created gets no IPv6
-	// address, whatever its subnet assigns.
+	// NoIPv6 is an explicit count of 0: a new ENI gets no IPv6 address even if its subnet assigns one.
 	NoIPv6 bool
-	// AllowReassignment takes given secondary IPv4 addresses off other ENIs of the subnet.
+	// AllowReassignment moves given secondary IPv4 addresses from other ENIs of the subnet.
 	AllowReassignment bool
 }
 
-// Assigned is what a call assigned.
+// Assigned are addresses and prefixes that a call assigned.
 type Assigned struct {
 	IPv4         []netip.Addr
 	Prefixes     []netip.Prefix
@@ -43,7 +41,7 @@ type Assigned struct {
 	IPv6Prefixes []netip.Prefix
 }
 
-// Assign assigns everything a request asks for, or nothing.
+// Assign assigns all that is requested, or nothing.
 func (es *ENIs) Assign(eniID string, r AddressRequest) (out Assigned, err error) {
 	err = es.world.change(func() error {
 		e, err := es.store.findENI(eniID)
@@ -76,8 +74,7 @@ type pools struct {
 	v6    map[string]*space6 // by subnet ID; only of subnets with IPv6
 }
 
-// addressing assigns addresses to an ENI that is not in the books yet (a new
-// one or a copy), and can take everything back.
+// addressing assigns addresses to a new ENI or to a copy of one, and can roll back.
 type addressing struct {
 	pools  *pools
 	e      *ENI
@@ -110,7 +107,7 @@ func (a *addressing) rollback() {
 	a.undo = nil
 }
 
-// create gives a new ENI its primary address and whatever else is asked for.
+// create assigns the primary address and the requested addresses of a new ENI.
 func (a *addressing) create(primary netip.Addr, r AddressRequest) error {
 	if err := a.createAll(primary, r); err != nil {
 		a.rollback()
@@ -135,8 +132,7 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 	return a.assign(r)
 }
 
-// takePrimary gives a new ENI the primary address that is asked for, or any; none in an IPv6-only
-// subnet.
+// takePrimary assigns the requested primary address, or any; none in an IPv6-only subnet.
 func (a *addressing) takePrimary(primary netip.Addr) error {
 	switch {
 	case a.v4 == nil && primary.IsValid():
@@ -162,8 +158,8 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	return nil
 }
 
-// noIPv4 is the refusal of IPv4 in an IPv6-only subnet. The documentation has none; this is
-// what EC2 answers to other parameters that cannot be together.
+// noIPv4 is the refusal of IPv4 in an IPv6-only subnet. It is not documented; the
+// code is EC2's for other invalid combinations of parameters.
 func noIPv4() *Error {
 	return badCombination("You cannot specify IPv4 addresses or prefixes in an IPv6-only subnet")
 }
@@ -276,8 +272,8 @@ func (a *addressing) add4(x netip.Addr) {
 	a.got.IPv4 = append(a.got.IPv4, x)
 }
 
-// takeOver takes a secondary address off the ENI that has it, and reports whether it
-// could: primary addresses and those of prefixes do not move.
+// takeOver removes a secondary address from another ENI, and reports whether it did: primary addresses and
+// those of prefixes do not move.
 func (a *addressing) takeOver(x netip.Addr) bool {
 	for _, other := range a.pools.store.enis.all() {
 		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
@@ -320,7 +316,7 @@ func (a *addressing) prefixes4(r AddressRequest) error {
 	})
 }
 
-// prefixSpace is what both families have in common.
+// prefixSpace is the space of prefixes of either family.
 type prefixSpace interface {
 	prefixFree(p netip.Prefix) bool
 	takePrefix(p netip.Prefix)
@@ -328,8 +324,7 @@ type prefixSpace interface {
 	pickPrefix(rng *rand.Rand) (netip.Prefix, bool)
 }
 
-// prefixes takes the given prefixes and count others out of a subnet's space
-// and notes each.
+// prefixes takes the given prefixes and count others from a subnet's space, and calls note for each.
 func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given []netip.Prefix, count int, note func(netip.Prefix)) error {
 	take := func(p netip.Prefix) {
 		s.takePrefix(p)
@@ -407,7 +402,7 @@ func prefixesUnsupported(instanceType string) *Error {
 	return Errorf("UnsupportedOperation", "The instance type %s does not support prefixes on network interfaces.", instanceType)
 }
 
-// Unassign takes addresses and prefixes off an ENI, all or none.
+// Unassign removes addresses and prefixes from an ENI, all or none.
 func (es *ENIs) Unassign(eniID string, r Assigned) error {
 	return es.world.change(func() error {
 		e, err := es.store.findENI(eniID)
@@ -431,7 +426,7 @@ func (es *ENIs) Unassign(eniID string, r Assigned) error {
 	})
 }
 
-// remove takes every item of gone out of list and reports whether all were there.
+// remove removes the items of gone from list, and reports whether all were in it.
 func remove[T comparable](list *[]T, gone []T) bool {
 	for _, g := range gone {
 		i := slices.Index(*list, g)
@@ -471,7 +466,7 @@ func (ps *pools) countFree(subnetID string) {
 	}
 }
 
-// String lists what was assigned, for logs.
+// String lists the addresses and prefixes, for logs.
 func (a Assigned) String() string {
 	return fmt.Sprint(a.IPv4, a.Prefixes, a.IPv6, a.IPv6Prefixes)
 }

@@ -15,21 +15,19 @@ type Call struct {
 	Action    string
 	Principal Principal
 	Params    map[string][]string
-	// Unbounded: a describe call with neither filters nor pages, which has a
-	// smaller bucket of its own.
+	// Unbounded: a describe call with neither filters nor pages. It has a smaller bucket of its own.
 	Unbounded bool
-	// Targets are the resources that it names, for actions whose permission may
-	// depend on them.
+	// Targets are the named resources, for actions whose permission may depend on them.
 	Targets []Target
 }
 
-// Verdict is what becomes of a call before its own logic runs.
+// Verdict tells the handler how to treat a call before its own logic runs.
 type Verdict struct {
 	Latency     time.Duration             // to wait before anything else
 	LoseRequest bool                      // close the connection; nothing happens
-	Err         *Error                    // answer this
+	Err         *Error                    // reply with this
 	LoseReply   bool                      // do it, then close the connection without a reply
-	Falsify     func(reply []byte) []byte // do it, then change what is answered; nil: as it is
+	Falsify     func(reply []byte) []byte // do it, then change the reply; nil: no change
 }
 
 // CallStats counts the calls of one action. Calls made during an outage never
@@ -41,14 +39,14 @@ type CallStats struct {
 	LostReplies  int
 }
 
-// API is what happens to a call before its own logic: throttling, faults and permissions; and the
-// statistics and the log of calls. The world's lock guards it.
+// API throttles calls, injects faults and checks permissions before the calls' own logic, and keeps
+// statistics and a log. The world's lock guards it.
 type API struct {
 	world      *world
 	authorizer *authorizer
 	throttle   throttle
 	faults     faults
-	denials    map[string]bool // action patterns that nobody may call
+	denials    map[string]bool // denied action patterns
 	latencies  map[string]spec.Duration
 	outage     bool
 	stats      map[string]*CallStats
@@ -74,8 +72,8 @@ func Covers(pattern, action string) bool {
 	return err == nil && ok
 }
 
-// Admit decides about a call: throttled, met by a fault, not permitted, or
-// free to go on. The handler obeys the verdict and then calls Finish.
+// Admit decides whether a call is throttled, failed by a fault, not permitted, or may proceed. The handler
+// obeys the verdict and then calls Finish.
 func (api *API) Admit(call Call) (v Verdict) {
 	api.world.read(func() {
 		for p, d := range api.latencies {
@@ -135,16 +133,15 @@ func (api *API) Stats() map[string]CallStats {
 	return out
 }
 
-// ResetCalls starts counting anew and empties the log.
+// ResetCalls resets the counts and empties the log.
 func (api *API) ResetCalls() {
 	api.world.read(func() { api.stats, api.log = map[string]*CallStats{}, callLog{seq: api.log.seq} })
 }
 
-// Deny takes an action (name or pattern) away from everybody: calls of it fail
-// with UnauthorizedOperation.
+// Deny denies an action (name or pattern) to all callers: calls fail with UnauthorizedOperation.
 func (api *API) Deny(action string) { api.world.read(func() { api.denials[action] = true }) }
 
-// Allow takes a Deny of the same name or pattern back.
+// Allow reverts a Deny of the same name or pattern.
 func (api *API) Allow(action string) { api.world.read(func() { delete(api.denials, action) }) }
 
 // SetLatency adds a delay to every call of an action (name or pattern); zero ends it.
@@ -154,8 +151,7 @@ func (api *API) SetLatency(action string, d time.Duration) {
 	})
 }
 
-// Outage makes the EC2 endpoint unreachable (connections are closed), or
-// reachable again.
+// Outage makes the EC2 endpoint unreachable (it closes connections), or reachable again.
 func (api *API) Outage(on bool) { api.world.read(func() { api.outage = on }) }
 
 // Down reports whether the EC2 endpoint is unreachable.

@@ -33,7 +33,7 @@ type AttachRequest struct {
 	NetworkCard int
 }
 
-// Attach begins to attach an ENI and returns the attachment's
+// Attach starts to attach an ENI and returns the attachment's
 // ID. The attachment becomes "attached" after the attach delay; the link
 // appears (event ENIAttached) after the link delay.
 func (es *ENIs) Attach(r AttachRequest) (attachmentID string, err error) {
@@ -60,7 +60,7 @@ func (es *ENIs) Attach(r AttachRequest) (attachmentID string, err error) {
 	return attachmentID, err
 }
 
-// mayAttach checks what EC2 checks before an attachment. The lock is held.
+// mayAttach does EC2's checks before an attachment. The lock is held.
 func (as *attachments) mayAttach(e *ENI, i *Instance, device, card int) error {
 	if e.Status() != available {
 		return Errorf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", e.ID)
@@ -182,8 +182,8 @@ func (as *attachments) forget(id string) {
 	delete(as.hosts, id)
 }
 
-// Detach begins to detach an ENI; it is available again after
-// the detach delay. A trunk that has branches stays: nothing says what becomes of them.
+// Detach starts to detach an ENI; it is available again after the detach delay. It refuses a trunk with
+// branches, because EC2 documents no behaviour for it.
 func (es *ENIs) Detach(attachmentID string, force bool) error {
 	return es.world.change(func() error {
 		e := es.store.enis.get(es.attachments.byID[attachmentID])
@@ -213,8 +213,8 @@ func (es *ENIs) Detach(attachmentID string, force bool) error {
 	})
 }
 
-// endAttachment ends an attachment at once, and by that the associations of a trunk
-// (pull request 400 of the Amazon VPC resource controller). The lock is held.
+// endAttachment ends an attachment at once, and so the associations of a trunk (pull request 400 of the
+// Amazon VPC resource controller). The lock is held.
 func (as *attachments) endAttachment(e *ENI) {
 	for _, b := range as.trunks.trunkBranches(e.ID) {
 		as.trunks.endAssociation(b)

@@ -15,19 +15,17 @@ type Target struct {
 	// Creates is the kind of a resource that the call makes, such as
 	// "network-interface", in place of an ID.
 	Creates string
-	Subnet  string // of what the call makes, if it has one
-	// Tags are what the call gives to the resource.
+	Subnet  string // ID of the new resource's subnet, if any
+	// Tags are the tags that the call adds to the resource.
 	Tags map[string]string
-	// CreateAction is the action that makes what is tagged, for CreateTags on
-	// something new.
+	// CreateAction is the action that creates the tagged resource, for CreateTags on a new one.
 	CreateAction string
 }
 
 // permit checks the principal's permissions: for the action at all, then for
 // each resource that the call names (Service Authorization Reference, "Actions,
-// resources, and condition keys for Amazon EC2"). What does not exist has no
-// tags to judge by; that it does not exist is for the action to say. The lock is
-// held.
+// resources, and condition keys for Amazon EC2"). It skips resources
+// that do not exist: the action reports them. The lock is held.
 func (api *API) permit(call Call) *Error {
 	if call.Principal.Policy.Never(name(call.Action)) || api.denied(call.Action) {
 		return unauthorized(call.Principal, call.Action, "")
@@ -48,7 +46,7 @@ func (api *API) permit(call Call) *Error {
 // name is an action as IAM writes it.
 func name(action string) string { return "ec2:" + action }
 
-// denied reports whether Deny took an action away from everybody. The lock is held.
+// denied reports whether Deny covers an action. The lock is held.
 func (api *API) denied(action string) bool {
 	for p := range api.denials {
 		if Covers(p, action) {
@@ -67,14 +65,14 @@ func unauthorized(who Principal, action, resource string) *Error {
 		who.ARN + " is not authorized to perform: " + name(action) + on + " because no identity-based policy allows the " + name(action) + " action"}
 }
 
-// authorizer finds what IAM is asked for a call. The world's lock guards what it reads.
+// authorizer turns calls into IAM requests. The world's lock guards the state that it reads.
 type authorizer struct {
 	store           *store
 	attachments     *attachments
 	region, account string
 }
 
-// requests are what IAM is asked for a call. The lock is held.
+// requests are the IAM requests for a call. The lock is held.
 func (az *authorizer) requests(call Call) (out []iam.Request) {
 	for _, t := range call.Targets {
 		for _, r := range az.resources(t) {
@@ -97,7 +95,7 @@ var arnKinds = map[string]string{
 	"eni": "network-interface", "i": "instance", "subnet": "subnet", "sg": "security-group", "vpc": "vpc", "rtb": "route-table",
 }
 
-// resources are those that a target stands for, without those that do not exist.
+// resources are the existing resources that a target stands for.
 func (az *authorizer) resources(t Target) []iam.Request {
 	if t.Creates != "" {
 		keys := map[string][]string{}

@@ -9,8 +9,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// build fills the books from the spec. Everything it makes has always been
-// there, so that no lag hides it; its delays are none.
+// build makes the resources of the spec, without delays. Lagging readers see them too.
 func (c *Cloud) build() error {
 	for _, v := range c.spec.VPCs {
 		c.buildVPC(v)
@@ -111,8 +110,8 @@ func rules(in []spec.Rule, ids map[string]string) []Rule {
 	return out
 }
 
-// buildRoutes makes the main route table: the VPC's own blocks are local, the
-// rest goes to an internet gateway, or IPv6 to an egress-only one.
+// buildRoutes makes the main route table: the VPC's own blocks are local, everything else goes to an
+// internet gateway, or IPv6 to an egress-only one.
 func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	t := &RouteTable{ID: c.world.newID("rtb"), VPCID: vpcID, Main: true, Tags: Tags{}}
 	for _, p := range append(s.CIDRs[:len(s.CIDRs):len(s.CIDRs)], s.IPv6...) {
@@ -129,8 +128,7 @@ func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
 	c.store.routes.put(t.ID, t, time.Time{}, 0)
 }
 
-// There is no call of the API by which Berth could change security groups. Somebody else does,
-// in the console or by other tools; these stand for them.
+// Berth does not change security groups. The following methods stand for other tools that do.
 
 // AddSecurityGroup makes a group and returns its ID. That of g may be empty.
 func (c *Cloud) AddSecurityGroup(g SecurityGroup) (id string, err error) {
@@ -151,7 +149,7 @@ func (c *Cloud) AddSecurityGroup(g SecurityGroup) (id string, err error) {
 	return id, err
 }
 
-// Authorize adds rules to those by which a group lets packets in.
+// Authorize adds ingress rules to a group.
 func (c *Cloud) Authorize(groupID string, rules ...Rule) error {
 	return c.world.change(func() error {
 		g := c.store.groups.get(groupID)

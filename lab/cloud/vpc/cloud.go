@@ -1,11 +1,9 @@
-// Package vpc keeps the books of a virtual cloud: its VPCs, subnets, security
-// groups, instances and network interfaces, and the rules by which EC2 lets
-// them change. It speaks no protocol; packages ec2 and imds serve it over HTTP
-// and the fabric turns its events into links and routes.
+// Package vpc is a virtual EC2 cloud in memory: VPCs, subnets, security groups, instances and network
+// interfaces, and the rules by which EC2 lets them change. It has no protocol: packages ec2api and imds
+// serve it over HTTP, and the fabric turns its events into links and routes.
 //
-// A Cloud keeps everything behind one lock. Each resource is an immutable
-// value with a history, so that a describe call or the metadata service can be
-// answered with the world as it was a moment ago.
+// One lock guards a Cloud. Each resource is an immutable value with a history, so that describe calls and
+// the metadata service can lag behind.
 package vpc
 
 import (
@@ -19,8 +17,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Cloud is one virtual cloud: a region of one account. Its parts own the state; all share the
-// world's lock. Its methods, and those of its parts, may be called from many goroutines.
+// Cloud is a region of one account. Its parts own the state and share the lock of the world. All methods
+// may be called from many goroutines.
 type Cloud struct {
 	region, account string
 	spec            spec.Spec // completed; not changed
@@ -32,7 +30,7 @@ type Cloud struct {
 
 	ENIs      *ENIs      // network interfaces, their addresses, attachments and associations
 	Instances *Instances // virtual machines
-	API       *API       // what happens to a call before its own logic: throttling, faults, permissions
+	API       *API       // throttling, faults and permissions of calls
 	Keys      *Keys      // credentials of users and roles
 	IMDS      *IMDS      // settings of the metadata service
 }
@@ -40,14 +38,14 @@ type Cloud struct {
 // Option changes how a Cloud is made.
 type Option func(*Cloud)
 
-// WithClock has the cloud live by another clock than the machine's.
+// WithClock sets another clock than the machine's.
 func WithClock(c clock.Clock) Option { return func(l *Cloud) { l.world.clock = c } }
 
 // WithSeed replaces the spec's seed.
 func WithSeed(seed uint64) Option { return func(l *Cloud) { l.spec.Seed = seed } }
 
-// New makes the cloud that s describes, with its instances running. The error
-// names every field of the spec that is wrong. Close it when done.
+// New makes the cloud that s describes, with its instances running. The error names all invalid fields
+// of the spec. The caller must close the Cloud.
 func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 	s, err := s.Complete()
 	if err != nil {
@@ -95,14 +93,14 @@ func (c *Cloud) Account() string { return c.account }
 // Spec is the completed spec that the cloud was made from.
 func (c *Cloud) Spec() spec.Spec { return c.spec }
 
-// Clock is the clock that the cloud lives by.
+// Clock is the clock of the cloud.
 func (c *Cloud) Clock() clock.Clock { return c.world.clock }
 
-// SetDelays changes how long things take from now on.
+// SetDelays changes the delays from now on.
 func (c *Cloud) SetDelays(d spec.Delays) { c.world.read(func() { c.world.delays = d }) }
 
-// SetConsistencyDelay makes describe calls see the world of d ago. What is
-// already forgotten stays so: set it before the changes that should lag.
+// SetConsistencyDelay makes describe calls lag d behind. Set it before the changes that should lag: older
+// versions may be gone already.
 func (c *Cloud) SetConsistencyDelay(d time.Duration) { c.world.read(func() { c.store.lag = d }) }
 
 // IMDS are the settings of the metadata service. The world's lock guards them.
@@ -133,8 +131,7 @@ func (m *IMDS) Down() (down bool) {
 	return down
 }
 
-// Zones are the names of the region's availability zones, those of the spec's
-// subnets, in order.
+// Zones are the names of the availability zones of the spec's subnets, in order.
 func (c *Cloud) Zones() []string {
 	var out []string
 	for _, v := range c.spec.VPCs {
@@ -148,8 +145,8 @@ func (c *Cloud) Zones() []string {
 	return out
 }
 
-// ZoneIDs are the IDs of the availability zones by name, such as lab1-az2. As
-// with EC2 they say nothing of the name: they count the zones.
+// ZoneIDs are the IDs of the availability zones by name, such as lab1-az2. As with EC2, the ID does not
+// follow from the name.
 func (c *Cloud) ZoneIDs() map[string]string {
 	out := map[string]string{}
 	for i, z := range c.Zones() {

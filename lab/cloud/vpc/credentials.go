@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Principal is who makes a call.
+// Principal is the caller of the API.
 type Principal struct {
 	ARN    string
 	Policy iam.Policy
@@ -65,7 +65,7 @@ func newKeys(s spec.Spec, seed uint64, st *store) (*Keys, error) {
 	return ks, nil
 }
 
-// policyOf is what actions and a policy document allow together.
+// policyOf joins a list of actions and a policy document.
 func policyOf(actions []string, document string) (iam.Policy, error) {
 	if document == "" {
 		return iam.Allow(actions...), nil
@@ -89,8 +89,7 @@ func (ks *Keys) Find(id string) (k Key, ok bool) {
 	return k, ok
 }
 
-// SetRoleActions replaces what a role may do, for credentials issued from now on
-// and for those already issued.
+// SetRoleActions replaces the permissions of a role, even for credentials that were issued already.
 func (ks *Keys) SetRoleActions(role string, actions []string) {
 	ks.world.read(func() {
 		ks.roles[role] = iam.Allow(actions...)
@@ -103,8 +102,8 @@ func (ks *Keys) SetRoleActions(role string, actions []string) {
 	})
 }
 
-// SetCredentialTTL changes how long role credentials issued from now on live;
-// what an instance holds is replaced at its next request.
+// SetCredentialTTL changes the lifetime of role credentials. Each instance gets new ones at its next
+// request.
 func (ks *Keys) SetCredentialTTL(ttl time.Duration) {
 	ks.world.read(func() { ks.ttl, ks.current = ttl, map[string]string{} })
 }

@@ -10,16 +10,14 @@ import (
 // (VPC quotas, "Security groups per network interface").
 const maxGroups = 5
 
-// unknownGroup is the code for a security group that a call about an ENI names
-// and that does not exist, however its ID is written. RunInstances and calls
-// about groups have another.
+// unknownGroup is the code for an unknown security group in a call about an ENI, whatever the form of its
+// ID. RunInstances and calls about groups have another.
 const unknownGroup = "InvalidSecurityGroupID.NotFound"
 
-// ordinary is the type of ENIs that none is asked for.
+// ordinary is the default type of ENIs.
 const ordinary = "interface"
 
-// efaOnly is the type of ENIs without addresses, which no link appears for
-// (EC2 User Guide, "Elastic Fabric Adapter").
+// efaOnly is the type of ENIs without addresses and links (EC2 User Guide, "Elastic Fabric Adapter").
 const efaOnly = "efa-only"
 
 // ENIs are the network interfaces of a Cloud.
@@ -33,7 +31,7 @@ type ENIs struct {
 	quota       int // ENIs that there may be
 }
 
-// CreateRequest asks for a new ENI.
+// CreateRequest is a request for a new ENI.
 type CreateRequest struct {
 	SubnetID    string
 	Groups      []string   // default: the VPC's default group
@@ -102,10 +100,9 @@ func (es *ENIs) create(r CreateRequest) (*ENI, error) {
 	return e, nil
 }
 
-// onCreation is what a new ENI gets: of a subnet that assigns IPv6 addresses one, where the
-// call neither says which it gets nor that it gets none (EC2 API Reference,
-// CreateNetworkInterface, Ipv6AddressCount). In an IPv6-only subnet an ENI has an address
-// in any case, also besides prefixes: that nothing says, and who expects it is safe without.
+// onCreation adds the IPv6 address that a subnet assigns if the call says nothing about IPv6 (EC2 API
+// Reference, CreateNetworkInterface, Ipv6AddressCount). In an IPv6-only subnet an ENI always has an
+// address, even with prefixes. The latter is not documented; clients must cope with either behaviour.
 func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
 	if s.IPv6Native() && e.Type != efaOnly && len(r.IPv6)+r.IPv6Count == 0 {
 		r.IPv6Count = 1
@@ -116,8 +113,7 @@ func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
 	return r
 }
 
-// Delete deletes an ENI that is not attached. That of a branch ends its
-// association, too: for years the Amazon VPC resource controller took branches back in no
+// Delete deletes an ENI that is not attached. For a branch it also ends the association: for years the Amazon VPC resource controller took branches back in no
 // other way, and it still does where it cannot disassociate one (its pull request 372).
 func (es *ENIs) Delete(id string) error {
 	return es.world.change(func() error {
@@ -133,7 +129,7 @@ func (es *ENIs) Delete(id string) error {
 	})
 }
 
-// delete takes an ENI out of the books and frees its addresses. The lock is held.
+// delete removes an ENI and frees its addresses. The lock is held.
 func (es *ENIs) delete(e *ENI) {
 	if e.Trunk != nil {
 		es.trunks.endAssociation(e)

@@ -10,11 +10,11 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// faults are the failures that calls meet.
+// faults are the injected failures of calls.
 type faults struct {
 	rng  *rand.Rand
 	list []*fault       // in force
-	met  map[string]int // how many calls have met, by kind
+	met  map[string]int // how often faults applied, by kind
 }
 
 type fault struct {
@@ -27,7 +27,7 @@ type fault struct {
 func newFault(f spec.Fault) *fault {
 	n := &fault{Fault: f, left: f.Count, skip: f.Skip}
 	if f.Pattern != "" {
-		n.pattern = regexp.MustCompile(f.Pattern) // spec.CheckFault saw to it
+		n.pattern = regexp.MustCompile(f.Pattern) // checked by spec.CheckFault
 	}
 	return n
 }
@@ -40,7 +40,7 @@ func newFaults(list []spec.Fault, seed uint64) faults {
 	return fs
 }
 
-// meet lets the first fault that applies shape the verdict; latency adds up.
+// meet applies the first matching fault to the verdict, and all matching latencies.
 func (fs *faults) meet(action string, v *Verdict) {
 	for i := 0; i < len(fs.list); i++ {
 		f := fs.list[i]
@@ -80,7 +80,7 @@ func (fs *faults) meet(action string, v *Verdict) {
 	}
 }
 
-// falsify replaces what the fault's pattern finds in a reply.
+// falsify replaces matches of the fault's pattern in a reply.
 func (f *fault) falsify(reply []byte) []byte {
 	return f.pattern.ReplaceAll(reply, []byte(f.Replacement))
 }
@@ -96,8 +96,8 @@ func (f *fault) error() *Error {
 	return e
 }
 
-// Inject adds a fault and returns the way to take it back. The error names
-// the field of a fault that makes no sense.
+// Inject adds a fault and returns a function that removes it. The error names the invalid field of the
+// fault.
 func (api *API) Inject(f spec.Fault) (remove func(), err error) {
 	if err := spec.CheckFault(f); err != nil {
 		return nil, err
@@ -111,8 +111,7 @@ func (api *API) Inject(f spec.Fault) (remove func(), err error) {
 	}, nil
 }
 
-// Faults lists the faults in force, the spec's included; a Count is what is
-// left of it.
+// Faults lists the faults in force, including those of the spec, with the remaining Count.
 func (api *API) Faults() (out []spec.Fault) {
 	api.world.read(func() {
 		for _, f := range api.faults.list {
@@ -124,11 +123,11 @@ func (api *API) Faults() (out []spec.Fault) {
 	return out
 }
 
-// FaultsMet is how many faults calls have met since the start, by kind.
+// FaultsMet is how often faults have applied since the start, by kind.
 func (api *API) FaultsMet() (met map[string]int) {
 	api.world.read(func() { met = maps.Clone(api.faults.met) })
 	return met
 }
 
-// ClearFaults takes all faults back.
+// ClearFaults removes all faults.
 func (api *API) ClearFaults() { api.world.read(func() { api.faults.list = nil }) }

@@ -21,10 +21,10 @@ type Instances struct {
 	enis        *ENIs
 	keys        *Keys
 	account     string
-	tags        map[string]string // of everything that is launched by the spec
+	tags        map[string]string // of all instances and ENIs that the spec launches
 }
 
-// LaunchRequest asks for instances that are all alike.
+// LaunchRequest is a request for identical instances.
 type LaunchRequest struct {
 	Name        string
 	Type        string
@@ -44,8 +44,8 @@ type LaunchRequest struct {
 
 // Run launches instances, all or none, and returns them as pending
 // (or running, when launching takes no time). The same ClientToken with the
-// same request gives those of its instances that are not terminated, and
-// IdempotentInstanceTerminated when all are (EC2 API Reference, "Error codes").
+// same request returns its instances that are not terminated, or
+// IdempotentInstanceTerminated if all are (EC2 API Reference, "Error codes").
 func (is *Instances) Run(r LaunchRequest) (out []Instance, err error) {
 	err = is.world.change(func() error {
 		if prior, ok, err := is.tokens.replay(r.ClientToken, r); err != nil || ok {
@@ -167,13 +167,13 @@ func (is *Instances) setState(i *Instance, s InstanceState) *Instance {
 	return &n
 }
 
-// StateChange is what StopInstances and its like answer for one instance.
+// StateChange is the result of StopAll, StartAll and TerminateAll for one instance.
 type StateChange struct {
 	InstanceID        string
 	Previous, Current InstanceState
 }
 
-// StopAll begins to stop instances. Stopped ones are left as they are.
+// StopAll starts to stop instances. Stopped ones are left as they are.
 func (is *Instances) StopAll(ids ...string) ([]StateChange, error) {
 	return is.transition(ids, func(i *Instance) error {
 		switch i.State {
@@ -203,7 +203,7 @@ func (is *Instances) stopped(id string) {
 	is.world.emit(InstanceStopped, i, nil)
 }
 
-// StartAll begins to start stopped instances.
+// StartAll starts stopped instances.
 func (is *Instances) StartAll(ids ...string) ([]StateChange, error) {
 	return is.transition(ids, func(i *Instance) error {
 		switch i.State {
@@ -219,8 +219,8 @@ func (is *Instances) StartAll(ids ...string) ([]StateChange, error) {
 	})
 }
 
-// TerminateAll begins to terminate instances. Their ENIs go with them or
-// become available, as each attachment's DeleteOnTermination says.
+// TerminateAll starts to terminate instances. Their ENIs are deleted or become available, by each
+// attachment's DeleteOnTermination.
 func (is *Instances) TerminateAll(ids ...string) ([]StateChange, error) {
 	return is.transition(ids, func(i *Instance) error {
 		if i.State == Terminated || i.State == ShuttingDown {
@@ -254,7 +254,7 @@ func (is *Instances) terminated(id string) {
 	})
 }
 
-// transition applies f to each instance, all or none of the IDs existing.
+// transition applies f to each instance if all of them exist.
 func (is *Instances) transition(ids []string, f func(*Instance) error) (out []StateChange, err error) {
 	err = is.world.change(func() error {
 		var missing []string
@@ -278,20 +278,19 @@ func (is *Instances) transition(ids []string, f func(*Instance) error) (out []St
 	return out, err
 }
 
-// Terminate begins to terminate an instance, named by ID or name.
+// Terminate starts to terminate an instance, by ID or name.
 func (is *Instances) Terminate(id string) error {
 	_, err := is.TerminateAll(is.ID(id))
 	return err
 }
 
-// Stop begins to stop an instance, named by ID or name.
+// Stop starts to stop an instance, by ID or name.
 func (is *Instances) Stop(id string) error {
 	_, err := is.StopAll(is.ID(id))
 	return err
 }
 
-// ForceStop stops an instance, named by ID or name, that is stopping, at once,
-// however long that would have taken yet (EC2 API reference, StopInstances, Force).
+// ForceStop stops a stopping instance at once, by ID or name (EC2 API reference, StopInstances, Force).
 func (is *Instances) ForceStop(id string) error {
 	id = is.ID(id)
 	return is.world.change(func() error {
@@ -306,7 +305,7 @@ func (is *Instances) ForceStop(id string) error {
 	})
 }
 
-// Start begins to start an instance, named by ID or name.
+// Start starts an instance, by ID or name.
 func (is *Instances) Start(id string) error {
 	_, err := is.StartAll(is.ID(id))
 	return err

@@ -45,7 +45,7 @@ func (is *Instances) launchSpec(s spec.Instance) (*Instance, error) {
 	return is.store.instances.get(i.ID), nil
 }
 
-// launchTags are tags beside those that every instance of a spec has.
+// launchTags adds tags to those of all instances of the spec.
 func (is *Instances) launchTags(own map[string]string) Tags {
 	tags := maps.Clone(Tags(is.tags))
 	if tags == nil {
@@ -55,8 +55,7 @@ func (is *Instances) launchTags(own map[string]string) Tags {
 	return tags
 }
 
-// known checks the names in an instance that is launched after the lab began.
-// The lock is held.
+// known checks the names in the spec of an instance. The lock is held.
 func (is *Instances) known(s spec.Instance) error {
 	if _, ok := is.keys.roles[s.Role]; s.Role != "" && !ok {
 		return fmt.Errorf("role: no role %q", s.Role)

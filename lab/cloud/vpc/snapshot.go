@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Books is everything the cloud holds at one moment, as copies, each list
-// ordered by ID.
+// Books is the state of the cloud at one moment, as copies. Each list is ordered by ID.
 type Books struct {
 	Seq         uint64 // of the last event that is already contained
 	Time        time.Time
@@ -22,7 +21,7 @@ type Books struct {
 	ENIs        []ENI
 }
 
-// Snapshot returns the books as they are, without any lag.
+// Snapshot returns the current state, without lag.
 func (c *Cloud) Snapshot() (b Books) {
 	c.world.read(func() {
 		b = Books{
@@ -92,8 +91,8 @@ func (b Books) InstanceENIs(instanceID string) []ENI {
 	return out
 }
 
-// View is the world as a describe call sees it, which may lag. What it returns
-// is shared and must not be changed.
+// View is the state as a describe call sees it, which may lag. Its results are shared and must not be
+// changed.
 type View struct {
 	c  *Cloud
 	at time.Time
@@ -116,7 +115,7 @@ func seen[T any](v View, t *table[T]) (out []*T) {
 	return out
 }
 
-// VPCs lists all VPCs, ordered by ID; and so on for the other kinds.
+// VPCs lists all VPCs, ordered by ID, like the methods for the other kinds.
 func (v View) VPCs() []*VPC { return seen(v, &v.c.store.vpcs) }
 
 // Subnets lists all subnets.
@@ -134,13 +133,13 @@ func (v View) Instances() []*Instance { return seen(v, &v.c.store.instances) }
 // ENIs lists all ENIs.
 func (v View) ENIs() []*ENI { return seen(v, &v.c.store.enis) }
 
-// ENI is one ENI, nil when the view has none of that ID.
+// ENI is the ENI with an ID; nil without one.
 func (v View) ENI(id string) (out *ENI) {
 	v.c.world.read(func() { out = v.c.store.enis.asOf(id, v.at) })
 	return out
 }
 
-// Instance is one instance, nil when the view has none of that ID.
+// Instance is the instance with an ID; nil without one.
 func (v View) Instance(id string) (out *Instance) {
 	v.c.world.read(func() { out = v.c.store.instances.asOf(id, v.at) })
 	return out
@@ -160,9 +159,8 @@ func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	return out
 }
 
-// Self is an instance with its ENIs as the instance itself sees them: like
-// Instance and InstanceENIs, but one that is younger than the view's lag sees
-// itself as it began. Nil when there is no such instance.
+// Self is an instance with its ENIs as the instance itself sees them: like Instance and InstanceENIs, but
+// an instance that is younger than the view's lag sees its first version. Nil without the instance.
 func (v View) Self(id string) (*Instance, []*ENI) {
 	i, enis := v.Instance(id), v.InstanceENIs(id)
 	v.c.world.read(func() {
@@ -183,8 +181,7 @@ func bySlot(a, b *Attachment) int {
 	return cmp.Or(cmp.Compare(a.NetworkCard, b.NetworkCard), cmp.Compare(a.DeviceIndex, b.DeviceIndex))
 }
 
-// OwnerOf finds the instance with an ENI that owns an address, written as
-// net.Conn does ("10.0.0.7:1234").
+// OwnerOf finds the instance with an ENI that owns an address in the form "10.0.0.7:1234".
 func (b Books) OwnerOf(addrPort string) (instanceID string, ok bool) {
 	ap, err := netip.ParseAddrPort(addrPort)
 	if err != nil {

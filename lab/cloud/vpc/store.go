@@ -8,8 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// store keeps the resources of all kinds with their histories, and what lagging readers may see of
-// them.
+// store keeps all resources with their histories, and the lag of readers.
 type store struct {
 	world *world
 	seed  byte // of MAC addresses
@@ -24,7 +23,7 @@ type store struct {
 	macs      uint32        // made so far
 	lag       time.Duration // of describe calls
 	imdsLag   time.Duration // of the metadata service
-	lagWrites bool          // changes see no more than describe calls do
+	lagWrites bool          // changes lag like describe calls
 }
 
 // newMAC makes a locally administered address that no other ENI of this cloud has.
@@ -34,7 +33,7 @@ func (st *store) newMAC() []byte {
 	return []byte{0x02, st.seed, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
 }
 
-// keep is how long a version of a resource may still be asked for. The lock is held.
+// keep is how long old versions are kept. The lock is held.
 func (st *store) keep() time.Duration { return max(st.lag, st.imdsLag) }
 
 func (st *store) putENI(e *ENI) { st.enis.put(e.ID, e, st.world.clock.Now(), st.keep()) }
@@ -53,7 +52,7 @@ func (st *store) holder(e *ENI) *Instance {
 	return st.instances.get(e.Attachment.InstanceID)
 }
 
-// room checks that an instance's type can carry what an ENI already has. In an IPv6-only
+// room checks that an instance's type supports the addresses of an ENI. In an IPv6-only
 // subnet are instances built on Nitro only (Amazon VPC User Guide, "Subnet types").
 func (st *store) room(i *Instance, e *ENI) error {
 	l, _ := limits.Lookup(i.Type)
@@ -96,7 +95,7 @@ func (st *store) groupsNamed(vpcID string, names []string) []string {
 	return ids
 }
 
-// checkGroups returns the groups an ENI in a VPC gets for those asked for. The lock is held.
+// checkGroups returns the security groups of an ENI for the requested ones. The lock is held.
 func (st *store) checkGroups(vpcID string, ids []string) ([]string, error) {
 	if len(ids) == 0 {
 		return st.groupsNamed(vpcID, nil), nil
@@ -142,10 +141,10 @@ func (st *store) findInstance(id string) (*Instance, error) {
 	return i, nil
 }
 
-// tooFresh reports whether a change may not see yet what describe calls do not show yet.
+// tooFresh reports whether changes must not see a resource that describe calls do not show yet.
 func (st *store) tooFresh(unseen bool) bool { return st.lagWrites && unseen }
 
-// place is the VPC of a resource and, for an ENI, its subnet.
+// place is the VPC of a resource and the subnet of an ENI.
 func (st *store) place(id string) (vpc, subnet string) {
 	if e := st.enis.get(id); e != nil {
 		return e.VPCID, e.SubnetID
@@ -159,7 +158,7 @@ func (st *store) place(id string) (vpc, subnet string) {
 	return "", ""
 }
 
-// tagged finds any resource by ID, with its tags and the way to replace them. The lock is held.
+// tagged finds a resource by ID, and returns its tags and a function that replaces them. The lock is held.
 func (st *store) tagged(id string) (Tags, func(Tags), error) {
 	now, keep := st.world.clock.Now(), st.keep()
 	kind, _, _ := strings.Cut(id, "-")

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of tags (EC2 User Guide, "Tag restrictions"), and of the resources
-// that one call may tag (EC2 API Reference, CreateTags).
+// Limits of tags (EC2 User Guide, "Tag restrictions"), and of the resources in a call (EC2 API Reference,
+// CreateTags).
 const (
 	maxTagged   = 1000
 	maxTags     = 50
@@ -15,7 +15,7 @@ const (
 	maxTagValue = 256
 )
 
-// checkTags reports whether tags may be added to what a resource has.
+// checkTags checks tags that are added to a resource.
 func checkTags(has, add Tags) error {
 	n := len(has)
 	for k, v := range add {
@@ -52,8 +52,8 @@ func (c *Cloud) CreateTags(ids []string, tags Tags) error {
 	})
 }
 
-// DeleteTags removes tags: each key of tags, if its value is nil or equal; all
-// tags when tags is empty. Tags that are not there are no error.
+// DeleteTags removes each tag whose value in tags is nil or equal, or all tags if tags is empty. Missing
+// tags are no error.
 func (c *Cloud) DeleteTags(ids []string, tags map[string]*string) error {
 	return c.retag(ids, func(has Tags) (Tags, error) {
 		out := Tags{}

@@ -62,7 +62,7 @@ func newThrottle(s spec.Spec) throttle {
 	return throttle{documented: s.Throttle == "documented", spec: s.RateLimits, limits: limits, buckets: map[string]*bucket{}}
 }
 
-// take takes a token of the call's bucket, and reports whether there was one.
+// take takes a token from the call's bucket, and reports whether there was one.
 func (t *throttle) take(call Call, now time.Time) bool {
 	limit, name, ok := t.limitOf(call)
 	if !ok {
@@ -76,10 +76,9 @@ func (t *throttle) take(call Call, now time.Time) bool {
 	return b.take(now)
 }
 
-// limitOf finds the bucket of a call: one set for its action, else for the
-// longest pattern that covers it (of equally long ones the last by name), else
-// the documented one. Each action has a bucket of its own even where a pattern
-// sets the limit, unless that says that it is shared.
+// limitOf finds the limit of a call: that of its action, else that of the longest pattern that covers it
+// (of equally long ones the last by name), else the documented one. Each action has its own bucket, unless
+// the limit of a pattern is shared.
 func (t *throttle) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	var best []string
 	for p := range t.limits {
@@ -130,8 +129,8 @@ func (api *API) SetRateLimit(action string, l spec.RateLimit) {
 	})
 }
 
-// ClearRateLimit takes a SetRateLimit of the same action name or pattern back:
-// what remains is the spec's limit, if it sets one, or the documented bucket.
+// ClearRateLimit reverts a SetRateLimit of the same action name or pattern to the limit of the spec or the
+// documented one.
 func (api *API) ClearRateLimit(action string) {
 	api.world.read(func() {
 		delete(api.throttle.limits, action)
@@ -142,6 +141,5 @@ func (api *API) ClearRateLimit(action string) {
 	})
 }
 
-// SetThrottle turns the documented token buckets on or off; limits set for
-// an action stand either way.
+// SetThrottle enables or disables the documented token buckets. Other limits stay in force.
 func (api *API) SetThrottle(on bool) { api.world.read(func() { api.throttle.documented = on }) }

@@ -9,19 +9,19 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// The types of trunks and of branches. A branch is created as an ordinary ENI, and has its
-// type while it is associated: "branch" is none that CreateNetworkInterface supports (EC2
-// API Reference, InterfaceType), and the Amazon VPC resource controller asks for no type.
+// The types of trunks and branches. A branch is created as an ordinary ENI, and has its type while it is
+// associated: CreateNetworkInterface does not support "branch" (EC2 API Reference, InterfaceType), and the
+// Amazon VPC resource controller requests no type.
 const (
 	trunk  = "trunk"
 	branch = "branch"
 )
 
-// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
+// maxVLAN is the highest VLAN ID (IEEE 802.1Q).
 const maxVLAN = 4094
 
-// Association makes an ENI a branch of a trunk: its packets are those frames on the
-// trunk's link that carry the VLAN's ID.
+// Association makes an ENI a branch of a trunk: frames on the trunk's link with the VLAN's ID belong to
+// it.
 type Association struct {
 	ID       string
 	TrunkID  string
@@ -38,7 +38,7 @@ type trunks struct {
 	byID     map[string]string              // association ID to the branch's ID
 }
 
-// AssociateRequest asks for a branch.
+// AssociateRequest is a request for an association.
 type AssociateRequest struct {
 	BranchID    string
 	TrunkID     string
@@ -49,10 +49,10 @@ type AssociateRequest struct {
 // Associate makes an available ENI a branch of an attached trunk. The same
 // ClientToken with the same request gives the same association.
 //
-// EC2 documents no errors of this action. The Amazon VPC resource controller goes by
-// InvalidVlanId.Duplicate, and by InvalidAssociationID.NotFound where a branch is taken back;
-// the others are those that other actions have for the like. That a trunk has to be attached
-// is the lab's: nothing says what becomes of branches of one that is not.
+// EC2 documents no errors of this action. The Amazon VPC resource controller relies on
+// InvalidVlanId.Duplicate, and on InvalidAssociationID.NotFound for the end of an association; the other
+// codes are those of similar actions. That a trunk must be attached is a rule of the lab: the behaviour of
+// a detached trunk is not documented.
 func (es *ENIs) Associate(r AssociateRequest) (out Association, err error) {
 	err = es.world.change(func() error {
 		if prior, ok, err := es.tokens.replay(r.ClientToken, r); err != nil || ok {
@@ -150,7 +150,7 @@ func (ts *trunks) trunkBranches(trunkID string) (out []*ENI) {
 
 func byVLAN(a, b *ENI) int { return cmp.Compare(a.Trunk.VLAN, b.Trunk.VLAN) }
 
-// DisassociateRequest takes a branch back.
+// DisassociateRequest is a request to end an association.
 type DisassociateRequest struct {
 	AssociationID string
 	ClientToken   string

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// world is what all parts of a Cloud share: one lock, the clock with its timers, the random
-// numbers, and the events that changes cause.
+// world has the lock, the clock with its timers, the random numbers and the events of a Cloud, for all of
+// its parts.
 type world struct {
 	clock     clock.Clock
 	done      chan struct{} // closed by close
@@ -26,7 +26,7 @@ type world struct {
 	events events
 }
 
-// events are those that changes caused, until the subscribers have them.
+// events queues the events of changes for the subscribers.
 type events struct {
 	seq         uint64 // of the last one
 	queue       []Event
@@ -52,14 +52,13 @@ func (w *world) orNewID(id, prefix string) string {
 	return w.newID(prefix)
 }
 
-// timer is something that happens by itself at a moment, with the lock held.
+// timer is a function that runs at a moment, with the lock held.
 type timer struct {
 	at time.Time
 	do func()
 }
 
-// after has do run, with the lock held, once d has passed by the cloud's
-// clock; at once when d is zero. The lock is held.
+// after runs do with the lock held after d; at once if d is zero. The lock is held.
 func (w *world) after(d time.Duration, do func()) {
 	if d <= 0 {
 		do()
@@ -76,8 +75,7 @@ func (w *world) after(d time.Duration, do func()) {
 	}()
 }
 
-// eventually is after for what nobody waits for: it runs with the first call
-// of any kind once d has passed. The lock is held.
+// eventually runs do with the first call of any kind after d has passed. The lock is held.
 func (w *world) eventually(d time.Duration, do func()) {
 	at := w.clock.Now().Add(d)
 	i, _ := slices.BinarySearchFunc(w.timers, at, func(t timer, at time.Time) int {
@@ -89,8 +87,7 @@ func (w *world) eventually(d time.Duration, do func()) {
 	w.timers = slices.Insert(w.timers, i, timer{at, do})
 }
 
-// settle runs what has fallen due. Every reader and writer settles first, so
-// that nobody sees a state that should be over. The lock is held.
+// settle runs the timers that are due. Every reader and writer settles first. The lock is held.
 func (w *world) settle() {
 	now := w.clock.Now()
 	for len(w.timers) > 0 && !w.timers[0].at.After(now) {
@@ -165,7 +162,7 @@ func (w *world) deliver() {
 	v.delivering = false
 }
 
-// EventKind says what happened.
+// EventKind is the kind of an event.
 type EventKind string
 
 // The kinds of events.
@@ -194,13 +191,12 @@ const (
 	// GroupsChanged: the security groups of an ENI, or its source/destination
 	// check.
 	GroupsChanged EventKind = "GroupsChanged"
-	// RulesChanged: those of a security group, or there is a new one.
+	// RulesChanged: the rules of a security group, or a new group.
 	RulesChanged EventKind = "RulesChanged"
 )
 
-// Event is one change of the books. Instance and ENI are copies, zero where
-// the event has none. Seq counts the events; Books.Seq says which a snapshot
-// already contains.
+// Event is one change. Instance and ENI are copies; zero if the event has none. Seq counts the events;
+// Books.Seq is that of the last event in a snapshot.
 type Event struct {
 	Seq      uint64
 	Time     time.Time
@@ -209,13 +205,13 @@ type Event struct {
 	ENI      ENI
 }
 
-// clientTokens are what requests with client tokens came to. The world's lock guards them.
+// clientTokens keep the results of requests with client tokens. The world's lock guards them.
 type clientTokens struct {
 	world *world
 	used  map[string]idempotent
 }
 
-// idempotent is what a client token stands for.
+// idempotent is the request and the result of a client token.
 type idempotent struct {
 	request any
 	enis    []ENI
@@ -223,8 +219,7 @@ type idempotent struct {
 	at      time.Time
 }
 
-// replay finds what a client token already stands for. An empty token never
-// stands for anything. The lock is held.
+// replay finds the result of a client token. There is none for an empty token. The lock is held.
 func (ct *clientTokens) replay(token string, request any) (idempotent, bool, error) {
 	prior, ok := ct.used[token]
 	if !ok || token == "" {
@@ -237,7 +232,7 @@ func (ct *clientTokens) replay(token string, request any) (idempotent, bool, err
 	return prior, true, nil
 }
 
-// remember keeps what a client token stands for, for a day. The lock is held.
+// remember keeps the result of a client token for a day. The lock is held.
 func (ct *clientTokens) remember(token string, v idempotent) {
 	if token == "" {
 		return
