@@ -46,7 +46,7 @@ func (f *Front) call(ctx context.Context, op string, n int, do func() error) err
 	return err
 }
 
-// turn waits until the call is worked on, and for as long as that takes.
+// turn waits for the turn of a call and for its latency.
 func (f *Front) turn(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (f *Front) turn(ctx context.Context) error {
 	}
 }
 
-// fail carries a fault out.
+// fail applies the fault to a call.
 func (fault *Fault) fail(ctx context.Context, do func() error) error {
 	var err error
 	if fault.After {
@@ -88,7 +88,7 @@ func (fault *Fault) fail(ctx context.Context, do func() error) error {
 	return cmp.Or(err, fault.Err)
 }
 
-// wrapped makes an error one of a call.
+// wrapped makes any error a *vpcport.Error.
 func wrapped(op string, err error) error {
 	if _, ok := errors.AsType[*vpcport.Error](err); ok {
 		return err
@@ -142,7 +142,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) (out []vpcport.P
 			return refuse(vpcport.Bug, "Ports", "", "a filter that is empty or too long")
 		}
 		shown := p.state.ports.listed()
-		if len(f.IDs) > 0 { // the common case, without a look at all ports
+		if len(f.IDs) > 0 { // the common case, which does not need all ports
 			for _, id := range f.IDs {
 				if o, ok := shown[id]; ok && matches(f, o) {
 					out = append(out, copied(o))
@@ -215,7 +215,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 	return out, err
 }
 
-// apply makes a change. A port that leaves its host is active there no more.
+// apply changes a port. A port that leaves its host is down.
 func (s *state) apply(o *port, c vpcport.Change) {
 	if c.Device != nil {
 		o.Device = *c.Device
@@ -235,7 +235,7 @@ func (s *state) apply(o *port, c vpcport.Change) {
 	}
 }
 
-// binding is what comes of binding to a host.
+// binding is the result of binding to a host.
 func (s *state) binding(host string) vpcport.Binding {
 	plug, has := s.hosts[host]
 	switch {

@@ -38,7 +38,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) (out []v
 	return out, nil
 }
 
-// create makes one port or nothing. state.mu is held.
+// create makes one port. state.mu is held.
 func (s *state) create(want vpcport.NewPort) (*port, error) {
 	network, ok := s.networks[want.NetworkID]
 	if !ok {
@@ -85,8 +85,8 @@ func (s *state) knownGroups(op string, groups []string) error {
 	return nil
 }
 
-// addresses are those that are asked for or, as Neutron does it, one of each family that
-// the network has. As in Neutron the gateway's can be asked for.
+// addresses chooses the requested addresses or, like Neutron, one of each family of the network. As in
+// Neutron, the gateway's address can be requested.
 func (s *state) addresses(network vpcport.Network, want []vpcport.NewAddress) ([]vpcport.FixedIP, error) {
 	if want == nil {
 		families := map[bool]bool{}

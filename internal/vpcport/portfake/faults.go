@@ -20,7 +20,7 @@ type Call struct {
 // Fault makes calls fail. It is spent after Times calls, 0 meaning never.
 type Fault struct {
 	Op    string // the method's name; empty: any
-	Skip  int    // calls that it lets through first
+	Skip  int    // matching calls that pass before the first one fails
 	Times int
 	Err   error
 	// After lets the call take effect before it fails: a lost reply.
@@ -36,8 +36,7 @@ func Err(class vpcport.Class) error {
 	return &vpcport.Error{Class: class, Op: "fault", Status: 500, Message: "injected"}
 }
 
-// Front is what a call passes before it has an effect: its turn, a delay and the faults. It logs the
-// calls.
+// Front delays and fails calls before they take effect, and logs them.
 type Front struct {
 	clock   clock.Clock
 	latency time.Duration

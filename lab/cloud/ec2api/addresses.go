@@ -6,8 +6,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// oneOf refuses a call that gives more than one of several ways to say the
-// same thing, such as addresses and a count of addresses.
+// oneOf refuses a call with more than one of several alternatives, such as addresses and a count of
+// addresses.
 func (r *request) oneOf(names ...string) (given int) {
 	for _, n := range names {
 		if r.has(n) {
@@ -20,8 +20,7 @@ func (r *request) oneOf(names ...string) (given int) {
 	return given
 }
 
-// count reads how many addresses EC2 shall choose. Zero must be said by
-// leaving the parameter out.
+// count reads a number of addresses. A zero must be omitted.
 func (r *request) count(name string) int {
 	n, given := r.number(name)
 	if given && n == 0 {
@@ -30,14 +29,14 @@ func (r *request) count(name string) int {
 	return n
 }
 
-// countOrNone is count where zero may be given, and means none.
+// countOrNone reads a number of addresses; none reports an explicit zero.
 func (r *request) countOrNone(name string) (n int, none bool) {
 	n, given := r.number(name)
 	return n, given && n == 0
 }
 
-// addresses reads what CreateNetworkInterface and RunInstances say of the
-// addresses of a new ENI; at is the prefix of the parameters' names.
+// addresses reads the requested addresses of a new ENI, for CreateNetworkInterface and RunInstances; at is
+// the prefix of the parameters.
 func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest) {
 	primary = r.addr(at+"PrivateIpAddress", true)
 	primaries := 0

@@ -25,13 +25,11 @@ func describeENIs(r *request) (any, error) {
 	}{each(list, n.eni), next}, err
 }
 
-// maxUnpaginated is how many ENIs may exist for DescribeNetworkInterfaces to
-// list them at once. EC2 says "a large number" (API Reference); this is as many
-// as a page may have.
+// maxUnpaginated is the maximum number of ENIs for DescribeNetworkInterfaces without pages. EC2 documents
+// "a large number" (API Reference); the lab uses the maximum page size.
 const maxUnpaginated = 1000
 
-// bounded refuses a call for all of many ENIs, with neither IDs nor pages nor
-// one of the filters that EC2 has an index for.
+// bounded refuses a listing of too many ENIs without IDs, pages or an indexed filter.
 func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	indexed := []string{"group-id", "mac-address", "private-dns-name", "private-ip-address", "subnet-id", "vpc-id"}
 	for _, f := range fs {
@@ -45,7 +43,7 @@ func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	return vpc.Errorf("OperationNotPermitted", "There are too many network interfaces for one reply: use pagination, or one of the filters %s.", strings.Join(indexed, ", "))
 }
 
-// candidates are all ENIs, or when a filter names instances outright, theirs.
+// candidates are the ENIs of the instances in a filter without wildcards, or else all ENIs.
 func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	for _, f := range fs {
 		if f.name != "attachment.instance-id" || strings.ContainsAny(strings.Join(f.values, ""), `*?\`) {
@@ -61,7 +59,7 @@ func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	return view.ENIs()
 }
 
-// tagSpecification reads the tags that a call gives to what it creates.
+// tagSpecification reads the tags for new resources, by resource type.
 func (r *request) tagSpecification(kinds ...string) map[string]vpc.Tags {
 	out := map[string]vpc.Tags{}
 	for _, p := range r.each("TagSpecification") {
@@ -151,7 +149,7 @@ func deleteENI(r *request) (any, error) {
 	return done{true}, r.cloud.ENIs.Delete(id)
 }
 
-// describeENIAttribute shows one attribute of an ENI.
+// describeENIAttribute returns one attribute of an ENI.
 func describeENIAttribute(r *request) (any, error) {
 	id, what := r.need("NetworkInterfaceId"), r.need("Attribute")
 	if err := r.ready(); err != nil {

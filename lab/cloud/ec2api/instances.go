@@ -19,8 +19,7 @@ func describeInstances(r *request) (any, error) {
 	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDS.V1()), next}, err
 }
 
-// runInstances launches lab instances. An image is named but there are none:
-// what runs on an instance is the lab's business.
+// runInstances launches instances. The lab ignores the image, and decides itself what runs on them.
 func runInstances(r *request) (any, error) {
 	q := vpc.LaunchRequest{
 		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.clientToken(),
@@ -63,7 +62,7 @@ func runInstances(r *request) (any, error) {
 	return r.names().reservations(launched, enis, r.cloud.IMDS.V1())[0], nil
 }
 
-// launchAddresses reads addresses either of the call or of its one interface.
+// launchAddresses reads addresses from the call or from its one interface.
 func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	if at != "" {
 		return r.addresses(at)
@@ -73,7 +72,7 @@ func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	return r.addr("PrivateIpAddress", true), q
 }
 
-// number1 reads a required count of at least one.
+// number1 reads a required count of at least 1.
 func (r *request) number1(name string) int {
 	r.need(name)
 	n, given := r.number(name)

@@ -49,8 +49,7 @@ type session struct {
 	expires    time.Time
 }
 
-// Handler serves the metadata of the instance that identify finds a request to
-// come from. A request from nowhere gets 404.
+// Handler serves the metadata of the instance that identify returns for a request. Other requests get 404.
 func Handler(cloud *vpc.Cloud, identify func(*http.Request) (instanceID string, ok bool)) http.Handler {
 	return &handler{cloud: cloud, identify: identify, tokens: map[string]session{}}
 }
@@ -105,7 +104,7 @@ func (h *handler) token(w http.ResponseWriter, r *http.Request, id string) {
 	fmt.Fprint(w, token)
 }
 
-// open remembers a session and forgets those that are over.
+// open adds a session and removes expired ones.
 func (h *handler) open(token string, s session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -118,14 +117,13 @@ func (h *handler) open(token string, s session) {
 	h.tokens[token] = s
 }
 
-// authorized reports whether a request carries a session of its instance, or
-// needs none.
+// authorized reports whether a request has a session of its instance, or needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
 	given, there := r.Header[sessionHeader]
 	if !there {
 		return h.cloud.IMDS.V1()
 	}
-	token := given[0] // an empty one is a token that nobody was given
+	token := given[0] // an empty one is invalid
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, ok := h.tokens[token]

@@ -113,8 +113,8 @@ func onCreation(s *Subnet, e *ENI, r AddressRequest) AddressRequest {
 	return r
 }
 
-// Delete deletes an ENI that is not attached. For a branch it also ends the association: for years the Amazon VPC resource controller took branches back in no
-// other way, and it still does where it cannot disassociate one (its pull request 372).
+// Delete deletes an ENI that is not attached. For a branch it also ends the association,
+// on which the Amazon VPC resource controller relies (its pull request 372).
 func (es *ENIs) Delete(id string) error {
 	return es.world.change(func() error {
 		e, err := es.store.findENI(id)

@@ -18,8 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// Front is what a call passes before it has an effect: a delay, the rate limits and the faults. It
-// logs the calls.
+// Front delays, throttles and fails calls before they take effect, and logs them.
 type Front struct {
 	clock clock.Clock
 
@@ -29,10 +28,10 @@ type Front struct {
 	shared    *bucket
 	own       map[string]Bucket  // the limits of single actions
 	buckets   map[string]*bucket // by action
-	refused   float64            // share of calls that are refused whatever their rate
+	refused   float64            // share of calls that are throttled at random
 	dice      *rand.Rand
 	stats     map[string]Stats
-	busy      time.Duration // CPU time of the work done
+	busy      time.Duration // CPU time of all calls
 	faults    []*Fault
 	calls     []Call
 }
@@ -40,11 +39,11 @@ type Front struct {
 // Stats count the calls of one action.
 type Stats struct {
 	Calls   int // in all
-	Refused int // for their rate
-	Failed  int // for another reason
+	Refused int // throttled
+	Failed  int // for other reasons
 }
 
-// Stats tells what was called, by EC2's name of the action.
+// Stats returns the counts by EC2's name of the action.
 func (f *Front) Stats() map[string]Stats {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -66,7 +65,7 @@ func (f *Front) Total(actions ...string) (sum Stats) {
 	return sum
 }
 
-// ResetStats forgets the calls and the CPU time so far.
+// ResetStats resets the counts and the CPU time.
 func (f *Front) ResetStats() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,18 +73,18 @@ func (f *Front) ResetStats() {
 	f.busy = 0
 }
 
-// CPU is the processor time that the cloud's own work took.
+// CPU is the CPU time of all calls.
 func (f *Front) CPU() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.busy
 }
 
-// call is one that is made.
+// call describes a call.
 type call struct {
 	method string // of cloud.API
 	action pace.Call
-	eni    string // that it names; the attachment for DetachENI
+	eni    string // ID of the ENI; for DetachENI of the attachment
 	n      int    // addresses or prefixes asked for
 }
 
@@ -180,8 +179,8 @@ func (f *Front) delay(method string) time.Duration {
 	return f.latency
 }
 
-// measure adds the CPU time until its result is called to that of the cloud.
-// The clock is the thread's, so the goroutine stays on it. f.mu is held.
+// measure starts a measurement of CPU time, which ends when the returned function is called. It pins the
+// goroutine, because the clock is that of the thread. f.mu is held.
 func (f *Front) measure() func() {
 	runtime.LockOSThread()
 	start := threadTime()
@@ -226,8 +225,7 @@ func (b *bucket) fill(now time.Time) bool {
 	return b.tokens >= 1-1e-9
 }
 
-// SetBuckets changes the limits: those of all actions, if not nil, and of
-// single ones, as in Options. All buckets are full then.
+// SetBuckets replaces Options.Shared and Options.Buckets. All buckets are full afterwards.
 func (f *Front) SetBuckets(shared *Bucket, own map[string]Bucket) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -256,15 +254,15 @@ func (f *Front) bucketOf(op string, now time.Time) *bucket {
 	return f.buckets[op]
 }
 
-// Draw takes the tokens of a call of op if they are there, as the call of
-// another client of the account does. It counts in no Stats.
+// Draw takes the tokens of a call of op, if there are enough, like a call of another client of the account.
+// It does not count in Stats.
 func (f *Front) Draw(op string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.admit(op)
 }
 
-// admit takes the tokens for a call, of both buckets or of none. f.mu is held.
+// admit takes the tokens of a call from both buckets or neither. f.mu is held.
 func (f *Front) admit(op string) bool {
 	now := f.clock.Now()
 	own := f.bucketOf(op, now)
@@ -291,8 +289,8 @@ type Call struct {
 // Fault makes calls fail. It is spent after Times calls, 0 meaning never.
 type Fault struct {
 	Op     string // the method's name; empty: any
-	Action string // EC2's name of the action, which tells the families apart; empty: any
-	ENI    string // the one that the call names; empty: any
+	Action string // EC2's name of the action, which differs by family; empty: any
+	ENI    string // ID in the call; empty: any
 	Times  int
 	Err    error
 	// After lets the call take effect before it fails: a lost reply.
@@ -312,7 +310,7 @@ func (f *Front) Inject(fault Fault) {
 	f.faults = append(f.faults, &fault)
 }
 
-// ClearFaults ends all faults.
+// ClearFaults removes all faults.
 func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
 
 // fault is the one that a call meets; nil for none. f.mu is held.
@@ -330,7 +328,7 @@ func (f *Front) fault(q call) *Fault {
 // Calls lists the calls so far.
 func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
 
-// ResetCalls forgets the calls so far.
+// ResetCalls empties the log of calls.
 func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
 
 // Count counts the calls of the named methods so far.

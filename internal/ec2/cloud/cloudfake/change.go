@@ -73,7 +73,7 @@ func (st *State) create(q call, r cloud.CreateENI) (*eni, error) {
 		e.IPv6 = append(e.IPv6, r.IPv6Address)
 	}
 	if s.IPv6Native && !r.IPv6Address.IsValid() {
-		r.IPv6 = max(1, r.IPv6) // as each has an address of its own
+		r.IPv6 = max(1, r.IPv6) // every ENI there has an address
 	}
 	if _, err := st.assign(q, e, r.Amount); err != nil {
 		st.remove(e)
@@ -88,7 +88,7 @@ func (st *State) create(q call, r cloud.CreateENI) (*eni, error) {
 	return e, nil
 }
 
-// mayBePrimary checks the address that an ENI is to have; zero is any that is free.
+// mayBePrimary checks a requested primary address; zero is valid.
 func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 	switch {
 	case !a.IsValid():
@@ -105,7 +105,7 @@ func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 	return nil
 }
 
-// mayBeIPv6 checks the IPv6 address that an ENI is to have; zero is none. State.mu is held.
+// mayBeIPv6 checks a requested IPv6 address; zero is valid. State.mu is held.
 func (es *enis) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 	switch {
 	case !a.IsValid():
@@ -127,7 +127,7 @@ func (es *enis) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 // per network interface").
 const maxGroups = 5
 
-// checkGroups checks the security groups that an ENI is to have. State.mu is held.
+// checkGroups checks requested security groups. State.mu is held.
 func (st *State) checkGroups(q call, groups []string) error {
 	for _, g := range groups {
 		if _, ok := st.groups[g]; !ok {
@@ -140,10 +140,10 @@ func (st *State) checkGroups(q call, groups []string) error {
 	return nil
 }
 
-// total is how many addresses and prefixes an amount has.
+// total is the number of addresses and prefixes in an amount.
 func total(n cloud.Amount) int { return n.Addresses + n.Prefixes + n.IPv6 + n.IPv6Prefixes }
 
-// oneKind reports whether an amount has no more than one kind of a family.
+// oneKind reports whether an amount has either addresses or prefixes of each family, not both.
 func oneKind(n cloud.Amount) bool {
 	for _, f := range ipfamily.Dual.Families() {
 		if addresses, prefixes := n.Of(f); addresses < 0 || prefixes < 0 || addresses > 0 && prefixes > 0 {
@@ -162,7 +162,7 @@ func (q call) noIPv4(s *subnet) error {
 	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is IPv6-only", s.ID)
 }
 
-// assign gives an ENI addresses or prefixes, all or nothing. State.mu is held.
+// assign assigns addresses or prefixes to an ENI, all or none. State.mu is held.
 func (st *State) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	s := st.subnets[e.SubnetID]
 	switch {
@@ -206,7 +206,7 @@ func (st *State) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) 
 	return blocks, nil
 }
 
-// tag adds tags. The map is replaced, never changed: callers have it.
+// tag adds tags. It replaces the map, because callers share it.
 func (e *eni) tag(tags map[string]string) {
 	all := make(map[string]string, len(e.Tags)+len(tags))
 	maps.Copy(all, e.Tags)
@@ -281,7 +281,7 @@ func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 	})
 }
 
-// DeleteENI implements cloud.API. A branch is none any more before it is deleted.
+// DeleteENI implements cloud.API. It ends the association of a branch first.
 func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 	q := call{"DeleteENI", pace.DeleteENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
@@ -308,8 +308,8 @@ func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment strin
 	})
 }
 
-// slots are how many slots of an ENI are taken in a family, and how many there
-// are by the limits of its instance. Of IPv4, the primary address takes one.
+// slots are the used slots of an ENI in a family and the maximum of its instance type. The primary IPv4
+// address takes a slot.
 func (e *eni) slots(f ipfamily.Family, l cloud.Limits) (has, most int) {
 	if f == ipfamily.IPv6 {
 		return len(e.IPv6) + len(e.IPv6Prefixes), l.IPv6PerENI
@@ -368,7 +368,7 @@ func (c *Cloud) UnassignAddresses(ctx context.Context, id string, things []netip
 	})
 }
 
-// without is have less gone.
+// without returns have without the elements of gone.
 func without[T comparable](have, gone []T) []T {
 	return slices.DeleteFunc(slices.Clone(have), func(v T) bool { return slices.Contains(gone, v) })
 }

@@ -1,10 +1,7 @@
-// Package cloudfake is an EC2 in memory: the books of one VPC with EC2's rules for
-// addresses, attachments and client tokens, in which no call costs more than what
-// it changes or returns, also for very many nodes. Before the books are a delay
-// for every call and token buckets that the client is not told of; faults that
-// tests inject; and listings that trail behind the truth. It is a cloud.API that
-// answers at once, and for pace.Cloud one that is called page by page. It
-// measures what CPU time it takes itself, so that a benchmark can leave that out.
+// Package cloudfake is an EC2 in memory: one VPC with EC2's rules for addresses, attachments and client
+// tokens. A call costs no more than what it changes or returns, so it suits very many nodes. It can delay
+// calls, limit their rate, fail them, and let listings lag behind. It is a cloud.API that replies at once,
+// and a pace.Calls for pace.Cloud. It measures its own CPU time, so that benchmarks can subtract it.
 package cloudfake
 
 import (
@@ -25,46 +22,44 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// VPC is the ID of the one VPC, Group that of its first security group.
+// VPC is the ID of the VPC, Group that of its first security group.
 const (
 	VPC   = "vpc-1"
 	Group = "sg-1"
 )
 
-// Options say how the cloud behaves. The zero value answers at once and
-// refuses nothing.
+// Options configure the cloud. The zero value replies at once and has no limits.
 type Options struct {
 	Clock      clock.Clock   // the machine's when nil
 	Latency    time.Duration // from a call to its effect and reply
 	AttachTime time.Duration // from the reply to the end of attaching or detaching
-	// Shared is a bucket for the calls of all actions.
+	// Shared is one bucket for all actions.
 	Shared *Bucket
-	// Buckets are those of single actions, by EC2's name; "Describe" stands for
-	// every action whose name begins so, and "" for all others not named.
+	// Buckets are the buckets of single actions, by EC2's name. "Describe" is for each action with that
+	// prefix, and "" for each other one.
 	Buckets map[string]Bucket
-	// Refused is the share of calls that are refused for their rate whatever it
-	// is, at random, but in the same places for a Seed.
+	// Refused is the share of calls that are throttled at random, reproducibly for a Seed.
 	Refused float64
 	Seed    uint64
-	// PageSize is the most ENIs in one listing; 1000 when 0.
+	// PageSize is the maximum number of ENIs in a page; 0: 1000.
 	PageSize int
 }
 
-// Cloud is the VPC, as one program calls it. Make it with New, then add subnets and instances by
-// its State. It is safe for concurrent use.
+// Cloud is the VPC as one client sees it. Make it with New, then add subnets and instances to its State.
+// It is safe for concurrent use.
 type Cloud struct {
-	Front    *Front // what a call passes: delay, rate limits, faults; and the log of calls
-	State    *State // what there is
+	Front    *Front // delays, rate limits and faults of calls; and their log
+	State    *State // subnets, instances and ENIs
 	pageSize int
-	via      func(ctx context.Context, call func(context.Context) error) error // nil: no client in between
+	via      func(ctx context.Context, call func(context.Context) error) error // the client's function; nil: none
 }
 
-// State is what there is in the VPC. Its exported methods count as no calls.
+// State is the state of the VPC. Its exported methods do not count as calls.
 type State struct {
-	mu      sync.Mutex                   // guards all below, and what enis has; taken after Front.mu
+	mu      sync.Mutex                   // guards all below, with enis; locked after Front.mu
 	subnets map[string]*subnet           // by ID
 	groups  map[string]map[string]string // tags of security groups, by ID
-	routes  []cloud.RouteTable           // the first is the main one, which no subnet names
+	routes  []cloud.RouteTable           // the first is the main one, without associations
 	tokens  map[string]token             // by client token
 	enis    *enis
 }
@@ -79,9 +74,9 @@ type enis struct {
 	branches   map[string]*eni // by association ID
 	detached   map[string]*eni // by ID
 	order      []*eni          // by seq; deleted ones until there are too many
-	settling   []change        // attachments and detachments that are not over, the next one first
+	settling   []change        // attachments and detachments in progress, the next one first
 	past       past
-	types      map[string]cloud.Limits // of instance types, that were looked up
+	types      map[string]cloud.Limits // cache, by instance type
 	seq        int
 }
 
@@ -94,19 +89,18 @@ type eni struct {
 	cloud.ENI
 	seq         int
 	deleted     bool
-	settled     time.Time         // when attaching or detaching is over
-	association cloud.Association // of a branch; of others zero
+	settled     time.Time         // the end of attaching or detaching
+	association cloud.Association // of a branch; else zero
 	branches    []*eni            // of a trunk
 }
 
-// change is the end of an attachment or detachment; it counts if the ENI still
-// says the same time.
+// change is the end of an attachment or detachment. It is void if the ENI has another time by then.
 type change struct {
 	at time.Time
 	*eni
 }
 
-// token is what a client token was used for, and what was answered.
+// token is the request and the result of a client token.
 type token struct {
 	request     string
 	eni         string
@@ -143,8 +137,8 @@ func New(o Options) *Cloud {
 	}
 }
 
-// Client returns the same VPC as another program calls it: each call by do, which may refuse it or
-// end its context.
+// Client returns the same VPC for another client: do makes each of its calls, and may refuse it or cancel
+// its context.
 func (c *Cloud) Client(do func(ctx context.Context, call func(context.Context) error) error) *Cloud {
 	n := *c
 	n.via = do
@@ -174,7 +168,7 @@ func (st *State) AddIPv6Subnet(id, zone, cidr string, tags map[string]string) {
 	st.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, IPv6: []netip.Prefix{p}, IPv6Native: true, Tags: maps.Clone(tags)})
 }
 
-// SetIPv6 gives a subnet an IPv6 /64, of which nothing is taken; once a subnet.
+// SetIPv6 adds an unused IPv6 /64 to a subnet that has none.
 func (st *State) SetIPv6(id, cidr string) {
 	p := netip.MustParsePrefix(cidr)
 	st.mu.Lock()
@@ -185,17 +179,17 @@ func (st *State) SetIPv6(id, cidr string) {
 	s.six = newSpace6(p)
 }
 
-// RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
+// RemoveSubnet deletes an empty subnet.
 func (st *State) RemoveSubnet(id string) { st.mu.Lock(); defer st.mu.Unlock(); delete(st.subnets, id) }
 
-// SetFree leaves a subnet with so many free IPv4 addresses at most.
+// SetFree limits the free IPv4 addresses of a subnet.
 func (st *State) SetFree(id string, most int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.subnets[id].left = min(st.subnets[id].left, most)
 }
 
-// SetFragmented reports whether a subnet has no free IPv4 prefix left.
+// SetFragmented sets whether a subnet has no free IPv4 prefix left.
 func (st *State) SetFragmented(id string, on bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -209,22 +203,21 @@ func (st *State) AddSecurityGroup(id string, tags map[string]string) {
 	st.groups[id] = tags
 }
 
-// AddRouteTable adds a route table with some subnets; all others have the main one.
+// AddRouteTable adds a route table with associated subnets.
 func (st *State) AddRouteTable(id string, subnets ...string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.routes = append(st.routes, cloud.RouteTable{ID: id, Subnets: subnets})
 }
 
-// must ends a program that sets up a cloud which cannot be.
+// must panics if the set-up of a cloud is invalid.
 func must(ok bool, format string, args ...any) {
 	if !ok {
 		panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // a mistake in a test or benchmark
 	}
 }
 
-// AddInstance starts an instance with its primary ENI. It counts as no call, as
-// all that follows.
+// AddInstance starts an instance with its primary ENI.
 func (st *State) AddInstance(id, instanceType, subnetID string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -240,8 +233,8 @@ func (st *State) AddInstance(id, instanceType, subnetID string) {
 	st.enis.remember()
 }
 
-// AddENI attaches an ENI that Berth did not make just now, with tags and a type,
-// and returns its ID. With Berth's tag of an instance it has Berth's description of that.
+// AddENI attaches an ENI that was made outside this run, and returns its ID. With Berth's tag of an
+// instance it has Berth's description.
 func (st *State) AddENI(instance string, index int, kind cloud.InterfaceType, tags map[string]string) string {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -257,7 +250,7 @@ func (st *State) AddENI(instance string, index int, kind cloud.InterfaceType, ta
 	return e.ID
 }
 
-// Steal takes an address off an ENI behind everyone's back.
+// Steal removes an address from an ENI, as another client would.
 func (st *State) Steal(id string, addr netip.Addr) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -266,8 +259,8 @@ func (st *State) Steal(id string, addr netip.Addr) {
 	st.enis.remember()
 }
 
-// Terminate ends an instance. Its ENIs go, or are left detached, by DeleteOnTermination;
-// branches of its trunks are left detached.
+// Terminate ends an instance. Its ENIs are deleted or detached, by DeleteOnTermination; branches of its
+// trunks are detached.
 func (st *State) Terminate(id string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -292,7 +285,7 @@ func (st *State) Terminate(id string) {
 	st.enis.remember()
 }
 
-// Truth lists all ENIs in the order of creation. It counts as no call.
+// Truth lists all ENIs in the order of creation, without lag.
 func (st *State) Truth() []cloud.ENI {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -306,7 +299,7 @@ func (st *State) Truth() []cloud.ENI {
 	return out
 }
 
-// limitsOf is the table's entry for a type. State.mu is held.
+// limitsOf returns the limits of a type. State.mu is held.
 func (es *enis) limitsOf(instanceType string) (cloud.Limits, bool) {
 	if l, ok := es.types[instanceType]; ok {
 		return l, true
@@ -318,8 +311,8 @@ func (es *enis) limitsOf(instanceType string) (cloud.Limits, bool) {
 	return l, ok
 }
 
-// newENI makes a detached ENI with an address of a subnet: a free one that is given, or
-// any, which there has to be; with none of an IPv6-only subnet. State.mu is held.
+// newENI makes a detached ENI with a free address of a subnet: the given one, or any. There must be one,
+// unless the subnet is IPv6-only. State.mu is held.
 func (st *State) newENI(s *subnet, addr netip.Addr) *eni {
 	st.enis.seq++
 	switch {
@@ -356,7 +349,7 @@ func (st *State) remove(e *eni) {
 	}
 }
 
-// attach puts an ENI on an instance. State.mu is held.
+// attach attaches an ENI to an instance. State.mu is held.
 func (es *enis) attach(e *eni, in *instance, a cloud.Attachment) {
 	a.InstanceID = in.ID
 	e.Attachment, e.Status = &a, "in-use"
@@ -365,7 +358,7 @@ func (es *enis) attach(e *eni, in *instance, a cloud.Attachment) {
 	delete(es.detached, e.ID)
 }
 
-// settle ends attachments and detachments whose time has come. State.mu is held.
+// settle ends attachments and detachments that are due. State.mu is held.
 func (es *enis) settle() {
 	if len(es.settling) == 0 {
 		return
@@ -385,7 +378,7 @@ func (es *enis) settle() {
 	}
 }
 
-// detach takes an ENI off its instance. State.mu is held.
+// detach detaches an ENI from its instance. State.mu is held.
 func (es *enis) detach(e *eni) {
 	if in := es.instances[e.Attachment.InstanceID]; in != nil {
 		in.enis = slices.DeleteFunc(in.enis, func(o *eni) bool { return o == e })
@@ -395,7 +388,7 @@ func (es *enis) detach(e *eni) {
 	es.detached[e.ID] = e
 }
 
-// changing notes that an ENI is attaching or detaching now. State.mu is held.
+// changing starts the time of attaching or detaching an ENI. State.mu is held.
 func (es *enis) changing(e *eni) {
 	e.settled = es.clock.Now().Add(es.attachTime)
 	i, _ := slices.BinarySearchFunc(es.settling, e.settled, func(s change, at time.Time) int { return cmp.Or(s.at.Compare(at), -1) })
@@ -403,8 +396,7 @@ func (es *enis) changing(e *eni) {
 	es.settle()
 }
 
-// clone copies an ENI for a caller. The tags are shared: they are replaced,
-// never changed.
+// clone copies an ENI for a caller. The map of tags is shared, as it is never changed.
 func clone(e *eni) cloud.ENI {
 	out := e.ENI
 	out.MAC, out.Groups = slices.Clone(e.MAC), slices.Clone(e.Groups)

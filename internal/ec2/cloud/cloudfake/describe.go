@@ -71,9 +71,8 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error
 	return out, nil
 }
 
-// ENIPage implements pace.Calls, in the order of creation. A page costs the
-// ENIs that its filter has by ID, by instance or as detached ones; else those
-// that are looked at until the page is full.
+// ENIPage implements pace.Calls, in the order of creation. With a filter by ID, instance or status
+// "available" it looks only at those ENIs.
 func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error) {
 	q := call{"ENIs", pace.DescribeENIs, "", 0}
 	err = c.do(ctx, q, func() error {
@@ -101,8 +100,7 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 	return page, next, err
 }
 
-// candidates are the ENIs of which those that match a filter are some, in the
-// order of creation. State.mu is held.
+// candidates is a superset of the ENIs that match a filter, in the order of creation. State.mu is held.
 func (es *enis) candidates(f cloud.ENIFilter) []*eni {
 	var list []*eni
 	if old, ok := es.past.shown(es.clock.Now()); ok {

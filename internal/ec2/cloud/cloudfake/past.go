@@ -2,19 +2,19 @@ package cloudfake
 
 import "time"
 
-// past is what listings show while they trail behind the truth by lag.
+// past keeps old states for listings that lag.
 type past struct {
 	lag    time.Duration
-	states []state // by time; the first one is what is shown when none is old enough
+	states []state // by time; the first one is shown if none is old enough
 }
 
-// state is all ENIs as they were from a moment on.
+// state is a version of all ENIs.
 type state struct {
 	at   time.Time
 	enis []*eni // copies, in the order of creation
 }
 
-// SetLag makes listings show what was true d ago.
+// SetLag makes listings lag d behind.
 func (st *State) SetLag(d time.Duration) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -26,7 +26,7 @@ func (st *State) SetLag(d time.Duration) {
 	}
 }
 
-// remember notes a change for listings that trail. State.mu is held.
+// remember records a version for listings that lag. State.mu is held.
 func (es *enis) remember() {
 	if es.past.lag == 0 {
 		return
@@ -46,7 +46,7 @@ func (es *enis) remember() {
 	}
 }
 
-// shown are the ENIs that a listing shows now, if those are not the true ones.
+// shown are the ENIs in listings; false if they are the current ones.
 func (p *past) shown(now time.Time) (enis []*eni, ok bool) {
 	n := 0
 	for i, s := range p.states {

@@ -37,7 +37,7 @@ func (c *Cloud) AssociateBranch(ctx context.Context, a cloud.Association, client
 	return out, err
 }
 
-// associate makes a branch and gives the association its ID. State.mu is held.
+// associate makes a branch and sets the ID of the association. State.mu is held.
 func (es *enis) associate(q call, a *cloud.Association) error {
 	trunk, branch := es.byID[a.TrunkID], es.byID[a.BranchID]
 	switch {
@@ -87,7 +87,7 @@ func (es *enis) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 	return es.room(q, in, branch)
 }
 
-// room checks that an instance's type carries what an ENI has. State.mu is held.
+// room checks that an instance type supports the addresses of an ENI. State.mu is held.
 func (es *enis) room(q call, in *instance, e *eni) error {
 	l, _ := es.limitsOf(in.Type)
 	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
@@ -124,8 +124,8 @@ func (es *enis) endAssociation(e *eni) {
 	es.detached[e.ID] = e
 }
 
-// holder is the instance that an ENI is attached to, for a branch by its trunk; nil when
-// it is detached. State.mu is held.
+// holder is the instance of an ENI or, for a branch, of its trunk; nil if it is detached. State.mu is
+// held.
 func (es *enis) holder(e *eni) *instance {
 	if e.association.ID != "" {
 		e = es.byID[e.association.TrunkID]
@@ -136,7 +136,7 @@ func (es *enis) holder(e *eni) *instance {
 	return es.instances[e.Attachment.InstanceID]
 }
 
-// Associations lists all associations, ordered by trunk and VLAN. It counts as no call.
+// Associations lists all associations, ordered by trunk and VLAN.
 func (st *State) Associations() (out []cloud.Association) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
