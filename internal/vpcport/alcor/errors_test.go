@@ -15,12 +15,12 @@ import (
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-// of is what the port manager says of another manager's refusal.
+// of is the port manager's message for the refusal of another manager.
 func of(status int, message, path string) string {
 	return fmt.Sprintf(`org.springframework.web.client.HttpClientErrorException$X: %d : [{"timestamp":"2026-11-23T08:00:00.000+0000","status":%d,"error":"X","message":%q,"path":%q}]`, status, status, message, path)
 }
 
-// Every answer that is no success has a class, whoever gives it.
+// Every unsuccessful reply has a class, whoever sends it.
 func TestClassesOfAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
@@ -77,8 +77,7 @@ func TestClassesOfAnswers(t *testing.T) {
 	}
 }
 
-// A proxy's word that something is not there is none of Alcor, so nothing is taken for
-// deleted by it.
+// A 404 of a proxy does not mean that Alcor has deleted a port.
 func TestDeleteBelievesAlcorOnly(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
@@ -95,7 +94,7 @@ func TestDeleteBelievesAlcorOnly(t *testing.T) {
 	}
 }
 
-// What a refusal is about is told where the request names only one.
+// An error has the name that caused it if the request has only one of its kind.
 func TestAbout(t *testing.T) {
 	taken := netip.MustParseAddr("192.168.0.7")
 	for _, tc := range []struct {
@@ -128,8 +127,8 @@ func TestAbout(t *testing.T) {
 	}
 }
 
-// Of an address that was not given and a subnet that is full Alcor may say the same. Which
-// of both it is shows by what was asked for.
+// Alcor may have one message for a taken address and for a full subnet. The request decides which it
+// is.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
 		b := newBed(t, alcorfake.Options{})
@@ -170,7 +169,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// Settings that cannot be are told by their field.
+// Errors name the invalid field of the settings.
 func TestSettings(t *testing.T) {
 	good := alcor.Settings{Endpoint: "http://alcor.example:9009/", Project: project}
 	if p, err := alcor.Open(good); err != nil || p.Endpoint() != good.Endpoint {

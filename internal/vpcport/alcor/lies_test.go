@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-// Nothing is believed that is not what was asked for: neither of a new port, ...
+// A new port that is not the requested one is refused.
 func TestCreateIsChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -34,7 +34,7 @@ func TestCreateIsChecked(t *testing.T) {
 	}
 }
 
-// ... nor of one port, ...
+// An impossible port is refused.
 func TestOnePortIsChecked(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
@@ -50,7 +50,7 @@ func TestOnePortIsChecked(t *testing.T) {
 	}
 }
 
-// ... nor of listings, ...
+// An impossible listing is refused.
 func TestListingsAreChecked(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
@@ -65,7 +65,7 @@ func TestListingsAreChecked(t *testing.T) {
 	}
 }
 
-// ... nor of VPCs and subnets.
+// Impossible VPCs and subnets are refused.
 func TestNetworksAreChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name, path string
@@ -91,7 +91,7 @@ func TestNetworksAreChecked(t *testing.T) {
 	}
 }
 
-// What is no one's to ask for is not asked for.
+// Invalid requests are not sent.
 func TestWhatIsNotAskedFor(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	ctx := t.Context()
@@ -150,7 +150,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// A port of somebody else that cannot be read is in nobody's way.
+// Invalid ports of other clients do not break listings.
 func TestStrangersPortThatCannotBe(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)

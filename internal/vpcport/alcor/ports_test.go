@@ -54,8 +54,8 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// A port is bound, let go, bound again and moved. Alcor tells the old host of one that is
-// bound to none, and so a tag tells of it. Tags of others stay.
+// A port is bound, unbound, bound again and moved. Alcor still shows the old host of an unbound port,
+// so a tag marks it. Other tags stay.
 func TestLifeOfAPort(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	b.cloud.AddHost("node-b", alcorfake.Host{})
@@ -92,7 +92,7 @@ func TestLifeOfAPort(t *testing.T) {
 	}
 }
 
-// A change leaves what it does not name: of port security Alcor itself does not.
+// A change keeps properties that it does not have. Alcor itself would turn port security on.
 func TestPortSecurityStaysOff(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	device := vpcport.Device("blue", "u-1")
@@ -106,7 +106,7 @@ func TestPortSecurityStaysOff(t *testing.T) {
 	}
 }
 
-// A host that Alcor does not have is no error: the port is made, or changed, without it.
+// A host that Alcor does not have is no error: the port is made or changed without it.
 func TestUnknownHosts(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-z" })
@@ -130,7 +130,7 @@ func TestUnknownHosts(t *testing.T) {
 	vpcporttest.WantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Somebody else's change in the same moment is seen, as the answer is not believed.
+// A concurrent change of another client is detected, because the port is read again.
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
@@ -143,7 +143,7 @@ func TestAnothersChange(t *testing.T) {
 	vpcporttest.WantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
 }
 
-// Ports of other projects are none of this, though Alcor shows them to everybody.
+// Ports of other projects are ignored, though Alcor lists them.
 func TestOtherProjects(t *testing.T) {
 	b := newBed(t, alcorfake.Options{Unfiltered: true})
 	p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Project: "another", Device: "d"})

@@ -59,7 +59,7 @@ func TestMove(t *testing.T) {
 	b.wantBound("as another process sees it", seen, to)
 }
 
-// What an instance cannot take is said, and is no error.
+// If an instance cannot take a branch, the binding has the reason, and there is no error.
 func TestHostsThatCannot(t *testing.T) {
 	b := newBed(t)
 	other := b.make(b.provider, newPort("u-1", "i-b"))
@@ -207,7 +207,7 @@ func TestWhichTrunk(t *testing.T) {
 	}
 }
 
-// What became of an association whose reply was lost is seen, and not asked for again.
+// The result of an association whose reply was lost is found, and it is not requested again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -271,7 +271,7 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
 }
 
-// A provider that nobody uses any more writes down at once what it could not write before.
+// A provider that is no longer used writes missing tags at once.
 func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
 	b, ended := newBed(t), make(chan struct{})
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
@@ -377,7 +377,7 @@ func TestGivenENIs(t *testing.T) {
 	}
 }
 
-// An ENI that somebody attached to an instance is no branch.
+// An ENI that is attached to an instance is no branch.
 func TestAttachedENI(t *testing.T) {
 	b := newBed(t)
 	id := b.cloud.State.AddENI("i-a", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: branch.Owner, eni.TagNIC: vpcport.Device(cluster, "u-1")})
@@ -419,7 +419,7 @@ func (s *slow) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error)
 	return s.Cloud.ENIs(ctx, f)
 }
 
-// Who waits for trunks that another one lists waits no longer than it wants to.
+// A call that waits for a listing of trunks by another one ends with its context.
 func TestWaitForAListing(t *testing.T) {
 	b := newBed(t)
 	s := &slow{b.cloud, make(chan struct{}), make(chan struct{})}

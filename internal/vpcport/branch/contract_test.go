@@ -21,7 +21,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t).contract() })
 }
 
-// The same where listings trail: what replies told counts.
+// The same with listings that lag: replies take precedence.
 func TestContractWithListingsThatTrail(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t)

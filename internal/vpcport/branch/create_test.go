@@ -42,7 +42,7 @@ func TestLostCreation(t *testing.T) {
 	}
 }
 
-// A port that somebody deleted is made again, although its request is the same.
+// A port that another client deleted is made again, although its request is the same.
 func TestPortThatSomebodyDeleted(t *testing.T) {
 	b := newBed(t)
 	for round := range 3 {
@@ -153,7 +153,7 @@ func TestAnswersThatCannotBeTrue(t *testing.T) {
 	}
 }
 
-// What a listing does not show yet is there, and what it shows still is gone.
+// Replies take precedence over listings that lag.
 func TestRepliesOutrankListings(t *testing.T) {
 	b := newBed(t)
 	b.cloud.State.SetLag(lag)

@@ -86,7 +86,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// What no port can have of its VPC's families is refused before anything is made.
+// Impossible combinations of addresses are refused before anything is made.
 func TestFamiliesThatCannotBe(t *testing.T) {
 	const six, four = "2001:db8:0:a::77", "10.0.0.77"
 	elsewhere := func(n *vpcport.NewPort) {
@@ -157,7 +157,7 @@ func TestSubnetsWithIPv6(t *testing.T) {
 	}
 }
 
-// A network has the blocks of the families of ports, by which their addresses are told.
+// A network has the blocks of the families of ports.
 func TestNetworkOfFamilies(t *testing.T) {
 	subnet := func(id, name, cidr, gateway string, six ...string) vpcport.Subnet {
 		s := vpcport.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr), Gateway: netip.MustParseAddr(gateway)}

@@ -93,8 +93,7 @@ func TestBound(t *testing.T) {
 	})
 }
 
-// What a crowd of refused calls does is halve the calls once; then one more is let through
-// after each round that went well.
+// A burst of throttled calls halves the limit once; then it grows by one after each successful round.
 func TestThrottled(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
@@ -234,7 +233,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// Each call is told to the observer, with how long it waited.
+// The observer sees each call with the time that it waited.
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}

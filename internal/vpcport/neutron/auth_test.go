@@ -69,8 +69,8 @@ func TestNewTokenRefused(t *testing.T) {
 	}
 }
 
-// Wrong credentials are told as such by Keystone's own words, and once they are right all
-// goes on.
+// The error for wrong credentials has Keystone's message, and calls succeed once the credentials are
+// right.
 func TestCredentialsRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	password := func(to string) { b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
@@ -96,7 +96,7 @@ func TestCredentialsRefused(t *testing.T) {
 	}
 }
 
-// What Keystone fails with is judged as what Neutron fails with.
+// Failures of Keystone have the same classes as those of Neutron.
 func TestKeystoneFails(t *testing.T) {
 	for _, tc := range []struct {
 		fault neutronfake.Fault
@@ -142,7 +142,7 @@ func TestApplicationCredential(t *testing.T) {
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
 }
 
-// Neutron's URL is that of the region; what would send the token astray is refused.
+// Neutron's URL is that of the region. URLs that would leak the token are refused.
 func TestCatalog(t *testing.T) {
 	for _, tc := range []struct {
 		name, region, url, want string
@@ -209,7 +209,7 @@ func bundle(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// An endpoint proves what it is, by the certificates and the name that are trusted.
+// An endpoint is verified by its certificate and name.
 func TestTLS(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
@@ -238,7 +238,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A redirect is told and not followed: the token would go along.
+// A redirect is an error and is not followed: it would leak the token.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var strangers atomic.Int32
 	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))

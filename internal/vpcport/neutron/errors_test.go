@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// Every answer that is no success has a class, whoever gives it.
+// Every unsuccessful reply has a class, whoever sends it.
 func TestClassesOfAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		status        int
@@ -64,8 +64,7 @@ func TestClassesOfAnswers(t *testing.T) {
 	}
 }
 
-// A proxy's word that something is not there is none of Neutron, so nothing is taken for
-// deleted by it.
+// A 404 of a proxy does not mean that Neutron has deleted a port.
 func TestDeleteBelievesNeutronOnly(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
@@ -78,7 +77,7 @@ func TestDeleteBelievesNeutronOnly(t *testing.T) {
 	}
 }
 
-// What a refusal is about is told, in a request for several ports too.
+// An error has the name that caused it, even in a request for several ports.
 func TestAbout(t *testing.T) {
 	taken := netip.MustParseAddr("192.168.0.7")
 	for _, tc := range []struct {
@@ -122,7 +121,7 @@ func (b *bed) fill() {
 	}
 }
 
-// A full subnet is named where Neutron names the network alone.
+// A full subnet is named although Neutron names only the network.
 func TestFullSubnetIsNamed(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	b.fill()
@@ -135,7 +134,7 @@ func TestFullSubnetIsNamed(t *testing.T) {
 	}
 }
 
-// A call ends with its context, also while it waits for a token that another asked for.
+// A call ends with its context, even while it waits for a token that another call requested.
 func TestContextEnds(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{Clock: start()}, neutronfake.User{})
 	b.cloud.HTTP.Inject(neutronfake.Fault{Path: tokens, Delay: time.Hour})
@@ -156,8 +155,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// A server that answers with what it was sent tells nobody the password, the secret or the
-// token.
+// Errors do not have the password, the secret or the token, even if a server echoes them.
 func TestSecretsAreConcealed(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Credential: "credential-1", Secret: "battery staple"})
 	application := b.open(t, func(s *neutron.Settings) {

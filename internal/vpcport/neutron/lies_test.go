@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// Nothing is believed that is not what was asked for: neither of new ports, ...
+// New ports that are not the requested ones are refused.
 func TestCreateIsChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -49,7 +49,7 @@ func ids(body []byte) (out [][]byte) {
 	return out
 }
 
-// Another order than that of the request is none of its business.
+// Replies in another order than the requests are accepted.
 func TestCreateIsSorted(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
@@ -68,7 +68,7 @@ func TestCreateIsSorted(t *testing.T) {
 	}
 }
 
-// ... nor of looks and changes, ...
+// Impossible replies to Get and Update are refused.
 func TestOnePortIsChecked(t *testing.T) {
 	host := "node-a"
 	for _, tc := range []struct {
@@ -100,7 +100,7 @@ func TestOnePortIsChecked(t *testing.T) {
 	}
 }
 
-// ... nor of listings, ...
+// Impossible listings are refused.
 func TestListingsAreChecked(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	mine := b.make(t)
@@ -135,7 +135,7 @@ func TestListingsAreChecked(t *testing.T) {
 	}
 }
 
-// ... nor of networks.
+// Impossible networks and subnets are refused.
 func TestNetworksAreChecked(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	for _, tc := range []struct {

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// How a port is plugged follows from what Neutron says of its binding.
+// The plug of a port follows from Neutron's binding.
 func TestBindings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -73,7 +73,7 @@ func TestLifeOfAPort(t *testing.T) {
 	}
 }
 
-// What another client changed is not overwritten, unless that is asked for.
+// A change does not overwrite the change of another client, unless it has revision 0.
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
@@ -153,7 +153,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
-// A network without subnets is told from none, which Neutron does not do for an
+// A network without subnets is distinguished from a missing one, which Neutron does not do for an
 // administrator.
 func TestNoNetworkOrNoSubnets(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
@@ -168,7 +168,7 @@ func TestNoNetworkOrNoSubnets(t *testing.T) {
 	vpcporttest.WantError(t, "another that is not there", err, vpcport.NetworkGone, vpcporttest.Absent)
 }
 
-// Two networks of one name are told from none.
+// Two networks with the same name are distinguished from none.
 func TestNetworkByName(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
@@ -286,8 +286,8 @@ func TestListingsMayBeOld(t *testing.T) {
 	}
 }
 
-// Neutron drops empty values, and so would list what others have; and IDs are parts of
-// URLs.
+// Filters with empty values and invalid IDs are not sent: Neutron ignores empty values, and IDs are
+// parts of URLs.
 func TestWhatIsNotAskedFor(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
@@ -318,7 +318,7 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 	}
 }
 
-// What policy forbids is told with the rule, and so is what it hides.
+// The error for a denied or hidden attribute has its policy rule.
 func TestPolicy(t *testing.T) {
 	for _, tc := range []struct{ rule, about, text string }{
 		{"create_port", "", "rule:create_port"},

@@ -96,7 +96,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Calls take their time, a few at once; who gives up leaves its place to others.
+// Calls take their time, a few at once; a cancelled call frees its place.
 func TestLatencyAndTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})

@@ -10,8 +10,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Many clients at once, with replies and requests getting lost: the books stay
-// sound, and every call is counted.
+// Many concurrent clients, with lost replies and requests, leave a consistent state.
 func TestCrowd(t *testing.T) {
 	const clients, rounds = 8, 15
 	s := instant()

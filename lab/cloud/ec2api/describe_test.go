@@ -166,7 +166,7 @@ func TestDescribeNetworks(t *testing.T) {
 	}
 }
 
-// The filters of what the nodes live in: each finds the one, and its opposite nothing.
+// Each filter on networks finds its resource, and no other.
 func TestFilterNetworks(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Tags = map[string]string{"team": "network"}

@@ -65,7 +65,7 @@ func (r rig) sign(ctx context.Context, req *http.Request, body string) {
 	}
 }
 
-// send returns what a request is answered with; Code is empty for success.
+// send returns the reply to a request; Code is empty for success.
 func (r rig) send(req *http.Request) refusal {
 	r.Helper()
 	resp, err := http.DefaultClient.Do(req)
@@ -113,7 +113,7 @@ func TestCountsOf32Bits(t *testing.T) {
 	}
 }
 
-// A call that nobody signed leaves its action in the log, and not what it sent.
+// An unsigned call is logged with its action, but without its parameters.
 func TestLogOfUnsignedCalls(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15&Filter.1.Name=" + strings.Repeat("a", 1000)

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// What a client must not get used to: each of these fails on EC2.
+// Each of these calls fails on EC2, so clients must not rely on them.
 func TestRefusedAsByEC2(t *testing.T) {
 	r := newRig(t, instant())
 	a := r.subnet("a")

@@ -70,7 +70,7 @@ func (c *client) do(method, path, body string, header ...string) (int, map[strin
 	return resp.StatusCode, out, resp.Header
 }
 
-// fill replaces what tables name: $NET, $SUB, $PROJECT, $PORT.
+// fill replaces the placeholders of tables: $NET, $SUB, $PROJECT, $PORT.
 func (c *client) fill(s, port string) string {
 	return strings.NewReplacer("$NET", c.net.ID, "$SUB", c.sub.ID, "$PROJECT", project, "$PORT", port, "$ABSENT", absent).Replace(s)
 }
@@ -138,7 +138,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What servers do not read is refused by them, not by Neutron.
+// Requests that are too large are refused by the server, not by Neutron.
 func TestTooLarge(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	if status, body, _ := c.do("POST", "/v2.0/ports", strings.Repeat(" ", 114689)); status != 413 || body["text"] != "Request is too large." {
@@ -281,7 +281,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// Keystone gives a token to who proves who it is, and Neutron takes it until it ends.
+// Keystone gives a token for valid credentials, and Neutron accepts it until it expires.
 func TestTokens(t *testing.T) {
 	now := clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC))
 	c := served(t, neutronfake.Options{Clock: now, TokenLife: time.Minute})

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// BenchmarkNodeOf2000 is what one node of a large cluster costs the lab: a new
-// ENI, its attachment, an assignment, and a description of the node.
+// BenchmarkNodeOf2000 measures the calls of one node in a large cluster: a new ENI, its attachment, an
+// assignment, and a description of the node.
 func BenchmarkNodeOf2000(b *testing.B) {
 	s := spec.Default()
 	s.Delays, s.Consistency, s.Quotas.NetworkInterfaces = spec.Delays{}, spec.Consistency{}, 1<<20

@@ -76,7 +76,7 @@ func follow(c *vpc.Cloud) *story {
 	return s
 }
 
-// since returns what was recorded since the last call.
+// since returns the events since the last call.
 func (s *story) since() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,7 @@ func TestDetachOvertakesLink(t *testing.T) {
 	})
 }
 
-// pass lets time pass in the bubble, and what falls due then be told.
+// pass advances the time of the bubble and delivers the events that are due.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's clock
 	synctest.Wait()
@@ -339,7 +339,7 @@ func TestSubscriberMayCallBack(t *testing.T) {
 	}
 }
 
-// Whatever is asked of the books, in any order and with any delays, they stay sound.
+// Random calls in any order and with any delays leave a consistent state.
 func TestBooksStaySound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		fake := clock.NewFake(time.Unix(1e9, 0))

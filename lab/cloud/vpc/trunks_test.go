@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// trunk attaches a trunk to an instance, and tells the attachment.
+// trunk attaches a trunk to an instance and returns the attachment.
 func trunk(t *testing.T, c *vpc.Cloud, instance string) (e vpc.ENI, attachmentID string) {
 	t.Helper()
 	e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Type: "trunk"})
@@ -76,7 +76,7 @@ func TestNoBranchOfATrunkThatLeaves(t *testing.T) {
 	})
 }
 
-// Associations are seen, and ended, as late as what they are of.
+// Associations are seen, and can be ended, as late as their ENIs.
 func TestAssociationsLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := delayed()

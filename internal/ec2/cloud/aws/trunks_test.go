@@ -222,7 +222,7 @@ func TestTrunkIsDetached(t *testing.T) {
 	})
 }
 
-// TestBranchesOfALostInstance: they are ENIs that nobody has.
+// TestBranchesOfALostInstance: the branches of a terminated instance become detached ENIs.
 func TestBranchesOfALostInstance(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		kept, _ := w.trunk(t, 1)
@@ -250,7 +250,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 	})
 }
 
-// TestTrunkRefusals meets what is refused of trunks, branches, groups and addresses of choice.
+// TestTrunkRefusals meets the errors for trunks, branches, groups and requested addresses.
 func TestTrunkRefusals(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -346,8 +346,8 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 	})
 }
 
-// TestAssociatedOnce: a client token gives one association, whoever asks again, and
-// replies that are lost change nothing of what there is.
+// TestAssociatedOnce: a client token gives one association, however often the request is repeated and
+// whatever replies are lost.
 func TestAssociatedOnce(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()

@@ -101,7 +101,7 @@ func TestLifeOfAnENI(t *testing.T) {
 	}
 }
 
-// TestTerminate: what has DeleteOnTermination goes, the rest is left detached.
+// TestTerminate: ENIs with DeleteOnTermination are deleted, others are detached.
 func TestTerminate(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	for i := range 2 {
@@ -279,7 +279,7 @@ func TestDelays(t *testing.T) {
 	})
 }
 
-// TestManyNodes: what a call costs does not grow with the nodes.
+// TestManyNodes: the cost of a call does not grow with the number of nodes.
 func TestManyNodes(t *testing.T) {
 	const nodes = 10_000
 	c, ctx := New(Options{}), t.Context()
@@ -375,9 +375,9 @@ func TestSubnet(t *testing.T) {
 	}
 }
 
-// TestAssociations: the books tell them by trunk and VLAN, and a listing that trails shows a
-// branch as the ENI that it was. What trunks and branches are otherwise, tests of package aws
-// hold against the lab.
+// TestAssociations: associations are listed by trunk and VLAN, and listings that lag show a branch as
+// the ENI that it was. Tests of package aws compare all other behaviour of trunks and branches with
+// the lab.
 func TestAssociations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{}), t.Context()
