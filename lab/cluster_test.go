@@ -49,21 +49,21 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	}
 
 	ok(t, l.Kube.KillAPIServer())
-	i, err := l.Cloud.RunInstance(spec.Instance{Name: "late", Type: "m5.large", Subnet: "a", Role: "node"})
+	i, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "a", Role: "node"})
 	ok(t, err)
 	l.CatchUp() // nobody waits for the API server
 	ok(t, l.Kube.StartAPIServer(ctx))
 	ready("late", corev1.ConditionTrue)
-	ok(t, l.Cloud.StopInstance(i.ID))
+	ok(t, l.Cloud.Instances.Stop(i.ID))
 	eventually(t, "it is off", func() bool { _, err := l.Node("late"); return err != nil })
 	ready("late", corev1.ConditionUnknown)
-	ok(t, l.Cloud.StartInstance(i.ID))
+	ok(t, l.Cloud.Instances.Start(i.ID))
 	eventually(t, "it is on", func() bool { _, err := l.Node("late"); return err == nil })
 	ready("late", corev1.ConditionTrue)
 	late, err := l.Node("late")
 	ok(t, err)
 	ok(t, l.BindPods(ctx, late, "a", "b"))
-	ok(t, l.Cloud.TerminateInstance(i.ID))
+	ok(t, l.Cloud.Instances.Terminate(i.ID))
 	eventually(t, "the Node goes", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
 	})
@@ -126,16 +126,16 @@ func podsAreObjects(t *testing.T, l *Lab) {
 // nodesMayNotCallEC2 looks at what the credentials permit that instances and
 // operators have.
 func nodesMayNotCallEC2(t *testing.T, l *Lab) {
-	_, role, found := l.Cloud.RoleCredentials(l.Nodes()[0].InstanceID)
-	key, keyFound := l.Cloud.Key(OperatorKey.ID)
+	_, role, found := l.Cloud.Keys.RoleCredentials(l.Nodes()[0].InstanceID)
+	key, keyFound := l.Cloud.Keys.Find(OperatorKey.ID)
 	if !found || !keyFound {
 		t.Fatal("no credentials")
 	}
 	for action, operatorMay := range map[string]bool{"DescribeNetworkInterfaces": true, "DescribeSecurityGroups": true, "TerminateInstances": false} {
-		if v := l.Cloud.Admit(vpc.Call{Action: action, Principal: role.Principal}); v.Err == nil {
+		if v := l.Cloud.API.Admit(vpc.Call{Action: action, Principal: role.Principal}); v.Err == nil {
 			t.Errorf("a node may call %s", action)
 		}
-		if v := l.Cloud.Admit(vpc.Call{Action: action, Principal: key.Principal}); (v.Err == nil) != operatorMay {
+		if v := l.Cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal}); (v.Err == nil) != operatorMay {
 			t.Errorf("an operator may call %s: %t, want %t", action, v.Err == nil, operatorMay)
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // one that is launched later too, and reaches the others, the internet and the metadata.
 func TestFrameWithIPv6(t *testing.T) {
 	l := start(t, Options{Nodes: 2, IPFamilies: ipfamily.Dual})
-	if _, err := l.Cloud.RunInstance(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"}); err != nil {
+	if _, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"}); err != nil {
 		t.Fatal(err)
 	}
 	l.CatchUp()

@@ -91,7 +91,7 @@ func TestTheCloudIsThereForEveryNode(t *testing.T) {
 
 func TestALostReplyClosesTheConnection(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	_, err := l.Nodes()[0].Get(t.Context(), EC2URL)
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("got %v, want the connection closed without an answer", err)
@@ -104,9 +104,9 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	n := l.Nodes()[0]
 	l.Cloud.SetDelays(spec.Delays{Link: spec.Duration(time.Minute)})
 	self, _ := l.Books().Instance(n.InstanceID)
-	e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: self.SubnetID, Addresses: vpc.AddressRequest{IPv4Count: 2}})
+	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: self.SubnetID, Addresses: vpc.AddressRequest{IPv4Count: 2}})
 	ok(t, err)
-	_, err = l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
+	_, err = l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
 	ok(t, err)
 	if links(t, n, "ens6") {
 		t.Error("the link was there at once, before the link delay")
@@ -114,22 +114,22 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	fake.Advance(time.Minute)
 	eventually(t, "ens6 appears", func() bool { return links(t, n, "ens6") })
 
-	machine, err := l.Cloud.RunInstance(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
+	machine, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
 	ok(t, err)
 	l.CatchUp()
 	_, err = l.Node("late")
 	ok(t, err)
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), time.Minute))
 
-	ok(t, l.Cloud.StopInstance("late"))
+	ok(t, l.Cloud.Instances.Stop("late"))
 	l.CatchUp()
 	if err := reach(t, n.Netns, primaryOf(l, machine.ID), 200*time.Millisecond); err == nil {
 		t.Error("a stopped instance answers")
 	}
-	ok(t, l.Cloud.StartInstance("late"))
+	ok(t, l.Cloud.Instances.Start("late"))
 	l.CatchUp()
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), time.Minute))
-	ok(t, l.Cloud.TerminateInstance("late"))
+	ok(t, l.Cloud.Instances.Terminate("late"))
 	l.CatchUp()
 	if _, err := l.Node("late"); err == nil {
 		t.Error("a terminated instance is still a node")
@@ -219,7 +219,7 @@ func TestSweepAfterSIGKILL(t *testing.T) {
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	n := l.Nodes()[0]
-	loose, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: l.Books().Subnets[0].ID})
+	loose, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: l.Books().Subnets[0].ID})
 	ok(t, err)
 	ok(t, os.WriteFile(n.StateDir()+"/attachment-x.json", []byte("{"), 0o600))
 	ok(t, ns.Do(n.Netns, litter))

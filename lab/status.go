@@ -165,7 +165,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		if v6 := books.VPCs[0].IPv6CIDRs; len(v6) > 0 {
 			s.VPCIPv6 = v6[0].String()
 		}
-		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.Calls())
+		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.API.Stats())
 	}
 	if err := l.Trouble(); err != nil {
 		s.Trouble = err.Error()

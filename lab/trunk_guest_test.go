@@ -23,13 +23,13 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	n, far := l.Nodes()[0], l.Nodes()[1].Netns
 	self, _ := l.Books().Instance(n.InstanceID)
 	subnet, _ := l.Books().Subnet(self.SubnetID)
-	trunk, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: self.SubnetID, Type: "trunk"})
+	trunk, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: self.SubnetID, Type: "trunk"})
 	ok(t, err)
-	_, err = l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: trunk.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
+	_, err = l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: trunk.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
 	ok(t, err)
-	branch, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: self.SubnetID})
+	branch, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: self.SubnetID})
 	ok(t, err)
-	a, err := l.Cloud.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
+	a, err := l.Cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
 	l.CatchUp()
 
@@ -80,15 +80,15 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 		t.Error(err)
 	}
 
-	ok(t, l.Cloud.StopInstance(n.Name))
-	ok(t, l.Cloud.StartInstance(n.Name))
+	ok(t, l.Cloud.Instances.Stop(n.Name))
+	ok(t, l.Cloud.Instances.Start(n.Name))
 	l.CatchUp()
 	n, err = l.Node(n.Name)
 	ok(t, err)
 	vlan()
 	ok(t, reach(t, far, branch.Primary, time.Minute))
 
-	ok(t, l.Cloud.DisassociateTrunkInterface(vpc.DisassociateRequest{AssociationID: a.ID}))
+	ok(t, l.Cloud.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: a.ID}))
 	l.CatchUp()
 	if err := reach(t, far, branch.Primary, time.Second); err == nil {
 		t.Error("what was a branch answers")
@@ -96,9 +96,9 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	if s, err = l.Status(t.Context()); err != nil || len(s.Loose) != 1 || s.Loose[0].ID != branch.ID {
 		t.Errorf("status shows as available %+v, %v", s.Loose, err)
 	}
-	_, err = l.Cloud.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
+	_, err = l.Cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
-	ok(t, l.Cloud.TerminateInstance(n.Name))
+	ok(t, l.Cloud.Instances.Terminate(n.Name))
 	l.CatchUp()
 	if e, there := l.Books().ENI(branch.ID); !there || e.Status() != "available" {
 		t.Errorf("the branch of a terminated instance is %+v", e)

@@ -89,10 +89,10 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	amazon := cloudfake.New(o.Limits.Options())
-	amazon.AddSubnet(subnet, zone, "10.0.0.0/16", nil)
-	amazon.AddSecurityGroup(group, nil)
-	amazon.AddInstance(instance, instanceType, subnet)
-	amazon.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
+	amazon.State.AddSubnet(subnet, zone, "10.0.0.0/16", nil)
+	amazon.State.AddSecurityGroup(group, nil)
+	amazon.State.AddInstance(instance, instanceType, subnet)
+	amazon.State.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
 	vpc, err := furnish(ctx, api)
 	if err != nil {
 		return out, err
@@ -112,7 +112,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	out.Bound, out.Median = bound[len(bound)-1], bound[(len(bound)-1)/2]
 	out.Forced = max(2*o.Limits.Delay, o.Limits.Forces(map[string]int{pace.CreateENI.Action: o.Pods, pace.AssociateBranch.Action: o.Pods}))
 	out.Calls = map[string]int{}
-	for action, s := range amazon.Stats() {
+	for action, s := range amazon.Front.Stats() {
 		out.Calls[action] = s.Calls - s.Refused - before[action]
 		out.Throttled += s.Refused
 	}
@@ -122,7 +122,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 // lets are the calls that EC2 let in, by action.
 func lets(amazon *cloudfake.Cloud) map[string]int {
 	out := map[string]int{}
-	for action, s := range amazon.Stats() {
+	for action, s := range amazon.Front.Stats() {
 		out[action] = s.Calls - s.Refused
 	}
 	return out

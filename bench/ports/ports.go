@@ -132,7 +132,7 @@ func provider(o Order) *portfake.Provider {
 
 func callsOf(p *portfake.Provider) map[string]int {
 	calls := map[string]int{}
-	for _, c := range p.Calls() {
+	for _, c := range p.Front.Calls() {
 		calls[c.Op]++
 	}
 	return calls

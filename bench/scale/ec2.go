@@ -30,16 +30,16 @@ const (
 func newEC2(o Order, free []int) *ec2 {
 	e := &ec2{Cloud: cloudfake.New(o.Limits.Options())}
 	e.paced = pace.Cloud(e, pace.Options{Observer: e})
-	e.AddSubnet(primaries, zone, "10.0.0.0/8", nil)
+	e.State.AddSubnet(primaries, zone, "10.0.0.0/8", nil)
 	for i, n := range free {
 		id := fmt.Sprintf("subnet-%d", i)
-		e.AddSubnet(id, zone, fmt.Sprintf("172.16.%d.0/20", 16*i), forPods)
-		e.SetFree(id, n)
+		e.State.AddSubnet(id, zone, fmt.Sprintf("172.16.%d.0/20", 16*i), forPods)
+		e.State.SetFree(id, n)
 	}
 	for i := range o.Nodes {
 		id := fmt.Sprintf("i-%017x", i)
 		e.instances = append(e.instances, id)
-		e.AddInstance(id, instanceType, primaries)
+		e.State.AddInstance(id, instanceType, primaries)
 	}
 	return e
 }
@@ -51,11 +51,11 @@ var forPods = map[string]string{"for": "pods"}
 // outcome is what EC2 saw so far.
 func (e *ec2) outcome() Outcome {
 	out := Outcome{Calls: map[string]int{}, Waited: time.Duration(e.waits.Load())}
-	for action, s := range e.Stats() {
+	for action, s := range e.Front.Stats() {
 		out.Calls[action] = s.Calls - s.Refused
 		out.Throttled += s.Refused
 	}
-	creates := e.Stats()[pace.CreateENI.Action]
+	creates := e.Front.Stats()[pace.CreateENI.Action]
 	out.FailedCreates = creates.Failed
 	out.ENIs = creates.Calls - creates.Refused - creates.Failed
 	return out
@@ -75,7 +75,7 @@ func (e *ec2) besides(ctx context.Context, l Limits) {
 			case <-ctx.Done():
 				return
 			case <-time.After(time.Duration(dice.ExpFloat64() / l.Foreign * float64(time.Second))):
-				e.Draw(foreignAction)
+				e.Front.Draw(foreignAction)
 			}
 		}
 	}()
@@ -92,7 +92,7 @@ func (e *ec2) Limited(_ string, d time.Duration) { e.waits.Add(int64(d)) }
 // instance, and how many would now.
 func (e *ec2) exposure() (longest time.Duration, now int) {
 	attached := map[string]time.Time{}
-	for _, call := range e.Calls() {
+	for _, call := range e.Front.Calls() {
 		switch since, ok := attached[call.ENI]; {
 		case call.Err != nil:
 		case call.Op == "AttachENI":

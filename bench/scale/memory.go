@@ -34,7 +34,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 		c.fleet.Kick(n.name)
 	}
 	c.idle(5 * time.Minute)
-	c.ec2.ResetCalls()
+	c.ec2.Front.ResetCalls()
 	all := bubble.LiveHeap()
 	books, err := booksAlone(ctx, o)
 	if err != nil {
@@ -60,7 +60,7 @@ func booksAlone(ctx context.Context, o Order) (uint64, error) {
 			return 0, fmt.Errorf("make the books of EC2: %w", err)
 		}
 	}
-	e.ResetCalls()
+	e.Front.ResetCalls()
 	size := bubble.LiveHeap() - before
 	runtime.KeepAlive(e)
 	return size, nil

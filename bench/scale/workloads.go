@@ -36,7 +36,7 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	m := meter{own: c.ec2.CPU}
+	m := meter{own: c.ec2.Front.CPU}
 	m.start()
 	c.start(ctx)
 	err = c.join(ctx, 0)
@@ -70,7 +70,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 		return Outcome{}, err
 	}
 	c.idle(5 * time.Minute) // what joining left behind is forgotten by then
-	m := meter{own: c.ec2.CPU}
+	m := meter{own: c.ec2.Front.CPU}
 	m.start()
 	const quiet = 10 * time.Minute
 	c.idle(quiet)
@@ -157,7 +157,7 @@ func runThrottled(ctx context.Context, o Order, p ipam.Policy, method string) (O
 		return Outcome{}, err
 	}
 	if !o.Calm {
-		c.ec2.Inject(cloudfake.Fault{Op: method, Times: 1, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+		c.ec2.Front.Inject(cloudfake.Fault{Op: method, Times: 1, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
 	}
 	return c.fill(ctx, o)
 }

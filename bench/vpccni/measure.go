@@ -186,7 +186,7 @@ func coldStart(ctx context.Context, b *bed) ([]float64, error) {
 		return nil, err
 	}
 	const assigns = "AssignPrivateIpAddresses"
-	calls := 1 + slices.IndexFunc(b.Cloud.CallLog(), func(c vpc.CallRecord) bool { return c.Action == assigns })
+	calls := 1 + slices.IndexFunc(b.Cloud.API.CallLog(), func(c vpc.CallRecord) bool { return c.Action == assigns })
 	_, err := m.pods.serve(ctx)
 	return []float64{float64(calls), time.Since(began).Seconds()}, err
 }
@@ -224,14 +224,14 @@ func outage(ctx context.Context, b *bed) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.Cloud.Outage(true)
+	b.Cloud.API.Outage(true)
 	served := make(chan error, 1)
 	go func() {
 		_, err := m.pods.serveAll(ctx, more)
 		served <- err
 	}()
 	pause(ctx, away)
-	b.Cloud.Outage(false)
+	b.Cloud.API.Outage(false)
 	began := time.Now()
 	err = <-served
 	return []float64{time.Since(began).Seconds()}, err
@@ -274,7 +274,7 @@ func lostAttach(ctx context.Context, b *bed) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := b.Cloud.Inject(spec.Fault{Action: "AttachNetworkInterface", Kind: "lostReply", Count: 1}); err != nil {
+	if _, err := b.Cloud.API.Inject(spec.Fault{Action: "AttachNetworkInterface", Kind: "lostReply", Count: 1}); err != nil {
 		return nil, err
 	}
 	began := time.Now()

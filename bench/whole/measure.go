@@ -80,7 +80,7 @@ func (r *run) nodeNetwork(i int) *v1alpha1.NodeNetwork {
 	return &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)},
 		Spec: v1alpha1.NodeNetworkSpec{
-			InstanceID: r.lab.Cloud.InstanceID(nodeName(i)), InstanceType: instanceType,
+			InstanceID: r.lab.Cloud.Instances.ID(nodeName(i)), InstanceType: instanceType,
 			ENI: v1alpha1.ENISpec{MinAllocate: &least, PreAllocate: &free},
 		},
 	}
@@ -138,7 +138,7 @@ func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 // countCalls takes EC2's counts, and what the limits force for them.
 func (r *run) countCalls(out *Outcome) {
 	out.Calls = map[string]int{}
-	for action, s := range r.lab.Cloud.Calls() {
+	for action, s := range r.lab.Cloud.API.Stats() {
 		granted := s.Count
 		for code, n := range s.Errors {
 			if code == "RequestLimitExceeded" {

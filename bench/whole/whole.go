@@ -142,7 +142,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 func (r *run) makeNodes(ctx context.Context) error {
 	return r.each(ctx, func(ctx context.Context, i int) error {
 		n := &corev1.Node{}
-		n.Name, n.Spec.ProviderID = nodeName(i), "aws:///lab/"+r.lab.Cloud.InstanceID(nodeName(i))
+		n.Name, n.Spec.ProviderID = nodeName(i), "aws:///lab/"+r.lab.Cloud.Instances.ID(nodeName(i))
 		return r.client.Create(ctx, n)
 	})
 }

@@ -56,7 +56,7 @@ SIGINT or SIGTERM.`,
 				return err
 			}
 			ask := func(_ context.Context, after uint64) ([]vpc.CallRecord, error) {
-				return cloud.CallsAfter(after), nil
+				return cloud.API.CallsAfter(after), nil
 			}
 			return showCalls(cmd.Context(), ask, show, true)
 		},

@@ -73,9 +73,9 @@ func (c *cluster) use(cfg *rest.Config) {
 func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.t.Helper()
 	n := &corev1.Node{}
-	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.InstanceID(instance)
+	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.Instances.ID(instance)
 	harness.OK(c.t, c.client.Create(c.t.Context(), n))
-	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.InstanceID(instance), eni)))
+	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.Instances.ID(instance), eni)))
 }
 
 // objectOf is a node's object as its daemon makes it.

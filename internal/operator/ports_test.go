@@ -28,7 +28,7 @@ func TestPodGetsPort(t *testing.T) {
 	c := newCluster(t)
 	c.usePortMode()
 	cloud := neutronfake.New(neutronfake.Options{})
-	cloud.AddUser(neutronfake.User{Name: "berth", Password: "correct horse"})
+	cloud.Keystone.AddUser(neutronfake.User{Name: "berth", Password: "correct horse"})
 	blue := cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
 	cloud.AddHost("node-a", neutronfake.Host{})

@@ -32,9 +32,9 @@ var Kinds = []Kind{
 	{"lost-request", "ACTION", "close the connection of calls of ACTION before anything happens", "lost-request 'Describe*' --count 2", true, false, "lostRequest", nil},
 	{"deny", "ACTION", "take the permission for ACTION away from everybody", "deny CreateNetworkInterface", true, false, "", deny},
 	{"latency", "ACTION DURATION", "delay calls of ACTION", "latency '*' 500ms", true, true, "", latency},
-	{"outage", "", "make the EC2 endpoint unreachable", "outage", false, false, "", toggle((*vpc.Cloud).Outage)},
-	{"imds-outage", "", "make the metadata service unreachable", "imds-outage", false, false, "", toggle((*vpc.Cloud).IMDSOutage)},
-	{"imds-delay", "DURATION", "make the metadata service lag behind EC2", "imds-delay 30s", false, true, "", delay((*vpc.Cloud).SetIMDSDelay, func(s spec.Spec) spec.Duration { return s.IMDS.Delay })},
+	{"outage", "", "make the EC2 endpoint unreachable", "outage", false, false, "", toggle(func(c *vpc.Cloud, on bool) { c.API.Outage(on) })},
+	{"imds-outage", "", "make the metadata service unreachable", "imds-outage", false, false, "", toggle(func(c *vpc.Cloud, on bool) { c.IMDS.Outage(on) })},
+	{"imds-delay", "DURATION", "make the metadata service lag behind EC2", "imds-delay 30s", false, true, "", delay(func(c *vpc.Cloud, d time.Duration) { c.IMDS.SetDelay(d) }, func(s spec.Spec) spec.Duration { return s.IMDS.Delay })},
 	{"describe-delay", "DURATION", "make describe calls see the world of DURATION ago", "describe-delay 5s", false, true, "", delay((*vpc.Cloud).SetConsistencyDelay, func(s spec.Spec) spec.Duration { return s.Consistency.Describe })},
 }
 
@@ -89,13 +89,13 @@ func throttle(c *vpc.Cloud, r FaultRequest) (func(), error) {
 	if err != nil || rate <= 0 {
 		return nil, fmt.Errorf("throttle %s: rate %q: want calls a second, above 0", r.Action, r.Value)
 	}
-	c.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1, Refill: rate})
-	return func() { c.ClearRateLimit(r.Action) }, nil
+	c.API.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1, Refill: rate})
+	return func() { c.API.ClearRateLimit(r.Action) }, nil
 }
 
 func deny(c *vpc.Cloud, r FaultRequest) (func(), error) {
-	c.Deny(r.Action)
-	return func() { c.Allow(r.Action) }, nil
+	c.API.Deny(r.Action)
+	return func() { c.API.Allow(r.Action) }, nil
 }
 
 func latency(c *vpc.Cloud, r FaultRequest) (func(), error) {
@@ -103,8 +103,8 @@ func latency(c *vpc.Cloud, r FaultRequest) (func(), error) {
 	if err != nil {
 		return nil, err
 	}
-	c.SetLatency(r.Action, d)
-	return func() { c.SetLatency(r.Action, c.Spec().Latencies[r.Action].D()) }, nil
+	c.API.SetLatency(r.Action, d)
+	return func() { c.API.SetLatency(r.Action, c.Spec().Latencies[r.Action].D()) }, nil
 }
 
 func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), error) {
@@ -162,7 +162,7 @@ func (f *faults) add(r FaultRequest) error {
 	apply := k.apply
 	if k.inject != "" {
 		apply = func(c *vpc.Cloud, r FaultRequest) (func(), error) {
-			return c.Inject(spec.Fault{Action: r.Action, Kind: k.inject, Code: r.Value, Count: r.Count})
+			return c.API.Inject(spec.Fault{Action: r.Action, Kind: k.inject, Code: r.Value, Count: r.Count})
 		}
 	}
 	undo, err := apply(f.cloud, r)
@@ -195,7 +195,7 @@ func (f *faults) clear(match func(FaultRequest) bool) int {
 // left is how many calls a counted fault still meets.
 func (f *faults) left(r FaultRequest) int {
 	k, _ := KindNamed(r.Kind)
-	for _, in := range f.cloud.Faults() {
+	for _, in := range f.cloud.API.Faults() {
 		if in.Kind == k.inject && in.Action == r.Action {
 			return in.Count
 		}

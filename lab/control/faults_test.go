@@ -36,7 +36,7 @@ func slowed(t *testing.T) *vpc.Cloud {
 
 // ask makes a describe call and says what became of it.
 func ask(c *vpc.Cloud) vpc.Verdict {
-	return c.Admit(vpc.Call{Action: "DescribeSubnets", Principal: vpc.Principal{Policy: iam.Allow("*")}})
+	return c.API.Admit(vpc.Call{Action: "DescribeSubnets", Principal: vpc.Principal{Policy: iam.Allow("*")}})
 }
 
 func request(t *testing.T, count int, words ...string) FaultRequest {
@@ -61,8 +61,8 @@ func TestFaultsComeAndGo(t *testing.T) {
 		{[]string{"lost-request", "ec2:describe*"}, func(c *vpc.Cloud) bool { return ask(c).LoseRequest }},
 		{[]string{"deny", "*Subnets"}, func(c *vpc.Cloud) bool { v := ask(c); return v.Err != nil && v.Err.Code == "UnauthorizedOperation" }},
 		{[]string{"latency", "Describe*", "5s"}, func(c *vpc.Cloud) bool { return ask(c).Latency == 5*time.Second }},
-		{[]string{"outage"}, (*vpc.Cloud).Down},
-		{[]string{"imds-outage"}, (*vpc.Cloud).IMDSDown},
+		{[]string{"outage"}, func(c *vpc.Cloud) bool { return c.API.Down() }},
+		{[]string{"imds-outage"}, func(c *vpc.Cloud) bool { return c.IMDS.Down() }},
 		{[]string{"imds-delay", "9s"}, func(c *vpc.Cloud) bool { return lag(t, c, (*vpc.Cloud).Metadata) == 9 }},
 		{[]string{"describe-delay", "8s"}, func(c *vpc.Cloud) bool { return lag(t, c, (*vpc.Cloud).Described) == 8 }},
 	} {
@@ -91,8 +91,8 @@ func TestFaultsComeAndGo(t *testing.T) {
 					t.Errorf("afterwards %+v", v)
 				}
 			}
-			if !slices.Equal(got, []bool{true, true, false}) || c.Down() || c.IMDSDown() {
-				t.Errorf("afterwards calls end as %v, down %v, metadata down %v", got, c.Down(), c.IMDSDown())
+			if !slices.Equal(got, []bool{true, true, false}) || c.API.Down() || c.IMDS.Down() {
+				t.Errorf("afterwards calls end as %v, down %v, metadata down %v", got, c.API.Down(), c.IMDS.Down())
 			}
 			if d, m := lag(t, c, (*vpc.Cloud).Described), lag(t, c, (*vpc.Cloud).Metadata); d != 2 || m != 3 {
 				t.Errorf("afterwards describe calls lag %d s and metadata %d s, want 2 and 3", d, m)
@@ -108,7 +108,7 @@ func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 	if !isFake {
 		t.Fatal("not a fake clock")
 	}
-	e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: c.Snapshot().Subnets[0].ID})
+	e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: c.Snapshot().Subnets[0].ID})
 	ok(t, err)
 	for s := range 60 {
 		if view(c).ENI(e.ID) != nil {

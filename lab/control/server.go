@@ -304,7 +304,7 @@ func (s *server) calls(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("after: %w", err)
 	}
-	return s.lab.Cloud.CallsAfter(after), nil
+	return s.lab.Cloud.API.CallsAfter(after), nil
 }
 
 func (s *server) listFaults(*http.Request) (any, error) { return s.faults.strings(), nil }

@@ -166,8 +166,8 @@ func branchWarm(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.lab.Cloud.Outage(true)
-	defer s.lab.Cloud.Outage(false)
+	s.lab.Cloud.API.Outage(true)
+	defer s.lab.Cloud.API.Outage(false)
 	began := time.Now()
 	next, err := s.nodes[0].AddPod(ctx, nextVault, node.PodOptions{Annotations: map[string]string{
 		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", e.Groups[0]),
@@ -179,7 +179,7 @@ func branchWarm(ctx context.Context, s *stage) (string, error) {
 	if next.Addr() == first.Addr() {
 		return "", fmt.Errorf("%s and %s have %s", vault, nextVault, next.Addr())
 	}
-	s.lab.Cloud.Outage(false)
+	s.lab.Cloud.API.Outage(false)
 	return fmt.Sprintf("%s, after %.1f s", next.Addr(), took.Seconds()), s.nodes[0].DelPod(ctx, nextVault)
 }
 

@@ -107,9 +107,9 @@ func (s *stage) cool(ctx context.Context, try int) (string, error) {
 func throttled(ctx context.Context, s *stage) (string, error) {
 	cloud := s.lab.Cloud
 	const rate = 2.0 // calls a second of each action
-	cloud.SetRateLimit("*", spec.RateLimit{Bucket: 1, Refill: rate})
-	defer cloud.ClearRateLimit("*")
-	cloud.ResetCalls()
+	cloud.API.SetRateLimit("*", spec.RateLimit{Bucket: 1, Refill: rate})
+	defer cloud.API.ClearRateLimit("*")
+	cloud.API.ResetCalls()
 	began := time.Now()
 	n, err := s.launch(ctx, s.next())
 	if err != nil {
@@ -121,11 +121,11 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 	}
 	took := time.Since(began)
 	calls, refused := 0, 0
-	for _, c := range cloud.Calls() {
+	for _, c := range cloud.API.Stats() {
 		calls += c.Count
 		refused += c.Errors["RequestLimitExceeded"]
 	}
-	created := cloud.Calls()["CreateNetworkInterface"]
+	created := cloud.API.Stats()["CreateNetworkInterface"]
 	if made, need := created.Count-created.Errors["RequestLimitExceeded"], len(s.lab.Books().InstanceENIs(n.InstanceID))-1; made != need || need != maxENIs-1 {
 		return "", fmt.Errorf("%d ENIs were created for %d pods, which need %d", made, pods, maxENIs-1)
 	}
@@ -144,7 +144,7 @@ func (s *stage) next() spec.Instance {
 
 // launch adds a node and returns once it is ready.
 func (s *stage) launch(ctx context.Context, i spec.Instance) (*node.Node, error) {
-	if _, err := s.lab.Cloud.RunInstance(i); err != nil {
+	if _, err := s.lab.Cloud.Instances.Launch(i); err != nil {
 		return nil, err
 	}
 	s.lab.CatchUp()

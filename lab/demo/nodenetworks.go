@@ -91,13 +91,13 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	if s.lead() == ipfamily.IPv6 { // no end of its addresses, but each ENI takes one of IPv4
 		pods, room, filled = 7, 6, 8
 	}
-	filler, err := cloud.CreateNetworkInterface(vpc.CreateRequest{
+	filler, err := cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
 	})
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, cloud.DeleteNetworkInterface(filler.ID)) }()
+	defer func() { err = errors.Join(err, cloud.ENIs.Delete(filler.ID)) }()
 	i := s.next()
 	i.ID, i.Subnet = "i-0123456789abcdef0", smallSubnet
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
@@ -177,7 +177,7 @@ func scrapped(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[len(s.nodes)-1]
 	enis := len(s.lab.Books().InstanceENIs(n.InstanceID))
 	began := time.Now()
-	if err := s.lab.Cloud.TerminateInstance(n.InstanceID); err != nil {
+	if err := s.lab.Cloud.Instances.Terminate(n.InstanceID); err != nil {
 		return "", err
 	}
 	s.nodes = s.nodes[:len(s.nodes)-1]

@@ -65,24 +65,24 @@ func join(ctx context.Context, s *stage) (string, error) {
 		}
 	}
 	cloud := s.lab.Cloud
-	calls := cloud.CallLog()
+	calls := cloud.API.CallLog()
 	for _, c := range calls {
 		if c.Principal != calls[0].Principal {
 			return "", fmt.Errorf("EC2 was called by %s and %s", calls[0].Principal, c.Principal)
 		}
 	}
-	_, key, ok := cloud.RoleCredentials(s.nodes[0].InstanceID)
+	_, key, ok := cloud.Keys.RoleCredentials(s.nodes[0].InstanceID)
 	if !ok {
 		return "", fmt.Errorf("%s has no role", s.nodes[0].Name)
 	}
-	for action := range cloud.Calls() {
-		v := cloud.Admit(vpc.Call{Action: action, Principal: key.Principal})
+	for action := range cloud.API.Stats() {
+		v := cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal})
 		if v.Err == nil || v.Err.Code != "UnauthorizedOperation" {
 			return "", fmt.Errorf("EC2 lets %s of %s call %s", key.Principal.ARN, s.nodes[0].Name, action)
 		}
 	}
 	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 refuses the nodes' role each of %d actions",
-		len(s.nodes), len(calls), len(cloud.Calls())), nil
+		len(s.nodes), len(calls), len(cloud.API.Stats())), nil
 }
 
 // burst binds pods to every node, and waits for their addresses before it lets

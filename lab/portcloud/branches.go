@@ -131,7 +131,7 @@ func (b *Branches) AddPort(_ context.Context, p Port) (Port, error) {
 		return Port{}, fmt.Errorf("a port with %d addresses: want one, of a subnet", len(p.Addresses))
 	}
 	r.SubnetID, r.Primary = p.Addresses[0].Subnet, p.Addresses[0].IP
-	e, err := b.ec2.CreateNetworkInterface(r)
+	e, err := b.ec2.ENIs.Create(r)
 	if err != nil {
 		return Port{}, err
 	}
@@ -143,7 +143,7 @@ func (b *Branches) RemovePort(_ context.Context, id string) error {
 	if _, there := b.ec2.Snapshot().ENI(id); !there {
 		return nil
 	}
-	return b.ec2.DeleteNetworkInterface(id)
+	return b.ec2.ENIs.Delete(id)
 }
 
 // Ports implements Cloud.

@@ -50,7 +50,7 @@ type Model struct {
 // NewModel starts one without networks.
 func NewModel(ctx context.Context, o Options) (Cloud, error) {
 	m := &Model{Neutron: neutronfake.New(neutronfake.Options{}), options: o, cancel: func() {}, uplinks: map[string]int{}}
-	m.Neutron.AddUser(neutronfake.User{Name: user, Password: password, Project: project})
+	m.Neutron.Keystone.AddUser(neutronfake.User{Name: user, Password: password, Project: project})
 	if err := m.raise(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}

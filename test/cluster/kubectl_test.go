@@ -175,7 +175,7 @@ func (w *world) withoutAddress(t *testing.T) {
 
 	// No subnet has an address left, and more pods come than the node has addresses for.
 	for _, action := range []string{"CreateNetworkInterface", "AssignPrivateIpAddresses"} {
-		remove, err := w.Cloud.Inject(spec.Fault{Action: action, Kind: "error", Status: 400, Code: "InsufficientFreeAddressesInSubnet", Message: "there are too few free addresses"})
+		remove, err := w.Cloud.API.Inject(spec.Fault{Action: action, Kind: "error", Status: 400, Code: "InsufficientFreeAddressesInSubnet", Message: "there are too few free addresses"})
 		harness.OK(t, err)
 		defer remove()
 	}
@@ -210,7 +210,7 @@ func (w *world) withoutAddress(t *testing.T) {
 		return fmt.Errorf("it is not: %s", out)
 	})
 	w.shows(t, []string{"WaitingForAddress", waits}, "berth", "events")
-	w.Cloud.ClearFaults()
+	w.Cloud.API.ClearFaults()
 	w.podReady(t, names...)
 	w.finds(t, waits, diagnose.Works, "")
 	w.removePods(t, names...)

@@ -438,7 +438,7 @@ func (b *branches) deleted(n *node.Node, p *node.Pod, link string, eni vpc.ENI) 
 	})
 	var after time.Duration
 	harness.Eventually(b.T, harness.Patience, "branch "+eni.ID+" is deleted", func() error {
-		for _, c := range b.Cloud.CallLog() {
+		for _, c := range b.Cloud.API.CallLog() {
 			if c.Action == "DeleteNetworkInterface" && c.Code == "" && slices.Contains(c.Params["NetworkInterfaceId"], eni.ID) {
 				after = c.Time.Sub(began)
 				return nil
@@ -583,7 +583,7 @@ func (b *branches) full() {
 
 // permissions finds none that the operator lacks.
 func (b *branches) permissions() {
-	for _, c := range b.Cloud.CallLog() {
+	for _, c := range b.Cloud.API.CallLog() {
 		if c.Code == "UnauthorizedOperation" {
 			b.Errorf("%s with %v was refused", c.Action, c.Params)
 		}

@@ -41,7 +41,7 @@ func TestInstallation(t *testing.T) {
 	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
 	n := l.Nodes()[0]
 	plugin := filepath.Join(n.CNIBinDir(), "berth")
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	harness.OK(t, n.Start())
 	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
 	harness.HasError(t, n)
@@ -54,7 +54,7 @@ func TestInstallation(t *testing.T) {
 	if _, err := os.Stat(plugin); err == nil {
 		t.Error("the plugin is there before the first address")
 	}
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 	harness.Ready(t, n)
 	list := installed(t, n)
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" {

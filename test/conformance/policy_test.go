@@ -39,7 +39,7 @@ func TestPolicySuffices(t *testing.T) {
 		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(few.PerENI+1)) // more than an ENI has room for
 	})
 	harness.Eventually(t, patience, "the operator looks for groups", func() error {
-		if l.Cloud.Calls()["DescribeSecurityGroups"].Count == 0 {
+		if l.Cloud.API.Stats()["DescribeSecurityGroups"].Count == 0 {
 			return errors.New("it did not")
 		}
 		return nil
@@ -66,9 +66,9 @@ func TestPolicySuffices(t *testing.T) {
 	})
 	harness.Settle(t, l)
 
-	harness.OK(t, l.Cloud.StopInstance(prefixes.InstanceID))
+	harness.OK(t, l.Cloud.Instances.Stop(prefixes.InstanceID))
 	harness.Eventually(t, patience, "the operator has called what it may, and asked what became of an instance", func() error {
-		calls := l.Cloud.Calls()
+		calls := l.Cloud.API.Stats()
 		var errs []error
 		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
 			// Tags are given at creation, for which EC2 wants this permission too;
@@ -85,7 +85,7 @@ func TestPolicySuffices(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	})
-	for action, c := range l.Cloud.Calls() {
+	for action, c := range l.Cloud.API.Stats() {
 		if c.Errors["UnauthorizedOperation"] > 0 {
 			t.Errorf("%s was refused", action)
 		}

@@ -142,7 +142,7 @@ func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
 		index++
 	}
-	_, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index})
+	_, err := l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index})
 	harness.OK(t, err)
 	harness.OK(t, l.Cloud.CreateTags([]string{id}, vpc.Tags{eni.TagInstanceID: vanished}))
 }
@@ -156,7 +156,7 @@ func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	if !ok {
 		t.Fatalf("the books have no instance %s", n.InstanceID)
 	}
-	e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{
+	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: instance.SubnetID, Description: eni.Description(owner),
 		Tags: vpc.Tags{
 			eni.TagCluster: n.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: owner,

@@ -135,7 +135,7 @@ func (r *round) play() {
 	}
 	defer r.finish(l)
 	for _, f := range r.mode.faults {
-		_, err := l.Cloud.Inject(f)
+		_, err := l.Cloud.API.Inject(f)
 		r.ok("inject", err)
 	}
 	nics, err := newNICPool(ctx, l)
@@ -149,11 +149,11 @@ func (r *round) play() {
 	book := newLedger(r.mode, r.violate)
 	r.operate(ctx, l, book, nics, users)
 	if l.Cloud != nil {
-		r.tally.met(l.Cloud.FaultsMet())
-		l.Cloud.ClearFaults()
+		r.tally.met(l.Cloud.API.FaultsMet())
+		l.Cloud.API.ClearFaults()
 	}
 	if model, ok := l.Ports.(*portcloud.Model); ok {
-		model.Neutron.ClearFaults()
+		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
 		r.rest(ctx, l, book, users)

@@ -119,22 +119,22 @@ var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
 	}
 	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
-	m.model().Neutron.Inject(f)
+	m.model().Neutron.HTTP.Inject(f)
 	m.tally.count(providerFault, 1)
 }}
 
 // neutronAway has Neutron refuse every call for a while.
 var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
-	m.model().Neutron.Inject(neutronfake.Fault{Status: 503, Message: "away"})
+	m.model().Neutron.HTTP.Inject(neutronfake.Fault{Status: 503, Message: "away"})
 	m.pause(ctx, 2*time.Second)
-	m.model().Neutron.ClearFaults()
+	m.model().Neutron.HTTP.ClearFaults()
 }}
 
 // tokensRevoked has Keystone take back all tokens.
 var tokensRevoked = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
-	m.model().Neutron.RevokeTokens()
+	m.model().Neutron.Keystone.RevokeTokens()
 }}
 
 // overQuota has the project have as many ports as it may for a while.
@@ -231,9 +231,9 @@ var killAPIServer = trouble{kills: apiServerKill, make: func(ctx context.Context
 
 var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ec2Outage, 1)
-	m.lab.Cloud.Outage(true)
+	m.lab.Cloud.API.Outage(true)
 	m.pause(ctx, 2*time.Second)
-	m.lab.Cloud.Outage(false)
+	m.lab.Cloud.API.Outage(false)
 }}
 
 // makeHasty begins the trouble: operators that stay leaders for long are good for

@@ -95,12 +95,12 @@ func TestNetworkReady(t *testing.T) {
 	}
 	notReady("without a daemon", 0)
 
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	c.startDaemon(t)
 	harness.HasError(t, c.node)
 	notReady("before the first address", 1)
 
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 	c.callsNetworkReady(t)
 	if doc := harness.Document(t, c.node); doc.Totals.Available == 0 {
 		t.Errorf("containerd calls the network ready while no address is: %+v", doc.Totals)

@@ -68,14 +68,14 @@ func TestBurst(t *testing.T) {
 	n := l.Nodes()[0]
 	for try := 1; ; try++ {
 		harness.Settle(t, l)
-		l.Cloud.ResetCalls()
+		l.Cloud.API.ResetCalls()
 		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs, or of IPv6 alone 10 + 10 on two
 		harness.Settle(t, l)
 		if got := len(harness.ENIs(l, n)); got != few.ENIs {
 			t.Errorf("%d ENIs, want %d", got, few.ENIs)
 		}
-		err := thrifty(l.Cloud.Calls(), few.ENIs-few.Resting())
-		t.Logf("calls: %v", callCounts(l.Cloud.Calls()))
+		err := thrifty(l.Cloud.API.Stats(), few.ENIs-few.Resting())
+		t.Logf("calls: %v", callCounts(l.Cloud.API.Stats()))
 		harness.Eventually(t, patience, "ENIs are deleted with the instance", func() (err error) { // set when pods run already
 			for _, e := range harness.ENIs(l, n) {
 				if !e.Attachment.DeleteOnTermination {
@@ -158,7 +158,7 @@ func TestAddressesRunOut(t *testing.T) {
 		if harness.Families() == ipfamily.OnlyIPv6 { // which only a further ENI takes one of
 			leave, room = 0, few.PerENI
 		}
-		other, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
+		other, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
 		harness.OK(t, err)
 		for i := range room - 1 {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
@@ -170,7 +170,7 @@ func TestAddressesRunOut(t *testing.T) {
 		harness.Add(t, n, "last")
 		full(t, n, "further", "subnet", "free")
 		takesPods(t, n)
-		harness.OK(t, l.Cloud.DeleteNetworkInterface(other.ID))
+		harness.OK(t, l.Cloud.ENIs.Delete(other.ID))
 		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "further", node.PodOptions{}) // its count is asked for once a minute
 		harness.OK(t, err)
 	})

@@ -219,9 +219,9 @@ func TestNodeReboots(t *testing.T) {
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	harness.Remove(t, n, fmt.Sprintf("p%d", room-2))
-	harness.OK(t, l.Cloud.StopInstance(n.Name))
+	harness.OK(t, l.Cloud.Instances.Stop(n.Name))
 	harness.Eventually(t, patience, "the node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
-	harness.OK(t, l.Cloud.StartInstance(n.Name))
+	harness.OK(t, l.Cloud.Instances.Start(n.Name))
 	harness.Eventually(t, patience, "the node is on", func() error { return harness.Equal("nodes", len(l.Nodes()), 1) })
 	n = l.Nodes()[0]
 	harness.Ready(t, n)

@@ -25,7 +25,7 @@ const linksPresent = "ENILinksPresent"
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
 	before := e.Attachment.ID
-	harness.OK(t, l.Cloud.DetachNetworkInterface(before, true))
+	harness.OK(t, l.Cloud.ENIs.Detach(before, true))
 	harness.Eventually(t, patience, e.ID+" is attached again", func() error {
 		now, ok := l.Books().ENI(e.ID)
 		if !ok || now.Attachment == nil || now.Attachment.ID == before {

@@ -75,7 +75,7 @@ func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
 	groups := l.Books().Groups
 	i := slices.IndexFunc(groups, func(g vpc.SecurityGroup) bool { return g.Name == "further" })
 	want := []string{groups[i].ID}
-	harness.OK(t, l.Cloud.ModifyNetworkInterface(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
+	harness.OK(t, l.Cloud.ENIs.Modify(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
 	harness.Eventually(t, patience, "Berth's ENIs have the groups of the primary", func() error {
 		for _, e := range harness.ENIs(l, n) {
 			if e.ID != others.ID && !slices.Equal(e.Groups, want) {

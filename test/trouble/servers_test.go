@@ -99,8 +99,8 @@ func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 
 // Without EC2 nodes that need nothing go on, one that needs something says so.
 func ec2Down(t *testing.T, c *cluster) {
-	c.Cloud.Outage(true)
-	defer c.Cloud.Outage(false)
+	c.Cloud.API.Outage(true)
+	defer c.Cloud.API.Outage(false)
 	c.want(t, "node-2", 3)
 	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
 	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
@@ -108,7 +108,7 @@ func ec2Down(t *testing.T, c *cluster) {
 	harness.Add(t, c.named(t, "node-2"), "warm")
 	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come
 	c.condition(t, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "")
-	c.Cloud.Outage(false)
+	c.Cloud.API.Outage(false)
 	c.healed(t, "node-2", 4)
 	c.healed(t, "node-3", 2)
 	c.othersGrow(t)
@@ -121,8 +121,8 @@ func ec2Down(t *testing.T, c *cluster) {
 // so; others grow by other actions. It ends when EC2 has time.
 func throttled(t *testing.T, c *cluster) {
 	began := time.Now()
-	c.Cloud.ResetCalls()
-	c.Cloud.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
+	c.Cloud.API.ResetCalls()
+	c.Cloud.API.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
 	more := c.few.PerENI + 1
 	c.want(t, "node-2", int32(more)) // a further ENI each
 	c.want(t, "node-3", int32(more))
@@ -144,11 +144,11 @@ func throttled(t *testing.T, c *cluster) {
 	for range 5 {
 		c.othersGrow(t)
 	}
-	calls, took := c.Cloud.Calls()["CreateNetworkInterface"], time.Since(began)
+	calls, took := c.Cloud.API.Stats()["CreateNetworkInterface"], time.Since(began)
 	if most := 20 + int(took/(5*time.Second)); calls.Count > most {
 		t.Errorf("%d calls in %v against an empty bucket, want at most %d: %v", calls.Count, took, most, calls.Errors)
 	}
-	c.Cloud.ClearRateLimit("CreateNetworkInterface")
+	c.Cloud.API.ClearRateLimit("CreateNetworkInterface")
 	c.healed(t, slow, more)
 	c.has(t, "node-2", more)
 	c.has(t, "node-3", more)

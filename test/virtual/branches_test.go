@@ -34,7 +34,7 @@ func withBranches(t *testing.T) *nics {
 		"pod-0": `[{}]`, "pod-1": `[{name: eth0}]`, "pod-2": `[{}]`, "pod-3": `[{}]`, "pod-4": `[{name: eth0}]`,
 	})
 	m.ports = func() (out []port) {
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			if e.Tags[eni.TagOwner] == branch.Owner && !strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
 				out = append(out, port{e.ID, e.Tags[eni.TagNIC], e.Primary})
 			}
@@ -51,7 +51,7 @@ var warmDevice = vpcport.Device(clusterName, "warm/")
 func (m *nics) warm(want int) func() error {
 	return func() error {
 		var have []string
-		for _, e := range m.cloud.Truth() {
+		for _, e := range m.cloud.State.Truth() {
 			if strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
 				have = append(have, e.ID)
 			}
@@ -86,7 +86,7 @@ func TestWarmBranches(t *testing.T) {
 		check(t, m.c.admin.Patch(t.Context(), vpc, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ec2":{"warmBranches":0}}}`))))
 		m.settle(m.warm(0))
 		made := 0
-		for _, call := range m.cloud.Calls() {
+		for _, call := range m.cloud.Front.Calls() {
 			if call.Op == "CreateENI" && call.Err == nil {
 				made++
 			}

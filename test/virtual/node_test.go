@@ -196,7 +196,7 @@ type metadata struct {
 // Identity implements cloud.Metadata.
 func (m metadata) Identity(ctx context.Context) (id cloud.Identity, err error) {
 	err = m.world.request(ctx, func(context.Context) error {
-		for _, e := range m.cloud.Truth() {
+		for _, e := range m.cloud.State.Truth() {
 			if e.Attachment != nil && e.Attachment.InstanceID == instance && e.Attachment.DeviceIndex == 0 {
 				id = cloud.Identity{
 					InstanceID: instance, InstanceType: m.instance, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,

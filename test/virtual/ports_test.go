@@ -108,7 +108,7 @@ func (m *nics) exercisePorts() {
 		return nil
 	})
 	made := 0
-	for _, call := range m.c.vpc.Calls() {
+	for _, call := range m.c.vpc.Front.Calls() {
 		if call.Op == "Create" && call.Err == nil {
 			made += call.N
 		}

@@ -6,9 +6,8 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Amount is a number of addresses and prefixes for pods, as they are asked of
-// EC2 or given back to it: single IPv4 addresses, IPv4 /28 prefixes, single
-// IPv6 addresses and IPv6 /80 prefixes.
+// Amount is a number of addresses and prefixes for pods: single IPv4 addresses, IPv4 /28 prefixes,
+// single IPv6 addresses and IPv6 /80 prefixes.
 type Amount struct {
 	Addresses, Prefixes int
 	IPv6, IPv6Prefixes  int `json:",omitempty"`
@@ -22,7 +21,7 @@ func AmountIn(f ipfamily.Family, addresses, prefixes int) Amount {
 	return Amount{Addresses: addresses, Prefixes: prefixes}
 }
 
-// Of is what an amount has of one family: single addresses, and prefixes.
+// Of returns the numbers of single addresses and of prefixes of one family.
 func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	if f == ipfamily.IPv6 {
 		return n.IPv6, n.IPv6Prefixes
@@ -30,7 +29,7 @@ func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
 	return n.Addresses, n.Prefixes
 }
 
-// Has tells whether an amount has any of a family.
+// Has reports whether an amount has any of a family.
 func (n Amount) Has(f ipfamily.Family) bool {
 	addresses, prefixes := n.Of(f)
 	return addresses != 0 || prefixes != 0
@@ -49,11 +48,10 @@ func (n Amount) Plus(o Amount) Amount {
 	return Amount{n.Addresses + o.Addresses, n.Prefixes + o.Prefixes, n.IPv6 + o.IPv6, n.IPv6Prefixes + o.IPv6Prefixes}
 }
 
-// HostPrefix is the form that an address has among prefixes: the prefix that
-// has no other.
+// HostPrefix is the prefix with one address only.
 func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// HostPrefixes are the HostPrefix of each.
+// HostPrefixes returns the HostPrefix of each address.
 func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
 	var out []netip.Prefix
 	for _, a := range addrs {
@@ -62,8 +60,8 @@ func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// PrefixAround is the prefix that has an address, of the size in which EC2
-// delegates them: /28 of IPv4, /80 of IPv6 (EC2 User Guide, "Prefix delegation").
+// PrefixAround is the delegated prefix that an address would be in: /28 of IPv4, /80 of IPv6 (EC2 User
+// Guide, "Prefix delegation").
 func PrefixAround(a netip.Addr) netip.Prefix {
 	bits := 80
 	if a.Is4() {
@@ -72,7 +70,7 @@ func PrefixAround(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(a, bits).Masked()
 }
 
-// Split sorts prefixes into those that are addresses (HostPrefix) and others.
+// Split separates addresses, which are given as their HostPrefix, from prefixes.
 func Split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
 	for _, t := range things {
 		if t.IsSingleIP() {
@@ -84,7 +82,7 @@ func Split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) 
 	return addrs, prefixes
 }
 
-// AmountOf counts prefixes, some of which are addresses (HostPrefix).
+// AmountOf counts addresses, which are given as their HostPrefix, and prefixes.
 func AmountOf(things []netip.Prefix) (n Amount) {
 	for _, t := range things {
 		switch single := t.IsSingleIP(); {

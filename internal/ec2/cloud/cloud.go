@@ -1,7 +1,6 @@
-// Package cloud is the cloud as the rest of Berth sees it: values for network
-// interfaces, subnets and instances, the calls that Berth makes on them, and
-// the classes into which a call's failure falls. It knows no SDK and no
-// Kubernetes; cloud/aws implements it for EC2.
+// Package cloud is Berth's model of the cloud: network interfaces, subnets and instances, the calls
+// that Berth makes on them, and the classes into which failed calls fall. It depends on neither an SDK
+// nor Kubernetes; cloud/aws implements it for EC2.
 package cloud
 
 import (
@@ -10,8 +9,8 @@ import (
 	"net/netip"
 )
 
-// InterfaceType tells ordinary ENIs from others, as EC2 spells it (EC2 API,
-// NetworkInterface.InterfaceType). Those that are not named here Berth never uses.
+// InterfaceType is the type of an ENI in EC2's spelling (EC2 API, NetworkInterface.InterfaceType).
+// Berth never uses ENIs of types other than those below.
 type InterfaceType string
 
 // The types that Berth uses.
@@ -19,13 +18,13 @@ const (
 	InterfaceOrdinary InterfaceType = "interface"
 	// InterfaceTrunk is an ENI on whose link branches are VLANs.
 	InterfaceTrunk InterfaceType = "trunk"
-	// InterfaceBranch is what an ordinary ENI is called while it is associated with a
-	// trunk. It has no attachment then, and its status is "in-use".
+	// InterfaceBranch is the type of an ordinary ENI while it is associated with a trunk. It has no
+	// attachment then, and its status is "in-use".
 	InterfaceBranch InterfaceType = "branch"
 )
 
-// ENI is one elastic network interface as the cloud described it at one
-// moment. Slices are in the cloud's order and owned by the receiver.
+// ENI is an elastic network interface as the cloud described it at one moment. Its slices are in the
+// cloud's order and belong to the receiver.
 type ENI struct {
 	ID          string
 	MAC         net.HardwareAddr
@@ -38,8 +37,8 @@ type ENI struct {
 	Groups      []string // security group IDs
 	Tags        map[string]string
 
-	Primary      netip.Addr     // primary private IPv4 address; none in a subnet of IPv6 alone
-	Addresses    []netip.Addr   // secondary private IPv4 addresses, the primary not among them
+	Primary      netip.Addr     // primary private IPv4 address; none in an IPv6-only subnet
+	Addresses    []netip.Addr   // secondary private IPv4 addresses, without the primary one
 	Prefixes     []netip.Prefix // delegated IPv4 /28 prefixes
 	IPv6         []netip.Addr
 	IPv6Prefixes []netip.Prefix // delegated IPv6 /80 prefixes
@@ -48,7 +47,7 @@ type ENI struct {
 	Attachment *Attachment
 }
 
-// Attachment says where an ENI is plugged in.
+// Attachment is the attachment of an ENI to an instance.
 type Attachment struct {
 	ID                  string
 	InstanceID          string
@@ -58,7 +57,7 @@ type Attachment struct {
 	DeleteOnTermination bool
 }
 
-// Subnet is one subnet with the free address count that the cloud last gave.
+// Subnet is a subnet with its count of free addresses in the cloud's last reply.
 type Subnet struct {
 	ID    string
 	VPCID string
@@ -67,20 +66,20 @@ type Subnet struct {
 	IPv6  []netip.Prefix
 	Free  int // AvailableIpAddressCount: IPv4 addresses
 	Tags  map[string]string
-	// IPv6Native: it has IPv6 alone. Its ENIs have no IPv4 address, and are for instances that are
-	// built on Nitro (Amazon VPC User Guide, "Subnet types").
+	// IPv6Native: the subnet is IPv6-only. Its ENIs have no IPv4 address, and are for instances built on
+	// Nitro (Amazon VPC User Guide, "Subnet types").
 	IPv6Native bool
 }
 
-// RouteTable is a route table of a VPC with the subnets that use it. A subnet
-// that no table names uses the main one.
+// RouteTable is a route table of a VPC with its associated subnets. A subnet without an association
+// uses the main table.
 type RouteTable struct {
 	ID      string
 	Main    bool
-	Subnets []string // associated explicitly
+	Subnets []string // IDs of explicitly associated subnets
 }
 
-// Instance is what the cloud says of one virtual machine.
+// Instance is a virtual machine as the cloud described it.
 type Instance struct {
 	ID       string
 	Type     string
@@ -88,8 +87,8 @@ type Instance struct {
 	Zone     string
 	VPCID    string
 	SubnetID string
-	Primary  netip.Addr // none in a subnet of IPv6 alone
-	DNSName  string     // its private one; empty where the VPC has none
+	Primary  netip.Addr // none in an IPv6-only subnet
+	DNSName  string     // private name; empty if the VPC has none
 	Tags     map[string]string
 	ENIs     []ENI // attached interfaces
 }
@@ -105,7 +104,7 @@ type Limits struct {
 	Prefixes   bool // Nitro and bare metal: prefixes can be delegated
 }
 
-// Identity is what an instance's metadata service says of the instance itself.
+// Identity is what the metadata service says about its instance.
 type Identity struct {
 	InstanceID   string
 	InstanceType string
@@ -114,12 +113,12 @@ type Identity struct {
 	VPCID        string
 	SubnetID     string // of the primary interface
 	PrimaryMAC   net.HardwareAddr
-	PrimaryIPv4  netip.Addr // none in a subnet of IPv6 alone
+	PrimaryIPv4  netip.Addr // none in an IPv6-only subnet
 	VPCCIDRs     []netip.Prefix
 }
 
-// CreateENI is a request for a new ENI. ClientToken makes a repeat of the same
-// request return the ENI that the first one made. Node mode stores it as JSON.
+// CreateENI is a request for a new ENI. With the same ClientToken, a repeated request returns the ENI of
+// the first one. Node mode stores the request as JSON.
 type CreateENI struct {
 	SubnetID    string
 	Groups      []string
@@ -127,25 +126,25 @@ type CreateENI struct {
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
 	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
-	Primary     netip.Addr    `json:",omitzero"`  // the primary IPv4 address that it is to have; zero: any of the subnet
-	IPv6Address netip.Addr    `json:",omitzero"`  // an IPv6 address that it is to have; zero: Amount says how many. Not both
-	Amount                    // to assign at creation; of one kind a family
+	Primary     netip.Addr    `json:",omitzero"`  // the requested primary IPv4 address; zero: any of the subnet
+	IPv6Address netip.Addr    `json:",omitzero"`  // a requested IPv6 address, in place of Amount.IPv6
+	Amount                    // to assign at creation; either addresses or prefixes of each family
 }
 
-// ENIFilter narrows a listing of ENIs. Empty fields do not narrow, nor does a key of
-// Tagged without values.
+// ENIFilter selects ENIs that match all fields. Empty fields, and keys of Tagged without values, match
+// all ENIs.
 type ENIFilter struct {
 	IDs         []string
 	InstanceID  string              // attached to this instance; a branch is not attached
-	InstanceIDs []string            // attached to one of these
+	InstanceIDs []string            // attached to one of these instances
 	VPCID       string              //
-	Status      string              // "available": detached ones only
-	Types       []InterfaceType     // of one of these
+	Status      string              // "available": detached
+	Types       []InterfaceType     // one of these types
 	Tags        map[string]string   // all must match exactly
 	Tagged      map[string][]string // by key: the tag has exactly one of these values
 }
 
-// SubnetFilter narrows a listing of subnets. Empty fields do not narrow.
+// SubnetFilter selects subnets that match all fields. Empty fields match all subnets.
 type SubnetFilter struct {
 	IDs   []string
 	VPCID string
@@ -153,17 +152,17 @@ type SubnetFilter struct {
 	Tags  map[string]string
 }
 
-// API is what Berth asks of a cloud. Every error is (or wraps) an *Error, so
-// that ClassOf tells what to do about it. Listings are complete: pages are
-// followed. What is not idempotent is not made again when its reply was lost.
+// API are the calls that Berth makes. Every error is or wraps an *Error: ClassOf gives its class.
+// Listings are complete, with all their pages. A call that is not idempotent is not repeated when its
+// reply is lost.
 type API interface {
 	// Instance describes one instance with its attached ENIs. An instance
 	// that does not exist is an error of class Gone.
 	Instance(ctx context.Context, id string) (Instance, error)
-	// Instances describes those of ids that the cloud knows; unknown ones are
-	// left out without an error. Their ENIs are not told.
+	// Instances describes instances by their IDs, without their ENIs. IDs that do not exist are left
+	// out without an error.
 	Instances(ctx context.Context, ids []string) ([]Instance, error)
-	// Limits tells what an instance type allows.
+	// Limits returns what an instance type allows.
 	Limits(ctx context.Context, instanceType string) (Limits, error)
 	// ENIs lists the interfaces that match.
 	ENIs(ctx context.Context, f ENIFilter) ([]ENI, error)
@@ -178,34 +177,62 @@ type API interface {
 	Changes
 }
 
-// Changes are the calls of an API that change something.
+// Changes are the calls that change something.
 type Changes interface {
 	// CreateENI creates a detached ENI with its addresses and tags in one call.
 	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
 	// AttachENI attaches an ENI at a device index and returns the attachment
 	// ID; the link shows up in the instance later.
 	AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (attachmentID string, err error)
-	// DetachENI begins a detachment.
+	// DetachENI starts a detachment.
 	DetachENI(ctx context.Context, attachmentID string) error
 	// DeleteENI deletes a detached ENI.
 	DeleteENI(ctx context.Context, eniID string) error
-	// SetDeleteOnTermination sets whether an ENI goes with its instance.
+	// SetDeleteOnTermination sets whether an ENI is deleted with its instance.
 	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
-	// AssignAddresses assigns further addresses or prefixes of the cloud's
-	// choice, of one kind and family, and returns them, an address as its HostPrefix. Not
-	// idempotent: after an error of class Transient the caller describes the ENI
-	// before it asks again.
+	// AssignAddresses assigns further addresses or prefixes of one family, chosen by the cloud, and
+	// returns them; an address as its HostPrefix. It is not idempotent: after an error of class
+	// Transient the caller must describe the ENI before it repeats the call.
 	AssignAddresses(ctx context.Context, eniID string, n Amount) ([]netip.Prefix, error)
-	// UnassignAddresses takes addresses, each given as its HostPrefix, or prefixes
-	// off an ENI; of one kind and family.
+	// UnassignAddresses removes addresses, given as their HostPrefix, or prefixes of one family from an
+	// ENI.
 	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
 	Trunks
 }
 
-// Metadata is the instance's own view, from its metadata service. It lags
-// behind the cloud and is trusted for identity only, never for addresses.
+// Metadata is the metadata service of the instance. It lags behind the cloud: Berth uses it for the
+// identity of the instance, never for addresses.
 type Metadata interface {
 	Identity(ctx context.Context) (Identity, error)
+}
+
+// MaxVLAN is the highest VLAN ID; the lowest is 1 (IEEE 802.1Q).
+const MaxVLAN = 4094
+
+// Association makes an ENI a branch of a trunk: what the trunk's link carries with the
+// VLAN's ID (IEEE 802.1Q) is the branch's.
+type Association struct {
+	ID       string
+	TrunkID  string
+	BranchID string
+	VLAN     int // 1 to MaxVLAN
+}
+
+// Trunks are the calls about branches of trunks (EC2 API Reference,
+// AssociateTrunkInterface and its like).
+type Trunks interface {
+	// AssociateBranch makes a detached ordinary ENI a branch of an attached trunk, by
+	// a.TrunkID, a.BranchID and a.VLAN, and returns the association with its ID. The same
+	// clientToken with the same request gives the association that the first call made. A
+	// VLAN that another branch of the trunk has, and a branch that is associated already,
+	// are errors of class Conflict; an instance with as many branches as its type may have
+	// is one of class LimitReached.
+	AssociateBranch(ctx context.Context, a Association, clientToken string) (Association, error)
+	// DisassociateBranch makes a branch a detached ENI again. An association that there
+	// is not is an error of class Gone.
+	DisassociateBranch(ctx context.Context, associationID string) error
+	// SetGroups replaces the security groups of an ENI; there must be one at least.
+	SetGroups(ctx context.Context, eniID string, groups []string) error
 }

@@ -6,12 +6,12 @@ import (
 	"fmt"
 )
 
-// Class sorts the failure of a cloud call by what is to be done about it.
+// Class sorts failed calls by how to react.
 type Class int
 
-// The classes and the one policy each has.
+// The classes, with the reaction to each.
 const (
-	// Unknown: no cloud error. Treated as Transient.
+	// Unknown: not an error of the cloud. Treated as Transient.
 	Unknown Class = iota
 	// Throttled: too many calls. Wait for the limiter and make the same call again.
 	Throttled
@@ -21,18 +21,18 @@ const (
 	SubnetFull
 	// LimitReached: the instance, ENI or account has no room for more. Describe it again before the next plan.
 	LimitReached
-	// Gone: the thing the call named does not exist (any more). Observe again.
+	// Gone: a resource in the request does not exist (any more). Observe again.
 	Gone
-	// Conflict: the thing is in a state in which the call is refused for now
-	// (attaching, in use). Observe again, then retry.
+	// Conflict: the state of the resource forbids the call for now (attaching, in use). Observe again,
+	// then retry.
 	Conflict
 	// Transient: the call may or may not have taken effect (timeouts, 5xx,
-	// lost replies). Observe before repeating what is not idempotent.
+	// lost replies). Observe before repeating a call that is not idempotent.
 	Transient
-	// Permission: credentials are missing, expired or lack the action. Tell a
-	// person; retry slowly.
+	// Permission: credentials are missing, expired or lack the action. Report
+	// it; retry slowly.
 	Permission
-	// Bug: the request itself was wrong. Tell a person; retry slowly.
+	// Bug: the request itself was wrong. Report it; retry slowly.
 	Bug
 )
 
@@ -70,8 +70,8 @@ func (e *Error) Error() string {
 // Unwrap gives the SDK's error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf returns the class of err: that of the *Error in its chain, Transient
-// for a context's end, Unknown for nil and everything else.
+// ClassOf returns the class of the *Error in err's chain; Transient for the end of a context; Unknown
+// for nil and for all other errors.
 func ClassOf(err error) Class {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Class

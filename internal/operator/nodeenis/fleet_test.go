@@ -24,9 +24,9 @@ import (
 func TestWithFleet(t *testing.T) {
 	harness.KubeClean(t)
 	sim := cloudfake.New(cloudfake.Options{Latency: 5 * time.Millisecond})
-	sim.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", nil)
-	sim.SetFree("subnet-1", 1000)
-	sim.AddInstance(instance, "m5.large", "subnet-1")
+	sim.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", nil)
+	sim.State.SetFree("subnet-1", 1000)
+	sim.State.AddInstance(instance, "m5.large", "subnet-1")
 	f, err := fleet.New(fleet.Config{
 		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
 		Timing: eni.Timing{ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second},
@@ -71,7 +71,7 @@ func TestWithFleet(t *testing.T) {
 	id := o.Spec.IPAM.Available[address].Resource
 	inUse := map[string]v1alpha1.UsedAddress{address: {UID: "uid", Resource: id}}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: inUse, InstanceID: instance})
-	for _, e := range sim.Truth() {
+	for _, e := range sim.State.Truth() {
 		if e.ID == id {
 			harness.OK(t, sim.DetachENI(ctx, e.Attachment.ID))
 		}
@@ -84,7 +84,7 @@ func TestWithFleet(t *testing.T) {
 		return nil
 	})
 	harness.Eventually(t, controllers.Limit, "the ENI of a running pod is attached again", func() error {
-		for _, e := range sim.Truth() {
+		for _, e := range sim.State.Truth() {
 			if e.ID == id && e.Attachment != nil {
 				return nil
 			}

@@ -103,7 +103,7 @@ func TestManyPortsAtOnce(t *testing.T) {
 		if n := a.failed(); len(n) > 0 || len(p.All()) != pods {
 			t.Errorf("failed %v, %d ports", n, len(p.All()))
 		}
-		requests := p.Count("Create")
+		requests := p.Front.Count("Create")
 		bound := time.Duration((requests+atOnce-1)/atOnce) * latency
 		t.Logf("%d requests, %v; these alone take %v", requests, took, bound)
 		if requests != (pods+63)/64 || took > bound*115/100 {
@@ -113,9 +113,9 @@ func TestManyPortsAtOnce(t *testing.T) {
 		for i, port := range p.All() {
 			polled = append(polled, call{uid: types.UID(fmt.Sprintf("uid-%d", i)), step: nicplan.Step{Kind: nicplan.Poll, Port: port.ID}})
 		}
-		p.ResetCalls()
-		if a, _ := batched(t, p, polled); len(a.failed()) > 0 || p.Count("Ports") != pods/100 || p.Count("Get") != 0 {
-			t.Errorf("failed %v, %d calls", a.failed(), p.Count("Ports", "Get"))
+		p.Front.ResetCalls()
+		if a, _ := batched(t, p, polled); len(a.failed()) > 0 || p.Front.Count("Ports") != pods/100 || p.Front.Count("Get") != 0 {
+			t.Errorf("failed %v, %d calls", a.failed(), p.Front.Count("Ports", "Get"))
 		}
 	})
 }
@@ -138,7 +138,7 @@ func TestTrickleOfPorts(t *testing.T) {
 			t.Errorf("%d answers, failed %v, %v after the last one was asked for", len(a.of), a.failed(), latency+gatherMore)
 		}
 		d.close()
-		if n := p.Count("Create"); n > ports/5 {
+		if n := p.Front.Count("Create"); n > ports/5 {
 			t.Errorf("%d calls for %d ports", n, ports)
 		}
 	})
@@ -201,7 +201,7 @@ func TestNoRoomForAll(t *testing.T) {
 			if n := a.failed(); n[tt.class] != 64-tt.made || len(n) != 1 || len(p.All()) != tt.made {
 				t.Errorf("%s: failed %v, %d ports, want %d", tt.name, n, len(p.All()), tt.made)
 			}
-			if n := p.Count("Create"); n > 16 {
+			if n := p.Front.Count("Create"); n > 16 {
 				t.Errorf("%s: %d calls", tt.name, n)
 			}
 		})

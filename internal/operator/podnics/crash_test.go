@@ -188,9 +188,9 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 				t.Errorf("%d operators died", n)
 			}
 			made := 0
-			for _, call := range s.cloud.Calls() {
+			for _, call := range s.cloud.HTTP.Calls() {
 				if call.Method == "POST" && call.Status == 201 {
-					made += call.Ports
+					made += strings.Count(call.Body, `"network_id"`)
 				}
 			}
 			if made != 4 { // web, pair's two, db

@@ -62,12 +62,12 @@ func startEC2As(t *testing.T, cools time.Duration, o Options) *branches {
 func startEC2With(t *testing.T, cools time.Duration, warm int32, o Options) *branches {
 	t.Helper()
 	b := &branches{world: start(t, o), ec2: cloudfake.New(cloudfake.Options{})}
-	b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
-	b.ec2.AddSecurityGroup("sg-web", nil)
+	b.ec2.State.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
+	b.ec2.State.AddSecurityGroup("sg-web", nil)
 	for i := range 2 {
 		instance := fmt.Sprint("i-", i+1)
-		b.ec2.AddInstance(instance, "m5.large", "subnet-a")
-		b.ec2.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
+		b.ec2.State.AddInstance(instance, "m5.large", "subnet-a")
+		b.ec2.State.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}}
 		harness.OK(t, b.client().Create(t.Context(), n))
 		b.ready(n.Name, corev1.ConditionTrue)
@@ -123,7 +123,7 @@ func TestBranchOfAPod(t *testing.T) {
 		t.Fatalf("EC2 has %+v", list)
 	}
 	plug := o.Status.Plug
-	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
+	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.State.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
 		t.Errorf("status %+v, plug %+v", o.Status, plug)
 	}
 	if n := b.calls("CreateENI"); n != 1 {
@@ -145,7 +145,7 @@ func TestBranchOfAPod(t *testing.T) {
 
 // calls counts those of a method.
 func (b *branches) calls(op string) (n int) {
-	for _, c := range b.ec2.Calls() {
+	for _, c := range b.ec2.Front.Calls() {
 		if c.Op == op {
 			n++
 		}
@@ -283,7 +283,7 @@ func (b *branches) madeAgain(pod string, before *v1alpha1.PodNIC) {
 func TestSubnetThatGetsIPv6Late(t *testing.T) {
 	b := startEC2(t, 0)
 	b.families(ipfamily.Dual)
-	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.podIn("web", "")
 	b.schedule("web", "node-1")
 	b.awaitNIC("web", "eth0", "waits for the next look", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "is not of subnet subnet-a"))
@@ -300,7 +300,7 @@ func TestSubnetThatGetsIPv6Late(t *testing.T) {
 // there are as they are. A port that is made again has both addresses again.
 func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
 	b := startEC2(t, 0)
-	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	four := func(a v1alpha1.PortAddress) bool {
 		return strings.HasSuffix(a.CIDR, "/20") && a.Gateway == "10.0.0.1" && a.Subnet == "subnet-a"
 	}
@@ -389,7 +389,7 @@ func TestAddressesOfOthers(t *testing.T) {
 // have again.
 func TestBranchWithoutAnAddress(t *testing.T) {
 	b := startEC2(t, 0)
-	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("web", "")
 	b.schedule("web", "node-1")
@@ -414,7 +414,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 	b.schedule("early", "node-1")
 	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "has an IPv6 CIDR block"))
 	b.deletePod("early")
-	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("web", "")
 	b.schedule("web", "node-1")
@@ -432,8 +432,8 @@ func TestBranchesOfIPv6(t *testing.T) {
 // is none such.
 func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
 	b := startEC2(t, 0)
-	b.ec2.SetIPv6("subnet-a", "2001:db8:0:a::/64")
-	b.ec2.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
 	b.families(ipfamily.Dual)
 	b.podIn("both", "[{subnet: subnet-6}]")
 	b.schedule("both", "node-1")

@@ -54,7 +54,7 @@ func TestLifeOfANIC(t *testing.T) {
 	w.says(o, v1alpha1.NodeUnplugged)
 	w.awaitGone(o.Name)
 	w.awaitPorts(0, "the port goes")
-	if n := w.Count("Create"); n != 1 {
+	if n := w.Front.Count("Create"); n != 1 {
 		t.Errorf("%d calls of Create", n)
 	}
 }

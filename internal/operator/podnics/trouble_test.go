@@ -80,7 +80,7 @@ func TestBindingFails(t *testing.T) {
 	w.awaitEvent("web", reasonBinding, "does its agent there live")
 	w.AddHost("node-a", ovn)
 	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
-	if n := w.Count("Update"); n > 12 {
+	if n := w.Front.Count("Update"); n > 12 {
 		t.Errorf("%d calls", n)
 	}
 }
@@ -214,18 +214,18 @@ func TestNodesThatDie(t *testing.T) {
 func TestFaults(t *testing.T) {
 	w := start(t, Options{Listing: time.Hour})
 	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Throttled, vpcport.Stale, vpcport.Conflict} {
-		w.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class)})
+		w.Front.Inject(portfake.Fault{Times: 1, Err: portfake.Err(class)})
 	}
-	w.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
+	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
 	w.pod("web", "")
 	w.schedule("web", "node-a")
 	harness.Eventually(t, limit, "faults are met", func() error {
-		if n := w.Count("Ports", "Create", "Update"); n < 2 {
+		if n := w.Front.Count("Ports", "Create", "Update"); n < 2 {
 			return fmt.Errorf("%d calls", n)
 		}
 		return nil
 	})
-	w.ClearFaults()
+	w.Front.ClearFaults()
 	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
 	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.awaitPorts(1, "one port")

@@ -85,8 +85,8 @@ func TestPodNICsVanish(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := w.Get(t.Context(), stays.Status.PortID); err != nil || w.Count("Delete") != 2 {
-		t.Errorf("%d ports were deleted; that of the PodNIC that is there: %v", w.Count("Delete"), err)
+	if _, err := w.Get(t.Context(), stays.Status.PortID); err != nil || w.Front.Count("Delete") != 2 {
+		t.Errorf("%d ports were deleted; that of the PodNIC that is there: %v", w.Front.Count("Delete"), err)
 	}
 }
 

@@ -85,7 +85,7 @@ func newWarmStage(t *testing.T, failpoints string) *warmStage {
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: a.Spec}
 	harness.OK(t, s.client().Create(t.Context(), v))
 	a.UID = string(v.UID)
-	instance := lab.InstanceID("node-a")
+	instance := lab.Instances.ID("node-a")
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///lab-1a/" + instance}}
 	harness.OK(t, s.client().Create(t.Context(), n))
 	s.ready(n.Name, corev1.ConditionTrue)

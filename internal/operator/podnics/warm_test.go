@@ -57,8 +57,8 @@ func (b *branches) starts(pod, nics, node string) *v1alpha1.PodNIC {
 
 // away has EC2 answer nothing, until what is returned is called.
 func (b *branches) away() (back func()) {
-	b.ec2.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
-	return b.ec2.ClearFaults
+	b.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+	return b.ec2.Front.ClearFaults
 }
 
 const inWeb = "[{securityGroups: [sg-web]}]"
@@ -114,7 +114,7 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 	b := startEC2With(t, time.Second, 2, Options{})
 	b.starts("web-0", inWeb, "node-1")
 	b.awaitPool(2, "two more are made")
-	b.ec2.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
+	b.ec2.Front.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
 	first := b.starts("web-1", inWeb, "node-1")
 	b.end()
 	creates := b.calls("CreateENI")
@@ -129,7 +129,7 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 	if second.Status.PortID == first.Status.PortID {
 		t.Errorf("web-1 and web-2 have %s", first.Status.PortID)
 	}
-	b.ec2.ClearFaults()
+	b.ec2.Front.ClearFaults()
 	third := b.starts("web-3", inWeb, "node-1")
 	if id := third.Status.PortID; id == first.Status.PortID || id == second.Status.PortID {
 		t.Errorf("web-3 has %s, as another", id)
@@ -150,7 +150,7 @@ func twoRecord(t *testing.T, told bool) {
 	b.starts("web-0", inWeb, "node-1")
 	b.awaitPool(1, "one more is made")
 	if !told {
-		b.ec2.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
 	}
 	owner := b.starts("web-1", inWeb, "node-1")
 	id := owner.Status.PortID
@@ -176,7 +176,7 @@ func twoRecord(t *testing.T, told bool) {
 	gone := b.nicsOf("web-3")["eth0"]
 	b.deletePod("web-3")
 	b.awaitGone(gone.Name)
-	b.ec2.ClearFaults()
+	b.ec2.Front.ClearFaults()
 	harness.Eventually(t, limit, "EC2 knows whose it is", marked)
 	b.schedule("web-2", "node-1")
 	other := b.awaitNIC("web-2", "eth0", "has another", func(o *v1alpha1.PodNIC) error {
@@ -235,7 +235,7 @@ func TestPrecedes(t *testing.T) {
 // node has no room.
 func TestWarmBranchesThatAreNotKept(t *testing.T) {
 	b := startEC2With(t, 0, 1, Options{WarmIdle: time.Second, WarmKeep: time.Second})
-	b.ec2.AddSecurityGroup("sg-open", nil)
+	b.ec2.State.AddSecurityGroup("sg-open", nil)
 	o := b.starts("web-0", inWeb, "node-1")
 	changed := b.awaitPool(1, "one more is made")[0]
 	harness.OK(t, b.ec2.SetGroups(t.Context(), changed.ID, []string{"sg-open"}))
@@ -275,7 +275,7 @@ func TestWarmBranchesThatAreNotKept(t *testing.T) {
 // The pool gives its addresses to pods that lack them.
 func TestWarmBranchesInAFullSubnet(t *testing.T) {
 	b := startEC2With(t, 0, 2, Options{})
-	b.ec2.SetFree("subnet-a", 4)
+	b.ec2.State.SetFree("subnet-a", 4)
 	b.starts("web-0", inWeb, "node-1")
 	b.awaitPool(2, "two more are made")
 	b.starts("plain-0", "", "node-1") // in another group: the last address

@@ -21,20 +21,20 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 				n.start()
 				n.settle(time.Second)
-				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
+				n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
 				for i := range 5 {
 					n.add(i, time.Minute) // the fourth needs an ENI
 				}
 				n.settle(time.Minute)
 				n.wantLayout("3,3")
-				if got := n.cloud.Count("CreateENI"); got != 2 {
+				if got := n.cloud.Front.Count("CreateENI"); got != 2 {
 					t.Errorf("%d ENIs made, want 2", got)
 				}
 				n.check()
 
-				n.cloud.ClearFaults()
-				n.cloud.ResetCalls()
-				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: refused(class)})
+				n.cloud.Front.ClearFaults()
+				n.cloud.Front.ResetCalls()
+				n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: refused(class)})
 				_, err := n.try(5, time.Hour)
 				if err == nil {
 					_, err = n.try(6, time.Hour)
@@ -42,10 +42,10 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 				if why := n.supply.LastError(); !strings.Contains(why, "not this one") {
 					t.Errorf("the node says %q", why)
 				}
-				if got := n.cloud.Count("CreateENI"); err == nil || got < 2 || got > 10 {
+				if got := n.cloud.Front.Count("CreateENI"); err == nil || got < 2 || got > 10 {
 					t.Errorf("within an hour %d ENIs made that cannot be attached; the pod: %v", got, err)
 				}
-				n.cloud.ClearFaults()
+				n.cloud.Front.ClearFaults()
 				n.add(7, time.Hour)
 				n.settle(5 * time.Minute)
 				n.check()
@@ -74,14 +74,14 @@ func lostAttach(t *testing.T) (tried int) {
 		for i := range 13 {
 			n.add(i, time.Minute) // the fifteenth needs an ENI
 		}
-		n.cloud.SetLag(15 * time.Second)
-		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.State.SetLag(15 * time.Second)
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		n.burst(13, 16, 2*time.Minute)
 		n.settle(2 * time.Minute)
-		n.cloud.SetLag(0)
+		n.cloud.State.SetLag(0)
 		n.settle(2 * time.Minute)
-		tried = n.cloud.Count("AttachENI")
-		if made, deleted := n.cloud.Count("CreateENI"), n.cloud.Count("DeleteENI"); made != 1 || deleted > 0 {
+		tried = n.cloud.Front.Count("AttachENI")
+		if made, deleted := n.cloud.Front.Count("CreateENI"), n.cloud.Front.Count("DeleteENI"); made != 1 || deleted > 0 {
 			t.Errorf("%d ENIs made, deleting tried %d times, want one and none", made, deleted)
 		}
 		n.check()
@@ -95,20 +95,20 @@ func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.start()
 		n.settle(time.Second)
-		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Throttled, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Throttled, "")})
 		n.burst(0, 3, time.Minute)
 		n.settle(10 * time.Second)
-		if got := n.cloud.Count("CreateENI"); got != 1 {
+		if got := n.cloud.Front.Count("CreateENI"); got != 1 {
 			t.Fatalf("%d ENIs made, want the one that cannot be attached yet", got)
 		}
 		n.kill()
 		n.store = &memStore{}
-		n.cloud.ClearFaults()
-		n.cloud.ResetCalls()
+		n.cloud.Front.ClearFaults()
+		n.cloud.Front.ResetCalls()
 		n.start()
 		n.burst(3, 5, time.Minute)
 		n.settle(time.Minute)
-		if got := n.cloud.Count("CreateENI"); got != 0 {
+		if got := n.cloud.Front.Count("CreateENI"); got != 0 {
 			t.Errorf("%d ENIs made beside the detached one", got)
 		}
 		n.check()

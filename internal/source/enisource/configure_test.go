@@ -36,7 +36,7 @@ func (n *node) document() (doc introspect.Document) {
 
 // furtherSubnets returns the subnets of the ENIs of the node other than eth0.
 func (n *node) furtherSubnets() (ids []string) {
-	for _, e := range n.cloud.Truth() {
+	for _, e := range n.cloud.State.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
 			ids = append(ids, e.SubnetID)
 		}
@@ -48,7 +48,7 @@ func (n *node) furtherSubnets() (ids []string) {
 // templated returns a node that has a second subnet for pods.
 func templated(t *testing.T, p ipam.Policy) *node {
 	n := newNode(t, "m5.large", p)
-	n.cloud.AddSubnet("subnet-2", "zone-a", "100.64.0.0/20", nil)
+	n.cloud.State.AddSubnet("subnet-2", "zone-a", "100.64.0.0/20", nil)
 	return n
 }
 
@@ -92,7 +92,7 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
 		n.start()
 		n.settle(time.Minute)
-		n.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(time.Second)
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
@@ -179,7 +179,7 @@ func TestSenselessSettings(t *testing.T) {
 func TestBothTroublesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
-		n.cloud.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
 		n.start()
 		n.Configure(Wanted{Template: "NodeNetworkTemplate/odd", Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)

@@ -66,7 +66,7 @@ func (n *node) finalCheck() {
 		}
 	}
 	total := 0
-	for _, e := range n.cloud.Truth() {
+	for _, e := range n.cloud.State.Truth() {
 		if e.Attachment == nil {
 			n.t.Errorf("%s is left detached", e.ID)
 			continue
@@ -114,7 +114,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 					}
 					bubble(t, itype, policy, func(t *testing.T, n *node) {
 						if strings.HasPrefix(point, "eni.tag") {
-							n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary,
+							n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary,
 								map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
 						}
 						restore, err := failpoint.Set(point + "=error@1")
@@ -123,8 +123,8 @@ func TestCrashAtEveryStep(t *testing.T) {
 						}
 						defer restore()
 						k := n.arm()
-						n.cloud.SetLag(lag)
-						n.cloud.SetAttachTime(time.Second)
+						n.cloud.State.SetLag(lag)
+						n.cloud.State.SetAttachTime(time.Second)
 						n.start()
 						n.settle(time.Second)
 						n.restartDead()
@@ -180,9 +180,9 @@ func randomTrouble(t *testing.T, seed uint64) {
 	policy.Families = []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv6}[rng.IntN(3)]
 	bubble(t, []string{"t3.small", "m5.xlarge", "t2.medium"}[rng.IntN(3)], policy, func(t *testing.T, n *node) {
 		n.arm()
-		n.cloud.SetLag(time.Duration(rng.IntN(4)) * time.Second)
-		n.cloud.SetAttachTime(time.Duration(rng.IntN(5)) * time.Second)
-		n.cloud.SetLatency("", time.Duration(rng.IntN(200))*time.Millisecond)
+		n.cloud.State.SetLag(time.Duration(rng.IntN(4)) * time.Second)
+		n.cloud.State.SetAttachTime(time.Duration(rng.IntN(5)) * time.Second)
+		n.cloud.Front.SetLatency("", time.Duration(rng.IntN(200))*time.Millisecond)
 		n.start()
 		live := map[int]bool{}
 		next := 0
@@ -207,8 +207,8 @@ func randomTrouble(t *testing.T, seed uint64) {
 			n.check()
 		}
 		failpointsOff(t)
-		n.cloud.ClearFaults()
-		n.cloud.SetFragmented("subnet-1", false)
+		n.cloud.Front.ClearFaults()
+		n.cloud.State.SetFragmented("subnet-1", false)
 		n.restartDead()
 		for range 80 {
 			n.settle(10 * time.Second)
@@ -221,12 +221,12 @@ func randomTrouble(t *testing.T, seed uint64) {
 // chaos adds one piece of trouble.
 func (n *node) chaos(rng *rand.Rand) {
 	classes := []cloud.Class{cloud.Throttled, cloud.Transient, cloud.Transient, cloud.Conflict, cloud.Permission, cloud.LimitReached}
-	n.cloud.SetFragmented("subnet-1", rng.IntN(3) == 0)
+	n.cloud.State.SetFragmented("subnet-1", rng.IntN(3) == 0)
 	switch rng.IntN(4) {
 	case 0:
-		n.cloud.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(cloud.Transient, ""), After: true})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(cloud.Transient, ""), After: true})
 	case 1:
-		n.cloud.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(classes[rng.IntN(len(classes))], "Injected")})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(classes[rng.IntN(len(classes))], "Injected")})
 	case 2:
 		names := failpoint.Names()
 		if _, err := failpoint.Set(names[rng.IntN(len(names))] + "=error@1"); err != nil {

@@ -28,7 +28,7 @@ func has(l source.Lease) ipfamily.Set {
 // configured families, and addresses that no pod can have any more are released.
 func TestFamiliesChange(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-		n.cloud.SetIPv6("subnet-1", "2001:db8::/64")
+		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
 		for i, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
 			n.policy.Families = set
 			n.start()
@@ -52,15 +52,15 @@ func TestFamiliesChange(t *testing.T) {
 // reason names the missing family. A block that is added later is used.
 func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
-		n.cloud.RemoveSubnet("subnet-1")
-		n.cloud.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+		n.cloud.State.RemoveSubnet("subnet-1")
+		n.cloud.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 		n.start()
 		n.settle(time.Second)
 		if err := n.fails(1, 45*time.Second, "no-ipv6"); !strings.Contains(err.Error(), "IPv6 CIDR block") {
 			t.Errorf("the message is %v", err)
 		}
 		n.wantLayout("0")
-		n.cloud.SetIPv6("subnet-1", "2001:db8::/64")
+		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
 		n.settle(3 * time.Minute)
 		if l := n.add(1, 45*time.Second); has(l) != ipfamily.Dual {
 			t.Errorf("got %v", l.Addrs())
@@ -77,7 +77,7 @@ func TestFamiliesOutliveEC2(t *testing.T) {
 		first := n.add(1, time.Second)
 		n.settle(time.Minute)
 		n.kill()
-		n.cloud.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		n.settle(time.Minute)
 		second := n.add(2, time.Second)

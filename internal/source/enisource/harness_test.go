@@ -129,11 +129,11 @@ type node struct {
 // newNode makes a VPC with one instance; call it in a synctest bubble.
 func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 	c := cloudfake.New(cloudfake.Options{})
-	c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+	c.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 	if p.Families.Has(ipfamily.IPv6) {
-		c.SetIPv6("subnet-1", "2001:db8::/64")
+		c.State.SetIPv6("subnet-1", "2001:db8::/64")
 	}
-	c.AddInstance(instance, itype, "subnet-1")
+	c.State.AddInstance(instance, itype, "subnet-1")
 	return &node{
 		t: t, cloud: c, policy: p, links: newLinks(),
 		store: &memStore{}, leases: map[attachment.Key]source.Lease{}, cooling: map[netip.Addr]time.Time{},
@@ -263,7 +263,7 @@ func (n *node) addAll(from, to int, within time.Duration) {
 
 // layout returns the number of pods that each ENI has addresses for, by device index, as EC2 has them.
 func (n *node) layout() string {
-	list := n.cloud.Truth()
+	list := n.cloud.State.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
 	var out []string
 	for _, e := range list {
@@ -293,7 +293,7 @@ func index(e cloud.ENI) int {
 // address has two pods, no cooling address was handed out, and no free address is unknown to EC2.
 func (n *node) check() {
 	n.t.Helper()
-	truth := n.cloud.Truth()
+	truth := n.cloud.State.Truth()
 	owner := func(a netip.Addr) string {
 		for _, e := range truth {
 			own := primary(e) && slices.Contains(e.IPv6, a)

@@ -20,13 +20,13 @@ var six = netip.MustParsePrefix("2001:db8:0:6::/64")
 // inSix puts the further ENIs of a node into an IPv6-only subnet; its own subnet is not.
 func (n *node) inSix() {
 	n.policy.FirstInterfaceIndex = 1
-	n.cloud.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
+	n.cloud.State.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
 	n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-6"} }
 }
 
 // ofSix returns the ENIs in subnet-6.
 func (n *node) ofSix() []cloud.ENI {
-	return slices.DeleteFunc(n.cloud.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
+	return slices.DeleteFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
 }
 
 // freeAtHome returns the number of free IPv4 addresses in eth0's subnet.
@@ -53,9 +53,9 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 		if list := n.ofSix(); len(list) != 1 || list[0].Primary.IsValid() || n.freeAtHome() != free {
 			t.Errorf("ENIs %+v; %d IPv4 addresses are free where eth0 is, want %d", list, n.freeAtHome(), free)
 		}
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if asked := n.cloud.Count("Subnets"); asked > 0 {
+		if asked := n.cloud.Front.Count("Subnets"); asked > 0 {
 			t.Errorf("subnets were described %d times within an hour, and all was known", asked)
 		}
 		n.kill()
@@ -64,7 +64,7 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 		n.add(2, time.Minute)
 		n.check()
 		n.kill()
-		n.cloud.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		n.settle(time.Minute)
 		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
@@ -106,10 +106,10 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
-		n.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
 		n.start()
 		n.settle(time.Minute)
-		if made := n.cloud.Count("CreateENI"); made > 2 {
+		if made := n.cloud.Front.Count("CreateENI"); made > 2 {
 			t.Errorf("%d calls within a minute", made)
 		}
 		n.settle(time.Hour)

@@ -71,7 +71,7 @@ func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore,
 	t.Helper()
 	access := lab.Credentials()
 	client := labClient(t, lab, spec.AccessKey{ID: access.AccessKeyID, Secret: access.SecretAccessKey})
-	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: retry.NewSignal()}
+	n := &labNode{lab: lab, id: lab.Cloud.Instances.ID("node-a"), passes: retry.NewSignal()}
 	var err error
 	n.Source, err = New(Options{
 		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),

@@ -16,7 +16,7 @@ import (
 // secondary returns the ENI at a device index, as EC2 has it.
 func (n *node) secondary(at int) cloud.ENI {
 	n.t.Helper()
-	for _, e := range n.cloud.Truth() {
+	for _, e := range n.cloud.State.Truth() {
 		if e.Attachment != nil && e.Attachment.DeviceIndex == at {
 			return e
 		}
@@ -38,7 +38,7 @@ func (n *node) detach(e cloud.ENI) {
 func (n *node) attached(id string, most time.Duration) {
 	n.t.Helper()
 	for end := time.Now().Add(most); ; n.settle(50 * time.Millisecond) {
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			if e.ID == id && e.Attachment != nil && e.Attachment.Status == "attached" {
 				return
 			}
@@ -88,13 +88,13 @@ func TestENIDetachedByOthers(t *testing.T) {
 		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
 			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), func(t *testing.T) {
 				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-					n.cloud.SetLag(lag)
-					n.cloud.SetAttachTime(time.Second)
+					n.cloud.State.SetLag(lag)
+					n.cloud.State.SetAttachTime(time.Second)
 					n.start()
 					n.addAll(0, 2, 45*time.Second)
 					n.settle(age) // replies outrank listings for a minute
 					e := n.secondary(1)
-					n.cloud.ResetCalls()
+					n.cloud.Front.ResetCalls()
 					if restart {
 						n.kill()
 					}
@@ -117,7 +117,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 						n.wantTold()
 					}
 					n.attached(e.ID, 2*lag+5*time.Second)
-					if n.cloud.Count("DeleteENI") > 0 {
+					if n.cloud.Front.Count("DeleteENI") > 0 {
 						t.Error("an ENI was deleted of which pods have addresses")
 					}
 					n.settle(time.Millisecond)
@@ -152,7 +152,7 @@ func TestLinkMovedAway(t *testing.T) {
 		n.addAll(0, 2, 45*time.Second)
 		n.settle(5 * time.Minute)
 		e := n.secondary(1)
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.links.lose(e.ID)
 		n.Kick()
 		n.settle(4 * time.Second)
@@ -165,10 +165,10 @@ func TestLinkMovedAway(t *testing.T) {
 			t.Errorf("a pod got %v of an ENI without a link", l.IPv4)
 		}
 		n.settle(10 * time.Minute)
-		if got := n.cloud.Count("ENIs"); got > 45 {
+		if got := n.cloud.Front.Count("ENIs"); got > 45 {
 			t.Errorf("EC2 was asked %d times in ten minutes", got)
 		}
-		if n.cloud.Count("DetachENI", "UnassignAddresses") > 0 {
+		if n.cloud.Front.Count("DetachENI", "UnassignAddresses") > 0 {
 			t.Error("the ENI without a link was changed")
 		}
 		n.links.appear(e.ID)
@@ -193,7 +193,7 @@ func TestLinkReplaced(t *testing.T) {
 		n.settle(5 * time.Minute)
 		e := n.secondary(1)
 		for _, away := range []time.Duration{0, time.Second} {
-			n.cloud.ResetCalls()
+			n.cloud.Front.ResetCalls()
 			if away > 0 {
 				n.links.lose(e.ID)
 				n.Kick()
@@ -215,8 +215,8 @@ func TestLinkReplaced(t *testing.T) {
 			n.wantTold()
 			n.settle(time.Minute)
 			n.wantTold()
-			if got := n.cloud.Count(changes...); got > 0 {
-				t.Errorf("away for %v: %d changes at EC2: %+v", away, got, n.cloud.Calls())
+			if got := n.cloud.Front.Count(changes...); got > 0 {
+				t.Errorf("away for %v: %d changes at EC2: %+v", away, got, n.cloud.Front.Calls())
 			}
 		}
 		n.check()

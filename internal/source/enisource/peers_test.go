@@ -30,7 +30,7 @@ type times struct{ first, warm time.Duration }
 func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cloudfake.New(cloudfake.Options{Clock: clock.Real{}, Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second, Shared: &h.bucket})
-		c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+		c.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 		begin, dice := time.Now(), rand.New(rand.NewPCG(seed, 1))
 		var mu sync.Mutex
 		var all sync.WaitGroup
@@ -41,7 +41,7 @@ func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
 		}
 		for i := range h.nodes {
 			id, delay, r := fmt.Sprintf("i-%d", i), time.Duration(dice.Int64N(int64(time.Second))), rand.New(rand.NewPCG(seed, uint64(i+2)))
-			c.AddInstance(id, "t3.small", "subnet-1")
+			c.State.AddInstance(id, "t3.small", "subnet-1")
 			all.Go(func() {
 				settle(delay)
 				src, err := New(Options{InstanceID: id, Datapath: newLinks()}, eni.Config{
@@ -111,11 +111,11 @@ func TestFirstAddressesGoFirst(t *testing.T) {
 func TestPodNeedsWhatYielded(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }
-		n.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})
 		n.start()
 		n.add(0, 5*time.Second)
 		n.settle(3 * time.Second)
-		if got := n.cloud.Count("CreateENI"); got != 1 {
+		if got := n.cloud.Front.Count("CreateENI"); got != 1 {
 			t.Errorf("%d creations within 3 s, want the refused one", got)
 		}
 		n.addAll(1, 6, 3*time.Second)

@@ -37,7 +37,7 @@ func TestPolicySuffices(t *testing.T) {
 			n.until(t, "it has grown", n.agree)
 			n.release(20)
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
-			for action, calls := range n.lab.Cloud.Calls() {
+			for action, calls := range n.lab.Cloud.API.Stats() {
 				if calls.Errors["UnauthorizedOperation"] > 0 {
 					t.Errorf("%s was refused", action)
 				}
@@ -86,7 +86,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	if !ok {
 		t.Fatal("no subnet a")
 	}
-	node := lab.Cloud.InstanceID("node-a")
+	node := lab.Cloud.Instances.ID("node-a")
 	mine := map[string]string{eni.TagCluster: "lab", eni.TagOwner: eni.Owner, eni.TagInstanceID: node, eni.TagCreatedAt: "2026-01-01T00:00:00Z"}
 	must := func(err error) {
 		t.Helper()
@@ -94,7 +94,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 			t.Fatal(err)
 		}
 	}
-	stranger, err := lab.Cloud.RunInstance(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
+	stranger, err := lab.Cloud.Instances.Launch(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
 	must(err)
 
 	// attached makes an ENI with tags and one secondary address of each family on the node.

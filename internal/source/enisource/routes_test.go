@@ -14,7 +14,7 @@ import (
 
 // subnetsOf returns the subnets of the secondary ENIs, by device index.
 func (n *node) subnetsOf() string {
-	list := n.cloud.Truth()
+	list := n.cloud.State.Truth()
 	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
 	var out []string
 	for _, e := range list {
@@ -51,21 +51,21 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 				pods := map[string]string{"for": "pods"}
-				n.cloud.AddSubnet("subnet-near", "zone-a", "10.1.0.0/28", pods)
+				n.cloud.State.AddSubnet("subnet-near", "zone-a", "10.1.0.0/28", pods)
 				for _, id := range []string{"i-a", "i-b", "i-c", "i-d", "i-e", "i-f"} {
-					n.cloud.AddInstance(id, "t3.small", "subnet-near") // 5 addresses are left: one ENI of three pods
+					n.cloud.State.AddInstance(id, "t3.small", "subnet-near") // 5 addresses are left: one ENI of three pods
 				}
-				n.cloud.AddSubnet("subnet-far", "zone-a", "10.64.0.0/18", pods)
-				n.cloud.AddRouteTable("rtb-far", "subnet-far")
-				n.cloud.AddRouteTable("rtb-other", "subnet-elsewhere")
-				n.cloud.AddRouteTable("rtb-home", "subnet-1", "subnet-near")
+				n.cloud.State.AddSubnet("subnet-far", "zone-a", "10.64.0.0/18", pods)
+				n.cloud.State.AddRouteTable("rtb-far", "subnet-far")
+				n.cloud.State.AddRouteTable("rtb-other", "subnet-elsewhere")
+				n.cloud.State.AddRouteTable("rtb-home", "subnet-1", "subnet-near")
 				if c.fault != nil {
-					n.cloud.Inject(*c.fault)
+					n.cloud.Front.Inject(*c.fault)
 				}
 				n.tune = c.tune
 				n.start()
 				n.settle(time.Second)
-				if got := n.cloud.Count("RouteTables"); got != 0 {
+				if got := n.cloud.Front.Count("RouteTables"); got != 0 {
 					t.Errorf("%d calls before an ENI is to be made", got)
 				}
 				for i := range 8 {
@@ -75,7 +75,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 				if got := n.subnetsOf(); got != c.want {
 					t.Errorf("new ENIs in %s, want %s", got, c.want)
 				}
-				if got := n.cloud.Count("RouteTables"); got != c.calls {
+				if got := n.cloud.Front.Count("RouteTables"); got != c.calls {
 					t.Errorf("%d calls for route tables, want %d", got, c.calls)
 				}
 				n.check()

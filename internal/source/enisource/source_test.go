@@ -39,12 +39,12 @@ func TestWarmFromTheStart(t *testing.T) {
 // A burst of pods takes one call per ENI, for as many addresses as it needs.
 func TestBurstIsOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-		n.cloud.SetLatency("", 100*time.Millisecond)
-		n.cloud.SetAttachTime(3 * time.Second)
+		n.cloud.Front.SetLatency("", 100*time.Millisecond)
+		n.cloud.State.SetAttachTime(3 * time.Second)
 		n.start()
 		n.settle(time.Second)
 		n.wantLayout("1")
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		begin := time.Now()
 		n.addAll(0, 100, 45*time.Second)
 		if took := time.Since(begin); took > 5*time.Second {
@@ -52,13 +52,13 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 		}
 		n.settle(time.Second)
 		n.wantLayout("29,29,29,14")
-		if got := n.cloud.Count("AssignAddresses"); got != 1 {
+		if got := n.cloud.Front.Count("AssignAddresses"); got != 1 {
 			t.Errorf("%d assign calls for the one ENI that was there", got)
 		}
-		if got := n.cloud.Count(changes...); got != 1+3*3 {
+		if got := n.cloud.Front.Count(changes...); got != 1+3*3 {
 			t.Errorf("%d changes at EC2, want 1 assign and 3 for each of 3 new ENIs", got)
 		}
-		if got := len(n.cloud.Calls()); got > 1+3*5 {
+		if got := len(n.cloud.Front.Calls()); got > 1+3*5 {
 			t.Errorf("%d EC2 calls for 3 new ENIs, want at most 5 each", got)
 		}
 		n.check()
@@ -152,7 +152,7 @@ func TestAddressesWaitForTheLink(t *testing.T) {
 
 func TestScaleDownReturnsENIs(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.cloud.SetAttachTime(4 * time.Second)
+		n.cloud.State.SetAttachTime(4 * time.Second)
 		n.start()
 		n.addAll(0, 50, 45*time.Second)
 		n.settle(time.Second)
@@ -163,7 +163,7 @@ func TestScaleDownReturnsENIs(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.check()
 		gone := 0
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			if e.Attachment == nil {
 				t.Errorf("%s is detached and was not deleted", e.ID)
 			}
@@ -182,10 +182,10 @@ func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 		n.burst(0, 10, time.Minute)
 		n.settle(time.Second)
 		n.wantLayout("14,1")
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.delAll(0, 10)
 		n.settle(20 * time.Second)
-		if got := n.cloud.Count(changes...); got != 0 {
+		if got := n.cloud.Front.Count(changes...); got != 0 {
 			t.Errorf("%d changes at EC2 after a mass delete", got)
 		}
 		n.addAll(100, 110, 5*time.Second)
@@ -206,13 +206,13 @@ func TestTroubleIsNamed(t *testing.T) {
 	} {
 		t.Run(c.reason, func(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				n.cloud.Inject(c.fault)
+				n.cloud.Front.Inject(c.fault)
 				n.start()
 				_ = n.fails(1, 45*time.Second, c.reason)
 				if n.Snapshot().LastError == "" {
 					t.Error("the snapshot shows no trouble")
 				}
-				n.cloud.ClearFaults()
+				n.cloud.Front.ClearFaults()
 				n.add(1, 2*time.Minute)
 				n.settle(2 * time.Minute)
 				if got := n.Snapshot().LastError; got != "" {

@@ -23,8 +23,8 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 					n.start()
 					n.settle(2 * time.Minute) // free counts are old: they will be asked for
 				}
-				n.cloud.ResetCalls()
-				n.cloud.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+				n.cloud.Front.ResetCalls()
+				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
 				if n.Source == nil {
 					n.start()
 				}
@@ -34,7 +34,7 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 				n.check()
 				var last *cloudfake.Call
 				throttled := 0
-				for _, c := range n.cloud.Calls() {
+				for _, c := range n.cloud.Front.Calls() {
 					// A listing that was throttled is begun again from its start.
 					if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
 						t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
@@ -60,11 +60,11 @@ func TestLostReplies(t *testing.T) {
 		for _, lag := range []time.Duration{0, 3 * time.Second} {
 			t.Run(op+"/lag="+lag.String(), func(t *testing.T) {
 				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-					n.cloud.SetLag(lag)
-					n.cloud.SetAttachTime(time.Second)
+					n.cloud.State.SetLag(lag)
+					n.cloud.State.SetAttachTime(time.Second)
 					n.start()
 					n.settle(10 * time.Second)
-					n.cloud.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
+					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
 					n.addAll(0, 20, 45*time.Second)
 					n.settle(5 * time.Second)
 					n.wantLayout("14,7")
@@ -73,7 +73,7 @@ func TestLostReplies(t *testing.T) {
 					n.settle(6 * time.Minute)
 					n.wantLayout("1")
 					n.check()
-					if got := n.cloud.Count("CreateENI") - failures(n, "CreateENI"); got != 1 {
+					if got := n.cloud.Front.Count("CreateENI") - failures(n, "CreateENI"); got != 1 {
 						t.Errorf("%d ENIs were created, want 1", got)
 					}
 				})
@@ -83,7 +83,7 @@ func TestLostReplies(t *testing.T) {
 }
 
 func failures(n *node, op string) (failed int) {
-	for _, c := range n.cloud.Calls() {
+	for _, c := range n.cloud.Front.Calls() {
 		if c.Op == op && c.Err != nil {
 			failed++
 		}
@@ -93,7 +93,7 @@ func failures(n *node, op string) (failed int) {
 
 func TestListingsThatTrailBringNothingBack(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
-		n.cloud.SetLag(20 * time.Second)
+		n.cloud.State.SetLag(20 * time.Second)
 		n.tune = func(c *eni.Config) { c.ListingInterval = 2 * time.Second; c.ShrinkDelay = 5 * time.Second }
 		n.start()
 		n.settle(time.Second)
@@ -117,7 +117,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 		l := n.add(1, time.Second)
 		n.settle(time.Minute)
 		n.kill()
-		n.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		if err := n.Ready(); err != nil {
 			t.Errorf("after a restart without EC2: %v", err)
@@ -127,7 +127,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 		}
 		n.settle(10 * time.Minute)
 		n.check()
-		n.cloud.ClearFaults()
+		n.cloud.Front.ClearFaults()
 		n.settle(time.Minute)
 		if got := n.Snapshot().LastError; got != "" {
 			t.Errorf("EC2 is back, but: %s", got)
@@ -145,10 +145,10 @@ func TestEC2OutranksTheFile(t *testing.T) {
 			n.kill()
 			n.settle(5 * time.Minute)
 			first := n.Snapshot().Addresses[0]
-			n.cloud.Steal(first.ENI, first.Addr)
-			n.cloud.SetLatency("", 300*time.Millisecond)
+			n.cloud.State.Steal(first.ENI, first.Addr)
+			n.cloud.Front.SetLatency("", 300*time.Millisecond)
 			if silent {
-				n.cloud.SetLatency("", time.Hour)
+				n.cloud.Front.SetLatency("", time.Hour)
 			}
 			n.start()
 			begin := time.Now()
@@ -168,7 +168,7 @@ func TestInventoryOfAnotherInstanceIsNotUsed(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.store.inv = eni.Inventory{InstanceID: "i-other", Usable: true, ENIs: []eni.ENI{{ID: "eni-x", Serves: true, Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}}}}
 		n.store.saved = true
-		n.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		n.start()
 		if l, err := n.try(1, time.Second); err == nil {
 			t.Errorf("got %v of another instance's inventory", l)
@@ -186,7 +186,7 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		l := n.add(1, time.Second)
 		n.settle(2 * time.Minute)
 		n.kill()
-		n.cloud.Steal(l.ENI, l.IPv4)
+		n.cloud.State.Steal(l.ENI, l.IPv4)
 		n.start()
 		n.settle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
@@ -212,12 +212,12 @@ func TestLostAddressStaysHeld(t *testing.T) {
 func TestOwnership(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{MinimumIP: 20}, func(t *testing.T, n *node) {
 		mine := map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"}
-		foreign := n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
-		n.cloud.AddENI(instance, 3, cloud.InterfaceOrdinary, mine) // adopted
+		foreign := n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
+		n.cloud.State.AddENI(instance, 3, cloud.InterfaceOrdinary, mine) // adopted
 		n.start()
 		n.settle(5 * time.Minute)
 		n.wantLayout("14,0,6")
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			switch index(e) {
 			case 1:
 				if e.ID != foreign || e.Attachment.DeleteOnTermination || len(e.Tags) > 0 {
@@ -236,7 +236,7 @@ func TestOwnership(t *testing.T) {
 		"another cluster": {eni.TagCluster: "other", eni.TagOwner: eni.Owner},
 	} {
 		bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
-			n.cloud.AddENI(instance, 2, cloud.InterfaceOrdinary, tags)
+			n.cloud.State.AddENI(instance, 2, cloud.InterfaceOrdinary, tags)
 			n.start()
 			n.settle(5 * time.Minute)
 			if got := n.layout(); got != "3,3,0" {
@@ -250,7 +250,7 @@ func TestCreationTagsAndGroups(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.start()
 		n.settle(time.Second)
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			if index(e) != 1 {
 				continue
 			}
@@ -269,14 +269,14 @@ func TestCreationTagsAndGroups(t *testing.T) {
 
 func TestFragmentedSubnet(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmPrefix: 1}, func(t *testing.T, n *node) {
-		n.cloud.SetFragmented("subnet-1", true)
+		n.cloud.State.SetFragmented("subnet-1", true)
 		n.start()
 		n.addAll(0, 5, 45*time.Second)
 		n.check()
-		n.cloud.SetFragmented("subnet-1", false)
+		n.cloud.State.SetFragmented("subnet-1", false)
 		n.settle(15 * time.Minute)
 		singles, prefixes := 0, 0
-		for _, e := range n.cloud.Truth() {
+		for _, e := range n.cloud.State.Truth() {
 			singles += len(e.Addresses)
 			prefixes += len(e.Prefixes)
 		}
@@ -290,8 +290,8 @@ func TestFragmentedSubnet(t *testing.T) {
 
 func TestFullSubnetUsesWhatIsLeftAndRecovers(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 4}, func(t *testing.T, n *node) {
-		n.cloud.AddSubnet("subnet-2", "zone-a", "10.1.0.0/28", nil) // 11 usable
-		n.cloud.AddSubnet("subnet-3", "zone-b", "10.2.0.0/24", nil) // wrong zone
+		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/28", nil) // 11 usable
+		n.cloud.State.AddSubnet("subnet-3", "zone-b", "10.2.0.0/24", nil) // wrong zone
 		n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-2", "subnet-3"} }
 		n.start()
 		failed := n.burst(0, 40, 20*time.Second)
@@ -308,12 +308,12 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 		n.start()
 		n.burst(0, 9, time.Minute)
 		denied := cloudfake.Err(cloud.Permission, "UnauthorizedOperation")
-		n.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Err: denied})
-		n.cloud.Inject(cloudfake.Fault{Op: "UnassignAddresses", Err: denied})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "DetachENI", Err: denied})
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "UnassignAddresses", Err: denied})
 		n.delAll(0, 9)
 		n.settle(10 * time.Minute)
 		n.wantLayout("3,3,3")
-		if got := len(n.cloud.Calls()); got > 200 {
+		if got := len(n.cloud.Front.Calls()); got > 200 {
 			t.Errorf("%d calls in ten minutes of missing permission", got)
 		}
 		if n.Snapshot().LastError == "" {
@@ -328,15 +328,15 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 
 func TestOrphansOfVanishedInstances(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.cloud.AddInstance("i-alive", "t3.small", "subnet-1")
-		n.cloud.AddInstance("i-dead", "t3.small", "subnet-1")
+		n.cloud.State.AddInstance("i-alive", "t3.small", "subnet-1")
+		n.cloud.State.AddInstance("i-dead", "t3.small", "subnet-1")
 		made := time.Now().UTC().Format(time.RFC3339)
 		left := func(owner, cluster string) string {
 			tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: owner, eni.TagCreatedAt: made}
-			return n.cloud.AddENI("i-dead", 1, cloud.InterfaceOrdinary, tags)
+			return n.cloud.State.AddENI("i-dead", 1, cloud.InterfaceOrdinary, tags)
 		}
 		gone, alive, other := left("i-dead", "test"), left("i-alive", "test"), left("i-dead", "other")
-		n.cloud.Terminate("i-dead")
+		n.cloud.State.Terminate("i-dead")
 		n.start()
 		n.settle(10 * time.Minute)
 		if !exists(n, gone) {
@@ -351,7 +351,7 @@ func TestOrphansOfVanishedInstances(t *testing.T) {
 }
 
 func exists(n *node, id string) bool {
-	return slices.ContainsFunc(n.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == id })
+	return slices.ContainsFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool { return e.ID == id })
 }
 
 // A quiet node makes two listings a minute and no other call.
@@ -360,12 +360,12 @@ func TestIdleCost(t *testing.T) {
 		n.start()
 		n.add(1, time.Second)
 		n.settle(5 * time.Minute)
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Count(changes...); got != 0 {
+		if got := n.cloud.Front.Count(changes...); got != 0 {
 			t.Errorf("%d changes in an idle hour", got)
 		}
-		if got := len(n.cloud.Calls()); got > 140 {
+		if got := len(n.cloud.Front.Calls()); got > 140 {
 			t.Errorf("%d calls in an idle hour", got)
 		}
 	})

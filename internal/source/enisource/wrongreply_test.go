@@ -74,7 +74,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 			s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 1, DeleteOnTermination: true}}
 			lab := serve(t, s)
 			on := func(instance string, index int) vpc.ENI {
-				for _, e := range lab.Cloud.Snapshot().InstanceENIs(lab.Cloud.InstanceID(instance)) {
+				for _, e := range lab.Cloud.Snapshot().InstanceENIs(lab.Cloud.Instances.ID(instance)) {
 					if e.Attachment.DeviceIndex == index {
 						return e
 					}
@@ -84,13 +84,13 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 			}
 			fault := lie(books{on("node-a", 0), on("node-a", 1), on("node-b", 0)})
 			fault.Kind, fault.Count = "wrongReply", max(1, fault.Count)
-			if _, err := lab.Cloud.Inject(fault); err != nil {
+			if _, err := lab.Cloud.API.Inject(fault); err != nil {
 				t.Fatal(err)
 			}
 			n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
 			const pods = 12 // the primary ENI has room for nine
 			n.owned(t, n.pods(t, 0, pods))
-			n.until(t, "the reply was given", func() bool { return len(lab.Cloud.Faults()) == 0 })
+			n.until(t, "the reply was given", func() bool { return len(lab.Cloud.API.Faults()) == 0 })
 			agree := func() bool {
 				own := map[netip.Addr]string{}
 				for _, a := range n.Snapshot().Addresses {
@@ -115,18 +115,18 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 // own.
 func TestCreationsWithoutTagsInTheReply(t *testing.T) {
 	lab := serve(t, labSpec())
-	if _, err := lab.Cloud.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
+	if _, err := lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
 		t.Fatal(err)
 	}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
 	n.pods(t, 0, 12) // the primary ENI has room for nine
-	if met := lab.Cloud.FaultsMet()["wrongReply"]; met == 0 {
+	if met := lab.Cloud.API.FaultsMet()["wrongReply"]; met == 0 {
 		t.Fatal("no reply was changed")
 	}
-	if errors := lab.Cloud.Calls()["AttachNetworkInterface"].Errors; len(errors) > 0 {
+	if errors := lab.Cloud.API.Stats()["AttachNetworkInterface"].Errors; len(errors) > 0 {
 		t.Errorf("attaching: %v", errors)
 	}
-	for _, c := range lab.Cloud.CallLog() {
+	for _, c := range lab.Cloud.API.CallLog() {
 		if c.Params["Filter.1.Name"] != nil && c.Params["Filter.1.Name"][0] == "network-interface-id" {
 			t.Errorf("%v was described singly: its creation was not believed", c.Params["Filter.1.Value.1"])
 		}

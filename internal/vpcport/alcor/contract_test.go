@@ -3,6 +3,7 @@ package alcor_test
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
@@ -13,7 +14,7 @@ import (
 func (b *bed) contract(prefix string) vpcporttest.Bed {
 	return vpcporttest.Bed{
 		Provider: b.provider, Network: b.network.ID, Name: b.network.Name, Subnet: b.web.ID, CIDR: b.web.CIDR, Gateway: b.web.Gateway,
-		Free: netip.MustParseAddr("192.168.0.77"), Small: b.small.ID, Room: 5, Group: b.group, Host: "node-a", NoHost: "node-z", Absent: absent,
+		Free: netip.MustParseAddr("192.168.0.77"), Small: b.small.ID, Room: 5, Group: b.group, Host: "node-a", NoHost: "node-z", Absent: vpcporttest.Absent,
 		Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: prefix + b.network.ID},
 	}
 }
@@ -41,5 +42,22 @@ func TestContractWithAlcorsMACs(t *testing.T) {
 		b := newBed(t, alcorfake.Options{})
 		b.provider = b.open(t, func(s *alcor.Settings) { s.ProviderMAC = true })
 		return b.contract("vpc-ns")
+	})
+}
+
+func TestHTTP(t *testing.T) {
+	vpcporttest.RunHTTP(t, func(t *testing.T) vpcporttest.Service {
+		b := newBed(t, alcorfake.Options{Clock: start()})
+		return vpcporttest.Service{
+			Name: "Alcor", Networks: "vpcs", Bed: b.contract("vpc-ns"),
+			Inject: func(f vpcporttest.Fault) {
+				b.cloud.HTTP.Inject(alcorfake.Fault{
+					Method: f.Method, Times: f.Times, Delay: f.Delay, After: f.After, HangUp: f.HangUp, Status: f.Status, Message: f.Message, Falsify: f.Falsify,
+				})
+			},
+			Impatient: func() vpcport.Provider {
+				return b.open(t, func(s *alcor.Settings) { s.Timeout = 20 * time.Millisecond })
+			},
+		}
 	})
 }

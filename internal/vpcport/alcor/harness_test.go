@@ -12,10 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-const (
-	project = "3dda2801-d675-4688-a63f-dcda8d327f50"
-	absent  = "00000000-0000-4000-8000-000000000000"
-)
+const project = "3dda2801-d675-4688-a63f-dcda8d327f50"
 
 // bed is an Alcor with a VPC, served, and a provider of it.
 type bed struct {
@@ -62,39 +59,12 @@ func (b *bed) open(t *testing.T, edit ...func(*alcor.Settings)) *alcor.Provider 
 	return p
 }
 
-func (b *bed) newPort(uid string) vpcport.NewPort {
-	return vpcport.NewPort{
-		NetworkID: b.network.ID, Name: "default/" + uid, Device: vpcport.Device("blue", uid), MAC: vpcport.DerivedMAC("blue", uid, 0),
-		Addresses: []vpcport.NewAddress{{SubnetID: b.web.ID}},
-	}
-}
+func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
+
+func (b *bed) newPort(uid string) vpcport.NewPort { return b.contract("vpc-ns").NewPort(uid) }
 
 // make makes a port that must be possible.
 func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
-	n := b.newPort("u-1")
-	for _, e := range edit {
-		e(&n)
-	}
-	out, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out[0]
-}
-
-func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
-
-// wantError checks class and what an error is about, and returns it.
-func wantError(t *testing.T, what string, err error, class vpcport.Class, about string) vpcport.Error {
-	t.Helper()
-	if vpcport.ClassOf(err) != class || err == nil {
-		t.Errorf("%s: class %v, want %v: %v", what, vpcport.ClassOf(err), class, err)
-		return vpcport.Error{}
-	}
-	e := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
-	if e.About != about {
-		t.Errorf("%s: it is about %q, want %q: %v", what, e.About, about, err)
-	}
-	return *e
+	return b.contract("vpc-ns").Make(t, edit...)
 }

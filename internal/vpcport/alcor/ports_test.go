@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
@@ -53,8 +54,8 @@ func TestStatuses(t *testing.T) {
 	}
 }
 
-// A port is bound, let go, bound again and moved. Alcor tells the old host of one that is
-// bound to none, and so a tag tells of it. Tags of others stay.
+// A port is bound, unbound, bound again and moved. Alcor still shows the old host of an unbound port,
+// so a tag marks it. Other tags stay.
 func TestLifeOfAPort(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	b.cloud.AddHost("node-b", alcorfake.Host{})
@@ -77,7 +78,7 @@ func TestLifeOfAPort(t *testing.T) {
 		if got.Host != *step.host || (got.Binding.Result == vpcport.Bound) != (*step.host != "") || !slices.Equal(there.Tags, step.tags) {
 			t.Errorf("to %q: got %q, %+v, with the tags %q", *step.host, got.Host, got.Binding, there.Tags)
 		}
-		if n := b.cloud.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
+		if n := b.cloud.HTTP.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
 			t.Errorf("to %q: changed %d times, want %d", *step.host, n, step.puts)
 		}
 		b.cloud.Programmed(p.ID, there.Host, true)
@@ -91,7 +92,7 @@ func TestLifeOfAPort(t *testing.T) {
 	}
 }
 
-// A change leaves what it does not name: of port security Alcor itself does not.
+// A change keeps properties that it does not have. Alcor itself would turn port security on.
 func TestPortSecurityStaysOff(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	device := vpcport.Device("blue", "u-1")
@@ -105,7 +106,7 @@ func TestPortSecurityStaysOff(t *testing.T) {
 	}
 }
 
-// A host that Alcor does not have is no error: the port is made, or changed, without it.
+// A host that Alcor does not have is no error: the port is made or changed without it.
 func TestUnknownHosts(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-z" })
@@ -126,31 +127,31 @@ func TestUnknownHosts(t *testing.T) {
 		t.Errorf("with an agent: %+v", p)
 	}
 	b.cloud.RemoveHost(z)
-	wantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Somebody else's change in the same moment is seen, as the answer is not believed.
+// A concurrent change of another client is detected, because the port is read again.
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: vpcporttest.Swap("berth:blue:u-2", "berth:blue:u-3")})
 	device := vpcport.Device("blue", "u-2")
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
-	wantError(t, "Update", err, vpcport.Conflict, "")
-	b.cloud.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
+	vpcporttest.WantError(t, "Update", err, vpcport.Conflict, "")
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
-	wantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
+	vpcporttest.WantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
 }
 
-// Ports of other projects are none of this, though Alcor shows them to everybody.
+// Ports of other projects are ignored, though Alcor lists them.
 func TestOtherProjects(t *testing.T) {
 	b := newBed(t, alcorfake.Options{Unfiltered: true})
 	p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Project: "another", Device: "d"})
 	_, err := b.provider.Get(t.Context(), p.ID)
-	wantError(t, "Get", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, p.ID)
 	host := "node-a"
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
-	wantError(t, "Update", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update", err, vpcport.PortGone, p.ID)
 	if found, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}}); err != nil || len(found) != 0 {
 		t.Errorf("listed %v, %v", found, err)
 	}
@@ -159,7 +160,7 @@ func TestOtherProjects(t *testing.T) {
 	}
 	theirs := b.cloud.AddNetwork(alcorfake.Network{Name: "theirs", Project: "another"})
 	_, err = b.provider.Network(t.Context(), theirs.ID)
-	wantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
+	vpcporttest.WantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
 	shared := b.cloud.AddNetwork(alcorfake.Network{Name: "shared", Project: "another", Shared: true})
 	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
 		t.Errorf("a shared VPC: %+v, %v", n, err)
@@ -170,7 +171,7 @@ func TestOtherProjects(t *testing.T) {
 	}
 	b.cloud.AddNetwork(alcorfake.Network{Name: "shared"})
 	_, err = b.provider.Network(t.Context(), "shared")
-	wantError(t, "two of a name", err, vpcport.Invalid, "shared")
+	vpcporttest.WantError(t, "two of a name", err, vpcport.Invalid, "shared")
 }
 
 // A port says when it was made, and has a name that is not too long.

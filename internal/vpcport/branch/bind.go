@@ -10,12 +10,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// attempts is how many VLANs are tried one after the other, each of which turns out to be
-// taken. Of 4094 a trunk has some hundred in use at most.
+// attempts is how many VLANs bind tries before it gives up. A trunk uses about a hundred of 4094.
 const attempts = 8
 
-// bind makes an ENI, which is associated with no trunk, a branch of a host's. What the host
-// cannot take is told by the answer and is no error.
+// bind associates an ENI, which has no association, with the trunk of a host. If the host cannot take
+// it, the port has BindingFailed and there is no error.
 func (p *Provider) bind(ctx context.Context, e cloud.ENI, host string) (vpcport.Port, error) {
 	unbound := p.s.portOf(e, cloud.Association{}, nil)
 	t, ok, err := p.trunks.of(ctx, host)
@@ -44,7 +43,7 @@ func (p *Provider) bind(ctx context.Context, e cloud.ENI, host string) (vpcport.
 	return vpcport.Port{}, failure(vpcport.Conflict, opBind, "trunk %s of instance %s: %d VLANs that were tried one after the other are in use", t.ID, host, attempts)
 }
 
-// associate tries one VLAN. Again: another branch has it.
+// associate tries one VLAN; again reports that another branch has it.
 func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a cloud.Association, again bool, err error) {
 	a = tagged(*e)
 	if a.ID != "" || a.TrunkID != t.ID || a.VLAN == 0 || !p.vlans.take(t.ID, a.VLAN) {
@@ -55,32 +54,32 @@ func (p *Provider) associate(ctx context.Context, e *cloud.ENI, t *trunk) (a clo
 		}
 	}
 	a.ID = ""
-	// What was begun is finished before another port is begun.
+	// A higher priority finishes ports before it starts new ones.
 	a, err = p.s.Cloud.AssociateBranch(cloud.WithPriority(ctx, cloud.PriorityOf(ctx)+1), a, requestToken(*e, a))
 	if code(err) == codeDuplicate {
-		return a, true, nil // it stays taken for a while
+		return a, true, nil // the VLAN stays taken for Settings.Cooling
 	}
 	if err != nil {
 		return a, false, err
 	}
 	p.memory.associated(*e, a)
 	e.Type = cloud.InterfaceBranch
-	p.note(ctx, a)
+	p.notes.note(ctx, a)
 	return a, false, nil
 }
 
-// notBound is what an error of an association comes to.
+// notBound classifies the error of an association.
 func (p *Provider) notBound(e cloud.ENI, t *trunk, err error) (vpcport.Port, error) {
 	switch cloud.ClassOf(err) {
-	case cloud.Gone, cloud.Conflict: // of the trunk or of the branch: both are looked at again
+	case cloud.Gone, cloud.Conflict: // the trunk or the branch has changed: both are looked up again
 		p.trunks.forget(t.Instance)
 		return vpcport.Port{}, &vpcport.Error{Class: vpcport.Conflict, Op: opBind, Type: code(err), Message: err.Error(), Err: err}
 	}
 	return vpcport.Port{}, classified(opBind, fmt.Errorf("make port %s a branch of trunk %s: %w", e.ID, t.ID, err))
 }
 
-// unbind ends the association of a branch, whose address and ID stay. The tags have the ID of
-// an association before it ends: so no request for one is ever the same as that for another.
+// unbind ends the association of a branch, which keeps its address and ID. It writes the ID of the
+// association to the tags first: so no two requests for an association are equal.
 func (p *Provider) unbind(ctx context.Context, e *cloud.ENI) error {
 	p.notes.stop(e.ID)
 	a := p.memory.association(*e)
@@ -96,9 +95,9 @@ func (p *Provider) unbind(ctx context.Context, e *cloud.ENI) error {
 		}
 	}
 	switch err = p.s.Cloud.DisassociateBranch(ctx, a.ID); {
-	case cloud.ClassOf(err) == cloud.Gone: // somebody was faster, or the tags lie: EC2's next listing tells
+	case cloud.ClassOf(err) == cloud.Gone: // another client was faster, or the tags are wrong: the next listing decides
 		p.memory.forget(e.ID)
-		return failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %s by the association %s, which there is not", e.ID, a.TrunkID, a.ID)
+		return failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %s, and its association %s does not exist", e.ID, a.TrunkID, a.ID)
 	case err != nil:
 		return classified(opUnbind, fmt.Errorf("take port %s off trunk %s: %w", e.ID, a.TrunkID, err))
 	}
@@ -108,19 +107,19 @@ func (p *Provider) unbind(ctx context.Context, e *cloud.ENI) error {
 	return nil
 }
 
-// recall tells the association of a branch whose ID nobody wrote down, as a process ended before
-// it could: the same request is made again. EC2 remembers requests for a limited time (EC2 API,
-// "Ensuring idempotency").
+// recall finds the ID of an association that is not in the tags because a process ended before it
+// wrote it: it repeats the request. EC2 remembers requests for a limited time (EC2 API, "Ensuring
+// idempotency").
 func (p *Provider) recall(ctx context.Context, e cloud.ENI, a cloud.Association) (cloud.Association, error) {
-	err := errors.New("the tags tell neither trunk nor VLAN")
+	err := errors.New("the tags have neither trunk nor VLAN")
 	if a.TrunkID != "" && a.VLAN != 0 {
-		var told cloud.Association
-		if told, err = p.s.Cloud.AssociateBranch(ctx, a, requestToken(e, a)); err == nil {
-			return told, nil
+		var found cloud.Association
+		if found, err = p.s.Cloud.AssociateBranch(ctx, a, requestToken(e, a)); err == nil {
+			return found, nil
 		}
 		if class := cloud.ClassOf(err); class != cloud.Gone && class != cloud.Conflict && class != cloud.Bug {
 			return a, classified(opUnbind, fmt.Errorf("ask for the association of port %s: %w", e.ID, err))
 		}
 	}
-	return a, failure(vpcport.Conflict, opUnbind, "%s is a branch of trunk %q, and lacks the tag %s, by which it could be taken off: expected the ID of the association, which EC2 does not tell any more: %v", e.ID, a.TrunkID, TagAssociation, err)
+	return a, failure(vpcport.Conflict, opUnbind, "cannot end the association of %s with trunk %q: it lacks the tag %s with the ID of the association, and EC2 no longer answers the repeated request: %v", e.ID, a.TrunkID, TagAssociation, err)
 }

@@ -26,7 +26,7 @@ func (b *bed) wantBound(what string, p vpcport.Port, instance string) {
 	if p.Host != instance || p.Binding.Result != vpcport.Bound || p.Status != vpcport.StatusActive || plug.Trunk != b.trunkMAC(instance) {
 		b.t.Fatalf("%s: at %q, %+v, %v; want it bound to %s", what, p.Host, p.Binding, p.Status, instance)
 	}
-	all := b.cloud.Associations()
+	all := b.cloud.State.Associations()
 	i := slices.IndexFunc(all, func(a cloud.Association) bool { return a.BranchID == p.ID })
 	if i < 0 || all[i].VLAN != plug.VLAN {
 		b.t.Errorf("%s: plugged as VLAN %d; EC2 has %+v", what, plug.VLAN, all)
@@ -59,7 +59,7 @@ func TestMove(t *testing.T) {
 	b.wantBound("as another process sees it", seen, to)
 }
 
-// What an instance cannot take is said, and is no error.
+// If an instance cannot take a branch, the binding has the reason, and there is no error.
 func TestHostsThatCannot(t *testing.T) {
 	b := newBed(t)
 	other := b.make(b.provider, newPort("u-1", "i-b"))
@@ -79,11 +79,11 @@ func TestHostsThatCannot(t *testing.T) {
 
 	host = "i-none"
 	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "instance i-none has no trunk interface of cluster contract")
+	wantUnbindable(t, p, err, host, "instance i-none has no attached trunk interface of cluster contract")
 	b.trunk(host, map[string]string{eni.TagCluster: "another", eni.TagOwner: eni.Owner})
 	b.clock.Advance(time.Minute)
 	p, err = b.provider.Update(t.Context(), tenth.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "has no trunk interface of cluster contract") // that is another cluster's
+	wantUnbindable(t, p, err, host, "has no attached trunk interface of cluster contract") // that is another cluster's
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-11", host)})
 	failsWith(t, "a port in any subnet of an instance without a trunk", err, vpcport.Conflict)
 }
@@ -92,8 +92,8 @@ func TestHostsThatCannot(t *testing.T) {
 func TestTrunkThatIsReplaced(t *testing.T) {
 	b := newBed(t)
 	b.wantBound("before", b.make(b.provider, newPort("u-1", "i-a")), "i-a")
-	b.cloud.Terminate("i-a")
-	b.cloud.AddInstance("i-a", "m5.large", "subnet-a")
+	b.cloud.State.Terminate("i-a")
+	b.cloud.State.AddInstance("i-a", "m5.large", "subnet-a")
 	b.trunk("i-a", map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner})
 	b.clock.Advance(time.Minute)
 	host := "i-a"
@@ -106,14 +106,14 @@ func TestTrunkThatIsReplaced(t *testing.T) {
 // A VLAN that another branch has is not tried for ever, and the tags say which it became.
 func TestVLANThatIsTaken(t *testing.T) {
 	b := newBed(t)
-	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	b.wantBound("at the third", p, "i-a")
 	b.awaitNote(p.ID)
 	if tags := b.eni(p.ID).Tags; tags[branch.TagVLAN] != strconv.Itoa(p.Binding.Plug.VLAN) {
 		t.Errorf("VLAN %d; the tags %v", p.Binding.Plug.VLAN, tags)
 	}
-	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 	host := "i-a2"
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	failsWith(t, "where all are taken", err, vpcport.Conflict)
@@ -181,7 +181,7 @@ func TestVLANsCoolFromTheirEnd(t *testing.T) {
 func TestWhichTrunk(t *testing.T) {
 	b := newBed(t)
 	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}
-	b.cloud.SetAttachTime(time.Minute)
+	b.cloud.State.SetAttachTime(time.Minute)
 	made, err := b.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-a", Type: cloud.InterfaceTrunk, Tags: tags})
 	harness.OK(t, err)
 	_, err = b.cloud.AttachENI(t.Context(), made.ID, "i-none", 1)
@@ -189,7 +189,7 @@ func TestWhichTrunk(t *testing.T) {
 	host := "i-none"
 	p := b.make(b.provider, newPort("u-1", "i-b", func(n *vpcport.NewPort) { n.Host, n.Addresses = "", []vpcport.NewAddress{{SubnetID: "subnet-a"}} }))
 	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
-	wantUnbindable(t, p, err, host, "that is attached")
+	wantUnbindable(t, p, err, host, "no attached trunk interface")
 	b.clock.Advance(time.Minute)
 	p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	harness.OK(t, err)
@@ -201,16 +201,16 @@ func TestWhichTrunk(t *testing.T) {
 		t.Fatal("the second trunk is listed first")
 	}
 	for range 8 { // whichever a map gives first
-		if p := b.make(b.open(), newPort("u-"+strconv.Itoa(len(b.cloud.Calls())), "i-a")); p.Binding.Plug.Trunk != mine {
+		if p := b.make(b.open(), newPort("u-"+strconv.Itoa(len(b.cloud.Front.Calls())), "i-a")); p.Binding.Plug.Trunk != mine {
 			t.Errorf("on %s, want %s", p.Binding.Plug.Trunk, mine)
 		}
 	}
 }
 
-// What became of an association whose reply was lost is seen, and not asked for again.
+// The result of an association whose reply was lost is found, and it is not requested again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
-	b.cloud.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	host := "i-a"
 	for _, who := range []*branch.Provider{b.provider, b.open()} {
@@ -223,7 +223,7 @@ func TestLostAssociation(t *testing.T) {
 	none := ""
 	p, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &none})
 	harness.OK(t, err)
-	if n := len(b.cloud.Associations()); n != 0 || p.Host != "" {
+	if n := len(b.cloud.State.Associations()); n != 0 || p.Host != "" {
 		t.Errorf("taken off: at %q, %d associations", p.Host, n)
 	}
 }
@@ -249,7 +249,7 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 
 	// Nor is the association before taken for one that was not written down since.
 	b.clock.Advance(branch.Settle + branch.Cooling)
-	b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
 	host := "i-a2"
 	_, err := b.open().Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 	failsWith(t, "moved, and the intent was not written", err, vpcport.Transient)
@@ -271,13 +271,13 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 	harness.OK(t, b.provider.Delete(t.Context(), p.ID))
 }
 
-// A provider that nobody uses any more writes down at once what it could not write before.
+// A provider that is no longer used writes missing tags at once.
 func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
 	b, ended := newBed(t), make(chan struct{})
-	b.cloud.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
 	p := b.make(b.open(func(s *branch.Settings) { s.Ended = ended }), newPort("u-1", "i-a"))
 	harness.Eventually(t, time.Minute, "the first try fails", func() error {
-		if b.cloud.Count("Tag") == 0 {
+		if b.cloud.Front.Count("Tag") == 0 {
 			return errors.New("there was none")
 		}
 		return nil
@@ -290,7 +290,7 @@ func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
 func (b *bed) awaitNote(id string) {
 	b.t.Helper()
 	harness.Eventually(b.t, time.Minute, "the association is written down", func() error {
-		if has, is := b.eni(id).Tags[branch.TagAssociation], b.cloud.Associations()[0].ID; has != is {
+		if has, is := b.eni(id).Tags[branch.TagAssociation], b.cloud.State.Associations()[0].ID; has != is {
 			return fmt.Errorf("the tags have %q, EC2 %q", has, is)
 		}
 		return nil
@@ -312,7 +312,7 @@ func TestLostDisassociation(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	host := "i-a2"
-	b.cloud.Inject(cloudfake.Fault{Op: "DisassociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+	b.cloud.Front.Inject(cloudfake.Fault{Op: "DisassociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // and then what was told before does not hold
 		_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 		failsWith(t, "without a reply", err, class)
@@ -348,9 +348,9 @@ func TestGivenENIs(t *testing.T) {
 	b := newBed(t)
 	device, owner, none := vpcport.Device(cluster, "u-1"), vpcport.Owner, ""
 	for name, id := range map[string]string{
-		"for pods":          b.cloud.AddENI("i-a2", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}),
-		"a trunk":           b.cloud.AddENI("i-none", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}),
-		"another cluster's": b.cloud.AddENI("i-none", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: "another", eni.TagNIC: ""}),
+		"for pods":          b.cloud.State.AddENI("i-a2", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}),
+		"a trunk":           b.cloud.State.AddENI("i-none", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagNIC: ""}),
+		"another cluster's": b.cloud.State.AddENI("i-none", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: "another", eni.TagNIC: ""}),
 	} {
 		before := b.eni(id).Tags
 		_, err := b.provider.Update(t.Context(), id, 0, vpcport.Change{Device: &device, Owner: &owner})
@@ -377,10 +377,10 @@ func TestGivenENIs(t *testing.T) {
 	}
 }
 
-// An ENI that somebody attached to an instance is no branch.
+// An ENI that is attached to an instance is no branch.
 func TestAttachedENI(t *testing.T) {
 	b := newBed(t)
-	id := b.cloud.AddENI("i-a", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: branch.Owner, eni.TagNIC: vpcport.Device(cluster, "u-1")})
+	id := b.cloud.State.AddENI("i-a", 2, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: cluster, eni.TagOwner: branch.Owner, eni.TagNIC: vpcport.Device(cluster, "u-1")})
 	host := "i-a2"
 	p, err := b.provider.Update(t.Context(), id, 0, vpcport.Change{Host: &host})
 	wantUnbindable(t, p, err, host, "is attached to i-a as an ENI of its own")
@@ -390,12 +390,12 @@ func TestAttachedENI(t *testing.T) {
 func TestTrunksAreListedTogether(t *testing.T) {
 	b := newBed(t)
 	b.clock.Advance(time.Minute)
-	before := len(b.cloud.Calls())
+	before := len(b.cloud.Front.Calls())
 	for _, host := range []string{"i-a", "i-a2", "i-none", "i-none"} {
 		_, _ = b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-"+host, host)})
 	}
 	listings := 0
-	for _, c := range b.cloud.Calls()[before:] {
+	for _, c := range b.cloud.Front.Calls()[before:] {
 		if c.Op == "ENIs" || c.Op == "ENIPage" {
 			listings++
 		}
@@ -419,7 +419,7 @@ func (s *slow) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error)
 	return s.Cloud.ENIs(ctx, f)
 }
 
-// Who waits for trunks that another one lists waits no longer than it wants to.
+// A call that waits for a listing of trunks by another one ends with its context.
 func TestWaitForAListing(t *testing.T) {
 	b := newBed(t)
 	s := &slow{b.cloud, make(chan struct{}), make(chan struct{})}

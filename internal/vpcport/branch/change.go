@@ -10,11 +10,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Update implements vpcport.Provider. Marks come first: a port is not bound before it is
-// known whose it is.
+// Update implements vpcport.Provider. It changes the tags first: a port is bound only once its owner
+// is known.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
-	if c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil {
-		return vpcport.Port{}, failure(vpcport.Bug, opUpdate, "a change of nothing")
+	if c.Empty() {
+		return vpcport.Port{}, failure(vpcport.Bug, opUpdate, "an empty change")
 	}
 	e, err := p.find(ctx, id)
 	if err != nil {
@@ -38,7 +38,7 @@ func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Chang
 	return p.rehost(ctx, e, *c.Host)
 }
 
-// marks are the tags that a change of device and owner is.
+// marks are the tags for a change of device and owner.
 func marks(c vpcport.Change) map[string]string {
 	tags := map[string]string{}
 	if c.Device != nil {
@@ -62,7 +62,7 @@ func (p *Provider) tag(ctx context.Context, e *cloud.ENI, tags map[string]string
 	return nil
 }
 
-// with are tags with others in the place of those of the same keys.
+// with merges tags; others take precedence.
 func with(tags, others map[string]string) map[string]string {
 	all := maps.Clone(tags)
 	if all == nil {
@@ -72,7 +72,7 @@ func with(tags, others map[string]string) map[string]string {
 	return all
 }
 
-// rehost has a port bound to a host, or to none, and to no other.
+// rehost binds a port to a host, or to none, after ending any other binding.
 func (p *Provider) rehost(ctx context.Context, e cloud.ENI, host string) (vpcport.Port, error) {
 	now, err := p.port(ctx, e)
 	if err != nil {
@@ -92,8 +92,7 @@ func (p *Provider) rehost(ctx context.Context, e cloud.ENI, host string) (vpcpor
 	return p.bind(ctx, e, host)
 }
 
-// Delete implements vpcport.Provider. The VLAN that the port had is not used again for
-// Settings.Cooling.
+// Delete implements vpcport.Provider. The port's VLAN is not reused for Settings.Cooling.
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	err := p.s.Cloud.DeleteENI(ctx, id)
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {

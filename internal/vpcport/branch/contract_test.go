@@ -9,7 +9,7 @@ import (
 )
 
 func (b *bed) contract() vpcporttest.Bed {
-	b.cloud.SetFree("subnet-small", 5)
+	b.cloud.State.SetFree("subnet-small", 5)
 	return vpcporttest.Bed{
 		Provider: b.provider, Network: vpc, Name: vpc, Subnet: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), Gateway: netip.MustParseAddr("10.0.0.1"),
 		Free: netip.MustParseAddr("10.0.3.77"), Small: "subnet-small", Room: 5, Group: "sg-web", Host: "i-a", NoHost: "i-none",
@@ -21,12 +21,12 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t).contract() })
 }
 
-// The same where listings trail: what replies told counts.
+// The same with listings that lag: replies take precedence.
 func TestContractWithListingsThatTrail(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t)
 		out := b.contract()
-		b.cloud.SetLag(lag)
+		b.cloud.State.SetLag(lag)
 		return out
 	})
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// maxDescription is how long the description of an ENI may be (EC2 API Reference,
+// maxDescription is the maximum length of an ENI's description (EC2 API Reference,
 // CreateNetworkInterface).
 const maxDescription = 255
 
-// creations is how often a port is asked for at most that EC2 says was deleted since.
+// creations is how often create repeats a request that EC2 answers with a deleted ENI.
 const creations = 3
 
-// Create implements vpcport.Provider, of one port. One that cannot be bound to its host is
-// made all the same, and bound to none: a change of its host tells why.
+// Create implements vpcport.Provider, for one port. A port that cannot be bound to its host is made
+// unbound; a later Update with the host reports why.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	if len(ports) != 1 {
 		return nil, failure(vpcport.TooLarge, opCreate, "a request for %d ports, expected one", len(ports))
@@ -30,7 +30,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	if n.NetworkID != p.s.VPC {
 		return nil, failure(vpcport.NetworkGone, opCreate, "a port of network %.64q, expected one of VPC %s", n.NetworkID, p.s.VPC)
 	}
-	subnets, t, err := p.place(ctx, n)
+	subnets, t, err := p.placement.of(ctx, n)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	return []vpcport.Port{out}, nil
 }
 
-// make makes a port in the first of some subnets that has room, and binds it.
+// make makes a port in the first subnet that has room, and binds it.
 func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.CreateENI, subnets []cloud.Subnet) (out vpcport.Port, err error) {
 	var e cloud.ENI
 	for _, s := range subnets {
@@ -71,67 +71,7 @@ func (p *Provider) make(ctx context.Context, n vpcport.NewPort, request cloud.Cr
 	return out, nil
 }
 
-// place is in which subnets a port may be, the best first, and the trunk of its host; nil
-// where it has none.
-func (p *Provider) place(ctx context.Context, n vpcport.NewPort) (list []cloud.Subnet, t *trunk, err error) {
-	if n.Host != "" {
-		if t, _, err = p.trunks.of(ctx, n.Host); err != nil {
-			return nil, nil, err
-		}
-	}
-	ids, err := p.mayBeIn(n, t)
-	if err != nil {
-		return nil, nil, err
-	}
-	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
-		if _, err := p.subnets.list(ctx); err != nil {
-			return nil, nil, err
-		}
-		list, err = p.among(ctx, ids, n, t)
-	}
-	return list, t, err
-}
-
-// among are those of some subnets that a port may be in.
-func (p *Provider) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
-	list, missing, err := p.subnets.of(ctx, ids)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(n.Addresses) > 0 && len(list) == 0:
-		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s where ports have %v", p.s.VPC, ids[0], p.s.Families.Families())
-	case len(n.Addresses) == 0:
-		if list = inZone(list, t.Zone); len(list) == 0 {
-			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s, that of instance %s; missing, or of IPv6 alone: %q", ids, t.Zone, t.Instance, missing)
-		}
-	}
-	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {
-		return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v has an IPv6 CIDR block, and the port is to have an address of IPv6", ids)
-	}
-	return list, nil
-}
-
-// mayBeIn are the IDs of the subnets that a port may be in: the one that is asked for, those that it is to be among,
-// those of the settings, or that of its host's trunk. It refuses addresses that no port can have together.
-func (p *Provider) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
-	switch families := p.s.Families.Families(); {
-	case len(n.Addresses) > len(families):
-		return nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one of each of %v", len(n.Addresses), families)
-	case len(n.Addresses) == 2 && n.Addresses[0].SubnetID != n.Addresses[1].SubnetID:
-		return nil, failure(vpcport.Invalid, opCreate, "a port with addresses of the subnets %.64s and %.64s, expected those of one", n.Addresses[0].SubnetID, n.Addresses[1].SubnetID)
-	case len(n.Addresses) > 0:
-		return []string{n.Addresses[0].SubnetID}, nil
-	case t == nil:
-		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
-	case len(n.Subnets) > 0:
-		return n.Subnets, nil
-	case len(p.s.Subnets) == 0:
-		return []string{t.SubnetID}, nil
-	}
-	return p.s.Subnets, nil
-}
-
-// request is what EC2 is asked for, but for the subnet.
+// request is the request to EC2, without the subnet.
 func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error) {
 	r := cloud.CreateENI{
 		Groups: slices.Sorted(slices.Values(n.Groups)), Description: vpcport.Cut(n.Name, maxDescription), Tags: p.s.creationTags(n.Device),
@@ -149,7 +89,7 @@ func (p *Provider) request(n vpcport.NewPort, t *trunk) (cloud.CreateENI, error)
 	return r, nil
 }
 
-// ask asks for addresses: certain ones, else any of each family of ports.
+// ask requests given addresses, or any address of each family.
 func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error {
 	for _, a := range addresses {
 		at := &r.Primary
@@ -172,9 +112,9 @@ func (s Settings) ask(r *cloud.CreateENI, addresses []vpcport.NewAddress) error 
 	return nil
 }
 
-// Resolve implements vpcport.Resolver: which subnets a port may be in, and its groups.
+// Resolve implements vpcport.Resolver.
 func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
-	subnets, t, err := p.place(ctx, n)
+	subnets, t, err := p.placement.of(ctx, n)
 	if err != nil {
 		return vpcport.Resolved{}, err
 	}
@@ -189,7 +129,7 @@ func (p *Provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Reso
 	return out, nil
 }
 
-// create makes an ENI, once for the same request of the same device.
+// create makes an ENI, once for each request and device.
 func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.CreateENI) (cloud.ENI, error) {
 	for range creations {
 		r.ClientToken = token("create", n.Device, fmt.Sprint(p.memory.generation(n.Device)), fmt.Sprintf("%+v", r))
@@ -204,10 +144,10 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort, r cloud.Create
 		}
 		return e, p.asAsked(n, r, e)
 	}
-	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 answers with ENIs that were deleted since")
+	return cloud.ENI{}, failure(vpcport.Conflict, opCreate, "EC2 returned ENIs that have been deleted since")
 }
 
-// asAsked holds EC2's answer against a request.
+// asAsked compares EC2's reply with the request.
 func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) error {
 	n.Host = "" // it is no branch yet
 	n.Addresses = nil
@@ -221,13 +161,12 @@ func (p *Provider) asAsked(n vpcport.NewPort, r cloud.CreateENI, e cloud.ENI) er
 		n.Groups = nil
 	}
 	if what := vpcport.Mismatch(n, p.s.portOf(e, cloud.Association{}, nil)); what != "" {
-		return failure(vpcport.Bug, opCreate, "the answer cannot be: %s for device %q has another %s", e.ID, n.Device, what)
+		return failure(vpcport.Bug, opCreate, "impossible reply: %s for device %q has another %s", e.ID, n.Device, what)
 	}
 	return nil
 }
 
-// token is a client token that follows from what is asked for: 64 characters at most (EC2
-// API Reference).
+// token derives a client token from a request: at most 64 characters (EC2 API Reference).
 func token(parts ...string) string {
 	h := sha256.New()
 	for _, part := range parts {

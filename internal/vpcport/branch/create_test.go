@@ -27,7 +27,7 @@ func (b *bed) of(p *branch.Provider, uid string) []vpcport.Port {
 func TestLostCreation(t *testing.T) {
 	b := newBed(t)
 	for _, uid := range []string{"u-1", "u-2"} {
-		b.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		b.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort(uid, "i-a")})
 		failsWith(t, "the first", err, vpcport.Transient)
 		again := b.provider
@@ -42,7 +42,7 @@ func TestLostCreation(t *testing.T) {
 	}
 }
 
-// A port that somebody deleted is made again, although its request is the same.
+// A port that another client deleted is made again, although its request is the same.
 func TestPortThatSomebodyDeleted(t *testing.T) {
 	b := newBed(t)
 	for round := range 3 {
@@ -86,11 +86,11 @@ func TestSubnets(t *testing.T) {
 	if got := subnet(b.make(some, newPort("u-8", "i-a", among))); got != "subnet-small" {
 		t.Errorf("of those that it is to be among the one in the zone: %s", got)
 	}
-	b.cloud.SetFree("subnet-a", 0) // which the listing did not show yet
+	b.cloud.State.SetFree("subnet-a", 0) // which the listing did not show yet
 	if got := subnet(b.make(some, newPort("u-4", "i-a"))); got != "subnet-small" {
 		t.Errorf("where that is full: %s", got)
 	}
-	b.cloud.SetFree("subnet-small", 0)
+	b.cloud.State.SetFree("subnet-small", 0)
 	_, err := some.Create(t.Context(), []vpcport.NewPort{newPort("u-5", "i-a")})
 	failsWith(t, "where all are full", err, vpcport.SubnetFull)
 	none := b.open(func(s *branch.Settings) { s.Subnets = []string{"subnet-b", "subnet-gone"} })
@@ -153,10 +153,10 @@ func TestAnswersThatCannotBeTrue(t *testing.T) {
 	}
 }
 
-// What a listing does not show yet is there, and what it shows still is gone.
+// Replies take precedence over listings that lag.
 func TestRepliesOutrankListings(t *testing.T) {
 	b := newBed(t)
-	b.cloud.SetLag(lag)
+	b.cloud.State.SetLag(lag)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	if list := b.of(b.provider, "u-1"); len(list) != 1 || list[0].Host != "i-a" {
 		t.Errorf("right after: %+v", list)

@@ -21,8 +21,8 @@ import (
 func newBed6(t *testing.T, families ipfamily.Set) *bed {
 	t.Helper()
 	b := newBed(t, ofFamilies(families))
-	b.cloud.SetIPv6("subnet-a", "2001:db8:0:a::/64")
-	b.cloud.SetIPv6("subnet-small", "2001:db8:0:c::/64")
+	b.cloud.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.cloud.State.SetIPv6("subnet-small", "2001:db8:0:c::/64")
 	return b
 }
 
@@ -86,7 +86,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// What no port can have of its VPC's families is refused before anything is made.
+// Impossible combinations of addresses are refused before anything is made.
 func TestFamiliesThatCannotBe(t *testing.T) {
 	const six, four = "2001:db8:0:a::77", "10.0.0.77"
 	elsewhere := func(n *vpcport.NewPort) {
@@ -140,7 +140,7 @@ func TestSubnetThatGetsIPv6(t *testing.T) {
 	b := newBed6(t, ipfamily.Dual)
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-b")})
 	failsWith(t, "before", err, vpcport.Invalid)
-	b.cloud.SetIPv6("subnet-b", "2001:db8:0:b::/64")
+	b.cloud.State.SetIPv6("subnet-b", "2001:db8:0:b::/64")
 	if p := b.make(b.provider, newPort("u-1", "i-b")); len(p.Addresses) != 2 {
 		t.Errorf("the port has %v", p.Addresses)
 	}
@@ -149,15 +149,15 @@ func TestSubnetThatGetsIPv6(t *testing.T) {
 // Of several subnets one counts that has IPv6, if ports do.
 func TestSubnetsWithIPv6(t *testing.T) {
 	b := newBed(t)
-	b.cloud.AddSubnet("subnet-old", "zone-a", "10.0.48.0/20", nil) // larger, and without IPv6
-	b.cloud.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.cloud.State.AddSubnet("subnet-old", "zone-a", "10.0.48.0/20", nil) // larger, and without IPv6
+	b.cloud.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	p := b.make(b.open(ofFamilies(ipfamily.Dual), func(s *branch.Settings) { s.Subnets = []string{"subnet-old", "subnet-a"} }), newPort("u-1", "i-a"))
 	if p.Addresses[0].SubnetID != "subnet-a" {
 		t.Errorf("the port is in %s", p.Addresses[0].SubnetID)
 	}
 }
 
-// A network has the blocks of the families of ports, by which their addresses are told.
+// A network has the blocks of the families of ports.
 func TestNetworkOfFamilies(t *testing.T) {
 	subnet := func(id, name, cidr, gateway string, six ...string) vpcport.Subnet {
 		s := vpcport.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr), Gateway: netip.MustParseAddr(gateway)}
@@ -226,8 +226,8 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 	in6 := func(n *vpcport.NewPort) { n.Addresses = []vpcport.NewAddress{{SubnetID: "subnet-6"}} }
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
 		b := newBed(t, ofFamilies(f), func(s *branch.Settings) { s.Subnets = []string{"subnet-a", "subnet-6"} })
-		b.cloud.SetIPv6("subnet-a", "2001:db8:0:a::/64")
-		b.cloud.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
+		b.cloud.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+		b.cloud.State.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
 		native := f == ipfamily.OnlyIPv6
 		network, err := b.provider.Network(t.Context(), vpc)
 		harness.OK(t, err)
@@ -245,11 +245,11 @@ func TestSubnetsOfIPv6Alone(t *testing.T) {
 			failsWith(t, string(f), err, vpcport.ReferenceGone)
 		}
 		for _, s := range []string{"subnet-a", "subnet-b", "subnet-small"} {
-			b.cloud.RemoveSubnet(s)
+			b.cloud.State.RemoveSubnet(s)
 		}
 		// The VPC is there, whether or not ports can be in it.
 		if network, err = b.provider.Network(t.Context(), vpc); err != nil || len(network.Subnets) != map[bool]int{true: 1}[native] {
-			t.Errorf("%s: of a VPC with a subnet of IPv6 alone only: %+v, %v", f, network, err)
+			t.Errorf("%s: of a VPC with an IPv6-only subnet only: %+v, %v", f, network, err)
 		}
 	}
 }

@@ -35,12 +35,12 @@ func newBed(t *testing.T, edit ...func(*branch.Settings)) *bed {
 	t.Helper()
 	b := &bed{t: t, clock: clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))}
 	b.cloud = cloudfake.New(cloudfake.Options{Clock: b.clock})
-	b.cloud.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", map[string]string{"Name": "pods-a"})
-	b.cloud.AddSubnet("subnet-b", "zone-b", "10.0.16.0/20", nil)
-	b.cloud.AddSubnet("subnet-small", "zone-a", "10.0.32.0/28", nil)
-	b.cloud.AddSecurityGroup("sg-web", nil)
+	b.cloud.State.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", map[string]string{"Name": "pods-a"})
+	b.cloud.State.AddSubnet("subnet-b", "zone-b", "10.0.16.0/20", nil)
+	b.cloud.State.AddSubnet("subnet-small", "zone-a", "10.0.32.0/28", nil)
+	b.cloud.State.AddSecurityGroup("sg-web", nil)
 	for instance, subnet := range map[string]string{"i-a": "subnet-a", "i-a2": "subnet-a", "i-b": "subnet-b", "i-none": "subnet-a"} {
-		b.cloud.AddInstance(instance, "m5.large", subnet)
+		b.cloud.State.AddInstance(instance, "m5.large", subnet)
 		if instance != "i-none" {
 			b.trunk(instance, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
 		}
@@ -60,7 +60,7 @@ func (b *bed) open(edit ...func(*branch.Settings)) *branch.Provider {
 
 // trunk gives an instance a trunk, and returns its ID.
 func (b *bed) trunk(instance string, tags map[string]string) string {
-	return b.cloud.AddENI(instance, 1, cloud.InterfaceTrunk, tags)
+	return b.cloud.State.AddENI(instance, 1, cloud.InterfaceTrunk, tags)
 }
 
 // eni is an ENI as EC2 has it.

@@ -11,11 +11,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Ports implements vpcport.Provider. EC2 narrows by IDs, devices, VPC and Berth's own owner;
-// the rest is narrowed here.
+// Ports implements vpcport.Provider. EC2 filters by IDs, devices, VPC and Berth's owner; matches
+// applies the rest of the filter.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	if f.Empty() {
-		return nil, failure(vpcport.Bug, opENIs, "a listing of all ENIs: expected a filter")
+		return nil, failure(vpcport.Bug, opENIs, "an empty filter would list all ENIs")
 	}
 	by := cloud.ENIFilter{IDs: f.IDs, VPCID: f.NetworkID}
 	if len(f.Devices) > 0 {
@@ -32,7 +32,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	return p.ports(ctx, list)
 }
 
-// matches tells whether a filter lets an ENI through.
+// matches reports whether a filter lets an ENI through.
 func (p *Provider) matches(f vpcport.Filter, e cloud.ENI) bool {
 	among := func(list []string, v string) bool { return len(list) == 0 || slices.Contains(list, v) }
 	return among(f.IDs, e.ID) && among(f.Devices, e.Tags[eni.TagNIC]) && (f.NetworkID == "" || f.NetworkID == e.VPCID) &&
@@ -40,7 +40,7 @@ func (p *Provider) matches(f vpcport.Filter, e cloud.ENI) bool {
 		(len(f.MACs) == 0 || slices.ContainsFunc(f.MACs, func(m mac.Addr) bool { return m.String() == e.MAC.String() }))
 }
 
-// ports are ENIs as ports.
+// ports converts ENIs to ports.
 func (p *Provider) ports(ctx context.Context, list []cloud.ENI) ([]vpcport.Port, error) {
 	of := make([]cloud.Association, len(list))
 	var trunkIDs []string
@@ -70,7 +70,7 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 	return p.port(ctx, e)
 }
 
-// port is one ENI as a port.
+// port converts one ENI to a port.
 func (p *Provider) port(ctx context.Context, e cloud.ENI) (vpcport.Port, error) {
 	list, err := p.ports(ctx, []cloud.ENI{e})
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *Provider) port(ctx context.Context, e cloud.ENI) (vpcport.Port, error) 
 	return list[0], nil
 }
 
-// find describes an ENI that may be a port. Without it the class is PortGone.
+// find describes an ENI that may be a port. If there is none, the class is PortGone.
 func (p *Provider) find(ctx context.Context, id string) (cloud.ENI, error) {
 	list, err := p.s.Cloud.ENIs(ctx, cloud.ENIFilter{IDs: []string{id}})
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *Provider) find(ctx context.Context, id string) (cloud.ENI, error) {
 	list = p.memory.over(list, func(e cloud.ENI) bool { return e.ID == id && p.s.mayBePort(e) })
 	if len(list) == 0 {
 		p.memory.gone(id)
-		return cloud.ENI{}, failure(vpcport.PortGone, opENIs, "there is no ENI %s with the tags %s=%s and %s, as ports have", id, eni.TagCluster, p.s.Cluster, eni.TagNIC)
+		return cloud.ENI{}, failure(vpcport.PortGone, opENIs, "no ENI %s has the tags of ports: %s=%s and %s", id, eni.TagCluster, p.s.Cluster, eni.TagNIC)
 	}
 	return list[0], nil
 }

@@ -10,18 +10,18 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 )
 
-// memory is what replies told, which listings may not show yet.
+// memory is what replies say about ENIs, which listings may not show yet.
 type memory struct {
 	clock  clock.Clock
 	settle time.Duration
 
 	mu      sync.Mutex                   // guards all below
-	told    map[string]told              // by ENI, for settle
-	assoc   map[string]cloud.Association // by branch, until it is known to be none
-	renewed map[string]int               // by device, how many requests for it are no use any more
+	told    map[string]told              // by ENI, kept for settle
+	assoc   map[string]cloud.Association // by branch, until its end is known
+	renewed map[string]int               // by device, how many client tokens are used up
 }
 
-// told is an ENI as the last reply about it left it.
+// told is an ENI according to the last reply.
 type told struct {
 	eni  cloud.ENI
 	gone bool
@@ -32,7 +32,7 @@ func newMemory(c clock.Clock, settle time.Duration) *memory {
 	return &memory{clock: c, settle: settle, told: map[string]told{}, assoc: map[string]cloud.Association{}, renewed: map[string]int{}}
 }
 
-// is notes what an ENI is after a change.
+// is records an ENI after a change.
 func (m *memory) is(e cloud.ENI) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,7 +44,7 @@ func (m *memory) is(e cloud.ENI) {
 	}
 }
 
-// tagged notes tags that were written since.
+// tagged records new tags of an ENI.
 func (m *memory) tagged(id string, tags map[string]string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -54,7 +54,7 @@ func (m *memory) tagged(id string, tags map[string]string) {
 	}
 }
 
-// associated notes that an ENI is a branch.
+// associated records that an ENI is a branch.
 func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 	e.Type, e.Status = cloud.InterfaceBranch, "in-use"
 	m.is(e)
@@ -63,7 +63,7 @@ func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 	m.assoc[e.ID] = a
 }
 
-// forget has listings count for an ENI.
+// forget drops what is known of an ENI: the next listing decides.
 func (m *memory) forget(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,7 +71,7 @@ func (m *memory) forget(id string) {
 	delete(m.assoc, id)
 }
 
-// gone notes that there is no such ENI, although nobody asked to have it deleted.
+// gone records that an ENI does not exist although this provider did not delete it.
 func (m *memory) gone(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,8 +80,7 @@ func (m *memory) gone(id string) {
 	delete(m.assoc, id)
 }
 
-// dropped notes that an ENI was deleted whose device nobody needs any more. It returns the
-// association that it had.
+// dropped records the deletion of an ENI and of its device. It returns the association of the ENI.
 func (m *memory) dropped(id string) (cloud.Association, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,36 +92,36 @@ func (m *memory) dropped(id string) (cloud.Association, bool) {
 	return a, ok
 }
 
-// isGone tells whether an ENI is known to be deleted.
+// isGone reports whether an ENI is known to be deleted.
 func (m *memory) isGone(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.told[id].gone
 }
 
-// renew has requests for a device be others than before: a repeat of one gets the ENI that it
-// made, also where that was deleted since (EC2 API, "Ensuring idempotency").
+// renew changes the client token of requests for a device. With the old token EC2 returns the ENI of
+// the first request even if it has been deleted since (EC2 API, "Ensuring idempotency").
 func (m *memory) renew(device string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.renewed[device]++
 }
 
-// generation tells how often requests for a device were renewed.
+// generation is how often renew was called for a device.
 func (m *memory) generation(device string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.renewed[device]
 }
 
-// prune forgets what listings show by now. m.mu is held.
+// prune drops what listings show by now. m.mu is held.
 func (m *memory) prune() {
 	now := m.clock.Now()
 	maps.DeleteFunc(m.told, func(_ string, t told) bool { return now.Sub(t.at) >= m.settle })
 }
 
-// over is a listing with what replies told in the place of what it trails. Matches tells
-// whether an ENI belongs into it.
+// over replaces ENIs of a listing by what later replies say of them, and adds ENIs that match and are
+// not listed yet.
 func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.ENI {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,7 +149,7 @@ func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.EN
 	return out
 }
 
-// association is what is known of a branch: what a reply told, else what its tags say.
+// association is that of a branch, from a reply or else from its tags.
 func (m *memory) association(e cloud.ENI) cloud.Association {
 	m.mu.Lock()
 	defer m.mu.Unlock()

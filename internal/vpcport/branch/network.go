@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Network implements vpcport.Provider, of the one VPC that the provider is for.
+// Network implements vpcport.Provider, for the VPC of the settings only.
 func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, error) {
 	if id != p.s.VPC {
 		return vpcport.Network{}, failure(vpcport.NetworkGone, opSubnets, "the provider is for VPC %s, not for %.64q", p.s.VPC, id)
@@ -38,7 +38,7 @@ func (p *Provider) Network(ctx context.Context, id string) (vpcport.Network, err
 // gateway6 is the IPv6 router of every subnet (Amazon VPC User Guide, "Subnet CIDR blocks").
 var gateway6 = netip.MustParseAddr("fe80:ec2::1")
 
-// subnetOf is a subnet with its blocks of the families of ports; false for one that has none.
+// subnetOf converts a subnet to its blocks of the families of ports; false if it has none.
 func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
 	out = vpcport.Subnet{ID: n.ID, Name: n.Tags["Name"]}
 	if s.Families.Has(ipfamily.IPv4) {
@@ -57,10 +57,10 @@ func (s Settings) subnetOf(n cloud.Subnet) (out vpcport.Subnet, ok bool) {
 	return out, out.CIDR.IsValid()
 }
 
-// Project implements vpcport.Provider: the ID of a VPC tells account and region.
+// Project implements vpcport.Provider: the VPC stands for account and region.
 func (p *Provider) Project(context.Context) (string, error) { return p.s.VPC, nil }
 
-// subnets are those of the VPC, as they were listed last.
+// subnets caches the subnets of the VPC.
 type subnets struct {
 	s Settings
 
@@ -70,8 +70,8 @@ type subnets struct {
 
 func newSubnets(s Settings) *subnets { return &subnets{s: s} }
 
-// list asks EC2 for the subnets, in the order of their IDs. Those that no port can be in, of IPv6
-// alone where ports have IPv4, are not known then.
+// list lists the subnets at EC2, in the order of their IDs. It does not cache those that no port can be
+// in: IPv6-only subnets if ports have IPv4.
 func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	list, err := s.s.Cloud.Subnets(ctx, cloud.SubnetFilter{VPCID: s.s.VPC})
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *subnets) list(ctx context.Context) ([]cloud.Subnet, error) {
 	return list, nil
 }
 
-// have tells what is known of some subnets; missing: one is not known.
+// have returns those of some subnets that are cached; missing is one that is not.
 func (s *subnets) have(ids []string) (out []cloud.Subnet, missing string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +106,8 @@ func (s *subnets) have(ids []string) (out []cloud.Subnet, missing string) {
 	return out, missing
 }
 
-// of are subnets by their IDs; EC2 is asked where one is not known. Those that there are not
-// are left out, with the last of them as missing.
+// of returns subnets by their IDs, and lists again if one is not cached. Subnets that do not exist are
+// left out; missing is the last of them.
 func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, missing string, err error) {
 	if out, missing = s.have(ids); missing == "" {
 		return out, "", nil
@@ -119,9 +119,75 @@ func (s *subnets) of(ctx context.Context, ids []string) (out []cloud.Subnet, mis
 	return out, missing, nil
 }
 
-// withFamilies are those subnets that have addresses of all families of ports. Each that a port of IPv4 may be in
-// has those, which are enough where a certain one is asked for, and no other: so does a port that is made again, and had
-// that one alone.
+// placement decides which subnets a port may be in.
+type placement struct {
+	s       Settings
+	trunks  *trunks
+	subnets *subnets
+}
+
+// of are the subnets that a port may be in, the best first, and the trunk of its host; nil
+// where it has none.
+func (p *placement) of(ctx context.Context, n vpcport.NewPort) (list []cloud.Subnet, t *trunk, err error) {
+	if n.Host != "" {
+		if t, _, err = p.trunks.of(ctx, n.Host); err != nil {
+			return nil, nil, err
+		}
+	}
+	ids, err := p.mayBeIn(n, t)
+	if err != nil {
+		return nil, nil, err
+	}
+	if list, err = p.among(ctx, ids, n, t); vpcport.ClassOf(err) == vpcport.Invalid { // a subnet may have got what it lacked
+		if _, err := p.subnets.list(ctx); err != nil {
+			return nil, nil, err
+		}
+		list, err = p.among(ctx, ids, n, t)
+	}
+	return list, t, err
+}
+
+// among returns those of some subnets that a port may be in.
+func (p *placement) among(ctx context.Context, ids []string, n vpcport.NewPort, t *trunk) ([]cloud.Subnet, error) {
+	list, missing, err := p.subnets.of(ctx, ids)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(n.Addresses) > 0 && len(list) == 0:
+		return nil, failure(vpcport.ReferenceGone, opCreate, "VPC %s has no subnet %.64s for ports with %v", p.s.VPC, ids[0], p.s.Families.Families())
+	case len(n.Addresses) == 0:
+		if list = inZone(list, t.Zone); len(list) == 0 {
+			return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v is in zone %s of instance %s; missing or IPv6-only: %q", ids, t.Zone, t.Instance, missing)
+		}
+	}
+	if list = p.s.withFamilies(list, n.Addresses); len(list) == 0 {
+		return nil, failure(vpcport.Invalid, opCreate, "none of the subnets %v has the IPv6 CIDR block that the port needs", ids)
+	}
+	return list, nil
+}
+
+// mayBeIn are the IDs of the subnets that a port may be in: the requested one, the requested choice,
+// those of the settings, or that of its host's trunk. It refuses impossible combinations of addresses.
+func (p *placement) mayBeIn(n vpcport.NewPort, t *trunk) ([]string, error) {
+	switch families := p.s.Families.Families(); {
+	case len(n.Addresses) > len(families):
+		return nil, failure(vpcport.Invalid, opCreate, "a port with %d addresses, expected one of each of %v", len(n.Addresses), families)
+	case len(n.Addresses) == 2 && n.Addresses[0].SubnetID != n.Addresses[1].SubnetID:
+		return nil, failure(vpcport.Invalid, opCreate, "a port with addresses of the subnets %.64s and %.64s, expected those of one", n.Addresses[0].SubnetID, n.Addresses[1].SubnetID)
+	case len(n.Addresses) > 0:
+		return []string{n.Addresses[0].SubnetID}, nil
+	case t == nil:
+		return nil, failure(vpcport.Conflict, opCreate, "%s", p.trunks.missing(n.Host))
+	case len(n.Subnets) > 0:
+		return n.Subnets, nil
+	case len(p.s.Subnets) == 0:
+		return []string{t.SubnetID}, nil
+	}
+	return p.s.Subnets, nil
+}
+
+// withFamilies are the subnets that have all families of ports. A request for a given IPv4 address
+// only, such as one that makes an IPv4-only port again, needs no IPv6 block.
 func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) []cloud.Subnet {
 	if !s.Families.Has(ipfamily.IPv6) || len(asked) == 1 && asked[0].IP.Is4() {
 		return list
@@ -129,8 +195,8 @@ func (s Settings) withFamilies(list []cloud.Subnet, asked []vpcport.NewAddress) 
 	return slices.DeleteFunc(list, func(n cloud.Subnet) bool { return len(n.IPv6) == 0 })
 }
 
-// inZone are the subnets of a zone, those of IPv6 alone first, as no IPv4 address is taken there, then those with most
-// free addresses.
+// inZone are the subnets of a zone: first IPv6-only ones, which cost no IPv4 address, then by the number
+// of free addresses.
 func inZone(list []cloud.Subnet, zone string) []cloud.Subnet {
 	out := slices.DeleteFunc(slices.Clone(list), func(s cloud.Subnet) bool { return s.Zone != zone })
 	slices.SortFunc(out, func(a, b cloud.Subnet) int {

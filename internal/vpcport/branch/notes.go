@@ -10,36 +10,39 @@ import (
 )
 
 const (
-	// noteTimeout bounds a try to write an association's ID down.
+	// noteTimeout bounds one attempt to write the tag.
 	noteTimeout = 2 * time.Minute
-	// noteWait is how long that waits at most for ports that are being made. Meanwhile EC2 tells the
-	// ID to whoever repeats the request (recall).
+	// noteWait is how long a tag waits at most while ports are being made. Until it is written, the ID
+	// can be found by recall.
 	noteWait = 30 * time.Second
-	// noteAgain is between two tries at most.
+	// noteAgain is the longest backoff.
 	noteAgain = 10 * time.Minute
 )
 
-// notes are the IDs of associations that are being written down as tags of their branches.
+// notes tag branches with the IDs of their associations, in the background.
 type notes struct {
+	s      Settings
+	memory *memory
+
 	mu    sync.Mutex // guards all below
 	all   map[string]*writing
-	busy  int           // ports that are being made
-	quiet chan struct{} // closed while there are none
+	busy  int           // ports being made
+	quiet chan struct{} // closed while busy is 0
 }
 
-// writing is one of them.
+// writing is one tag in the background.
 type writing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed once no call is under way
+	done   chan struct{} // closed at its end
 }
 
-func newNotes() *notes {
-	n := &notes{all: map[string]*writing{}, quiet: make(chan struct{})}
+func newNotes(s Settings, m *memory) *notes {
+	n := &notes{s: s, memory: m, all: map[string]*writing{}, quiet: make(chan struct{})}
 	close(n.quiet)
 	return n
 }
 
-// during has notes wait while do makes a port.
+// during delays tags while do makes a port.
 func (n *notes) during(do func()) {
 	n.mu.Lock()
 	if n.busy++; n.busy == 1 {
@@ -56,61 +59,60 @@ func (n *notes) during(do func()) {
 	do()
 }
 
-// calm is closed once no port is being made.
+// calm is closed when no port is being made.
 func (n *notes) calm() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.quiet
 }
 
-// note has the ID of an association be written down, by which another operator can take the
-// branch off the trunk again, as long as it likes. No pod waits for it: calls that one waits for
-// go first, and those that make ports.
-func (p *Provider) note(ctx context.Context, a cloud.Association) {
+// note tags a branch with the ID of its association, by which another operator can take it off the
+// trunk, however much later. No pod waits for it: calls that a pod waits for go first, and those that
+// make ports.
+func (n *notes) note(ctx context.Context, a cloud.Association) {
 	ctx, cancel := context.WithCancel(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Ahead))
 	w := &writing{cancel, make(chan struct{})}
-	p.notes.stop(a.BranchID)
-	p.notes.mu.Lock()
-	p.notes.all[a.BranchID] = w
-	p.notes.mu.Unlock()
+	n.stop(a.BranchID)
+	n.mu.Lock()
+	n.all[a.BranchID] = w
+	n.mu.Unlock()
 	go func() {
 		defer close(w.done)
-		defer p.notes.over(a.BranchID, w)
+		defer n.over(a.BranchID, w)
 		defer cancel()
-		calm := p.notes.calm()
+		calm := n.calm()
 		for try, ended := 0, false; ; try++ {
 			select {
 			case <-ctx.Done():
 				return
-			case <-p.s.Ended:
-				ended = true // now or never
+			case <-n.s.Ended:
+				ended = true // the last attempt
 			case <-calm:
-			case <-p.s.Clock.After(retry.Delay(noteWait, noteAgain, try)):
+			case <-n.s.Clock.After(retry.Delay(noteWait, noteAgain, try)):
 			}
 			calm = nil
-			err := p.write(ctx, a)
+			err := n.write(ctx, a)
 			if err == nil || ended || ctx.Err() != nil || cloud.ClassOf(err) == cloud.Gone {
 				return
 			}
-			p.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
+			n.s.Logger.Warn("a branch could not be tagged with its association, will try again", "eni", a.BranchID, "trunk", a.TrunkID, "vlan", a.VLAN, "association", a.ID, "error", err)
 		}
 	}()
 }
 
-// write writes the ID of an association down.
-func (p *Provider) write(ctx context.Context, a cloud.Association) error {
+// write tags a branch once.
+func (n *notes) write(ctx context.Context, a cloud.Association) error {
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
 	tags := map[string]string{TagAssociation: a.ID}
-	if err := p.s.Cloud.Tag(ctx, a.BranchID, tags); err != nil {
+	if err := n.s.Cloud.Tag(ctx, a.BranchID, tags); err != nil {
 		return err
 	}
-	p.memory.tagged(a.BranchID, tags)
+	n.memory.tagged(a.BranchID, tags)
 	return nil
 }
 
-// stop has nothing be written any more about a branch's last association, and returns once
-// nothing is.
+// stop cancels the tag of a branch's last association and waits for the end of its call.
 func (n *notes) stop(branch string) {
 	n.mu.Lock()
 	w := n.all[branch]

@@ -19,20 +19,19 @@ type trunk struct {
 	Groups         []string
 }
 
-// listAgain is how old the last listing of trunks has to be for another one, however many
-// instances lack a trunk.
+// listAgain is the minimum time between two listings of trunks.
 const listAgain = 2 * time.Second
 
-// trunks are those of the cluster in the VPC, all of which one listing tells.
+// trunks caches the trunks of the cluster in the VPC, which one listing returns.
 type trunks struct {
 	s Settings
 
-	// listing has an element while nobody lists; who takes it lists, and others wait for what
-	// that finds, as long as they want to. It guards at.
+	// listing is a semaphore for one listing at a time; it has an element while it is free, and guards
+	// at. Others wait for the result, or for the end of their contexts.
 	listing chan struct{}
 	at      time.Time // when the last listing began
 
-	mu         sync.Mutex // guards all below; not held while EC2 is asked
+	mu         sync.Mutex // guards all below; not held during calls
 	byInstance map[string]*trunk
 	byID       map[string]*trunk
 }
@@ -43,9 +42,9 @@ func newTrunks(s Settings) *trunks {
 	return t
 }
 
-// missing says that an instance has no trunk.
+// missing is the message for an instance without a trunk.
 func (t *trunks) missing(instance string) string {
-	return fmt.Sprintf("instance %s has no trunk interface of cluster %s in VPC %s that is attached: its NodeNetwork needs spec.eni.trunk, and its type must have branch interfaces", instance, t.s.Cluster, t.s.VPC)
+	return fmt.Sprintf("instance %s has no attached trunk interface of cluster %s in VPC %s: its NodeNetwork needs spec.eni.trunk, and its type must support branch interfaces", instance, t.s.Cluster, t.s.VPC)
 }
 
 // of is the trunk of an instance.
@@ -66,7 +65,7 @@ func (t *trunks) of(ctx context.Context, instance string) (*trunk, bool, error) 
 	return found, ok, nil
 }
 
-// byIDs are trunks by their IDs, without those that there are not.
+// byIDs are trunks by their IDs. Those that do not exist are left out.
 func (t *trunks) byIDs(ctx context.Context, ids []string) (map[string]*trunk, error) {
 	if len(ids) == 0 {
 		return nil, nil
@@ -95,7 +94,7 @@ func (t *trunks) byIDs(ctx context.Context, ids []string) (map[string]*trunk, er
 	return out, nil
 }
 
-// forget has the trunk of an instance be looked for again.
+// forget drops the trunk of an instance from the cache.
 func (t *trunks) forget(instance string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -105,7 +104,7 @@ func (t *trunks) forget(instance string) {
 	}
 }
 
-// list asks EC2 which trunks there are, unless that was asked just now.
+// list lists the trunks at EC2, unless the last listing is recent.
 func (t *trunks) list(ctx context.Context) error {
 	select {
 	case <-t.listing:
@@ -140,7 +139,7 @@ func (t *trunks) list(ctx context.Context) error {
 	return nil
 }
 
-// trunkOf is an ENI as a trunk; nil if it is none that branches can be associated with.
+// trunkOf converts an ENI to a trunk; nil if it cannot have branches.
 func trunkOf(e cloud.ENI) *trunk {
 	if e.Type != cloud.InterfaceTrunk || e.Attachment == nil || e.Attachment.Status != "attached" {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// vlans are the VLANs of trunks that are not to be chosen just now: those that were taken or
-// given back within Settings.Cooling. That a VLAN is in use for longer EC2 tells, which refuses it.
+// vlans are the VLANs of trunks that were taken or released within Settings.Cooling, and must not be
+// chosen. EC2 refuses VLANs that are in use for longer.
 type vlans struct {
 	clock   clock.Clock
 	cooling time.Duration
@@ -24,8 +24,8 @@ func newVLANs(c clock.Clock, cooling time.Duration) *vlans {
 	return &vlans{clock: c, cooling: cooling, busy: map[string]map[int]time.Time{}}
 }
 
-// next is the VLAN for a device on a trunk: the same each time, as long as that is not busy,
-// so that a repeat after a restart is the same request; else the next one that is not.
+// next is the VLAN for a device on a trunk. It follows from the device, so that a repeat after a restart
+// is the same request; if that VLAN is busy, it is the next free one.
 func (v *vlans) next(trunk, device string) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -41,7 +41,7 @@ func (v *vlans) next(trunk, device string) int {
 	return first + 1
 }
 
-// take marks a VLAN as busy; false: it is.
+// take marks a VLAN as busy; false if it is busy already.
 func (v *vlans) take(trunk string, id int) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -52,7 +52,7 @@ func (v *vlans) take(trunk string, id int) bool {
 	return true
 }
 
-// release has a VLAN cool that was given back.
+// release makes a VLAN busy for Settings.Cooling.
 func (v *vlans) release(trunk string, id int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -60,7 +60,7 @@ func (v *vlans) release(trunk string, id int) {
 	v.until(trunk, id)
 }
 
-// of are the busy VLANs of a trunk. v.mu is held.
+// of returns the busy VLANs of a trunk. v.mu is held.
 func (v *vlans) of(trunk string) map[int]time.Time {
 	now := v.clock.Now()
 	maps.DeleteFunc(v.busy[trunk], func(_ int, until time.Time) bool { return !now.Before(until) })

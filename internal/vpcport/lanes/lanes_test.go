@@ -93,12 +93,11 @@ func TestBound(t *testing.T) {
 	})
 }
 
-// What a crowd of refused calls does is halve the calls once; then one more is let through
-// after each round that went well.
+// A burst of throttled calls halves the limit once; then it grows by one after each successful round.
 func TestThrottled(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
-		tr.fake.Inject(portfake.Fault{Times: 8, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429, RetryAfter: 30 * time.Second}})
+		tr.fake.Front.Inject(portfake.Fault{Times: 8, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429, RetryAfter: 30 * time.Second}})
 		tr.ask(t.Context(), 100)
 		sleep(call)
 		tr.is(t, "refused", lanes.Usage{Allowed: 4, Waiting: 92})
@@ -120,7 +119,7 @@ func TestThrottled(t *testing.T) {
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{Most: 4})
-		tr.fake.Inject(portfake.Fault{Times: 40, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429}})
+		tr.fake.Front.Inject(portfake.Fault{Times: 40, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429}})
 		var waits []time.Duration
 		for range 9 {
 			began := time.Now()
@@ -145,7 +144,7 @@ func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 2})
 		for _, wait := range []time.Duration{time.Second, 10 * time.Second} {
-			tr.fake.Inject(portfake.Fault{Times: 1, Err: &vpcport.Error{Class: vpcport.Throttled, RetryAfter: wait}})
+			tr.fake.Front.Inject(portfake.Fault{Times: 1, Err: &vpcport.Error{Class: vpcport.Throttled, RetryAfter: wait}})
 		}
 		tr.ask(t.Context(), 3)
 		sleep(call + 9*time.Second)
@@ -160,7 +159,7 @@ func TestLongerPause(t *testing.T) {
 func TestTransientChangesNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
-		tr.fake.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
+		tr.fake.Front.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
 		tr.ask(t.Context(), 100)
 		tr.group.Wait()
 		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
@@ -183,7 +182,7 @@ func TestOrder(t *testing.T) {
 		tr.group.Go(func() { _, _ = tr.provider.Update(t.Context(), "none", 0, vpcport.Change{}) })
 		tr.group.Wait()
 		var got []string
-		for _, c := range tr.fake.Calls() {
+		for _, c := range tr.fake.Front.Calls() {
 			got = append(got, c.Op[:1])
 		}
 		// Of deletions and the binding, the order among them is that in which they came.
@@ -214,7 +213,7 @@ func TestGivesUp(t *testing.T) {
 		sleep(call / 2)
 		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, UnderWay: 1, Waiting: 1})
 		tr.group.Wait()
-		if n := len(tr.fake.Calls()); n != 2 {
+		if n := len(tr.fake.Front.Calls()); n != 2 {
 			t.Errorf("%d calls were sent, want 2", n)
 		}
 		tr.is(t, "at the end", lanes.Usage{Allowed: 1})
@@ -234,7 +233,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// Each call is told to the observer, with how long it waited.
+// The observer sees each call with the time that it waited.
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
@@ -45,7 +46,7 @@ func TestTokensAreShared(t *testing.T) {
 				t.Errorf("round %d, call %d: %v", round, i, err)
 			}
 		}
-		if got := b.cloud.Count(http.MethodPost, tokens); got != round {
+		if got := b.cloud.HTTP.Count(http.MethodPost, tokens); got != round {
 			t.Errorf("round %d: %d tokens asked for", round, got)
 		}
 		if got := len(b.cloud.Ports()); got != 8*round {
@@ -58,30 +59,30 @@ func TestTokensAreShared(t *testing.T) {
 // A token that Neutron refuses although it is new is no reason to ask on and on.
 func TestNewTokenRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Unauthorized, "")
+	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+	e := vpcporttest.WantError(t, "Get", err, vpcport.Unauthorized, "")
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
 		t.Errorf("got %+v", e)
 	}
-	if n, m := b.cloud.Count(http.MethodPost, tokens), b.cloud.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
+	if n, m := b.cloud.HTTP.Count(http.MethodPost, tokens), b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
 		t.Errorf("asked %d times for a token and %d times for the port, want 2 and 2", n, m)
 	}
 }
 
-// Wrong credentials are told as such by Keystone's own words, and once they are right all
-// goes on.
+// The error for wrong credentials has Keystone's message, and calls succeed once the credentials are
+// right.
 func TestCredentialsRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
-	password := func(to string) { b.cloud.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
+	password := func(to string) { b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
 	port := b.make(t)
 	password("another")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
 		t.Errorf("with the old token: %v", err)
 	}
 	for _, when := range []string{"the token is void", "and again"} {
-		b.cloud.RevokeTokens()
+		b.cloud.Keystone.RevokeTokens()
 		_, err := b.provider.Get(t.Context(), port.ID)
-		e := wantError(t, when, err, vpcport.Unauthorized, "")
+		e := vpcporttest.WantError(t, when, err, vpcport.Unauthorized, "")
 		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
 			t.Errorf("%s: %v\nwant %s", when, &e, want)
 		}
@@ -95,7 +96,7 @@ func TestCredentialsRefused(t *testing.T) {
 	}
 }
 
-// What Keystone fails with is judged as what Neutron fails with.
+// Failures of Keystone have the same classes as those of Neutron.
 func TestKeystoneFails(t *testing.T) {
 	for _, tc := range []struct {
 		fault neutronfake.Fault
@@ -115,16 +116,16 @@ func TestKeystoneFails(t *testing.T) {
 			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 			if when == "later" && tc.fault.Status != 0 {
 				b.make(t)
-				b.cloud.RevokeTokens()
+				b.cloud.Keystone.RevokeTokens()
 			}
 			tc.fault.Path = tokens
-			b.cloud.Inject(tc.fault)
-			_, err := b.provider.Get(t.Context(), absent)
+			b.cloud.HTTP.Inject(tc.fault)
+			_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
 			if got := vpcport.ClassOf(err); got != tc.want {
 				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
 			}
-			b.cloud.ClearFaults()
-			if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+			b.cloud.HTTP.ClearFaults()
+			if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 				t.Errorf("after %+v: %v", tc.fault, err)
 			}
 		}
@@ -137,11 +138,11 @@ func TestApplicationCredential(t *testing.T) {
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "ac-1", Secret: "s"}}
 	}, neutronfake.User{Name: "berth", Credential: "ac-1", Secret: "s"})
 	b.make(t)
-	b.cloud.RevokeTokens()
+	b.cloud.Keystone.RevokeTokens()
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
 }
 
-// Neutron's URL is that of the region; what would send the token astray is refused.
+// Neutron's URL is that of the region. URLs that would leak the token are refused.
 func TestCatalog(t *testing.T) {
 	for _, tc := range []struct {
 		name, region, url, want string
@@ -149,13 +150,13 @@ func TestCatalog(t *testing.T) {
 	}{
 		{name: "the only region"},
 		{name: "that region", region: "RegionOne"},
-		{name: "another region", region: "RegionTwo", want: "region: there is no RegionTwo, there are RegionOne"},
+		{name: "another region", region: "RegionTwo", want: "region: no region RegionTwo, Keystone's catalog has RegionOne"},
 		{name: "no URL", url: "neutron", want: "must begin with http:// or https://"},
-		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid, to which no token goes without TLS"},
+		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid: tokens are not sent without TLS"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
-			b.cloud.SetCatalog(tc.url)
+			b.cloud.Keystone.SetCatalog(tc.url)
 			server := b.server
 			if tc.secure {
 				server = httptest.NewTLSServer(b.cloud)
@@ -166,12 +167,12 @@ func TestCatalog(t *testing.T) {
 				s.TLS.Insecure, s.TLS.CABundle = !tc.secure, bundle(server)
 				s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
 			})
-			_, err := p.Get(t.Context(), absent)
+			_, err := p.Get(t.Context(), vpcporttest.Absent)
 			if tc.want == "" {
-				wantError(t, "Get", err, vpcport.PortGone, absent)
+				vpcporttest.WantError(t, "Get", err, vpcport.PortGone, vpcporttest.Absent)
 				return
 			}
-			e := wantError(t, "Get", err, vpcport.Invalid, "")
+			e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, "")
 			if !strings.Contains(e.Error(), tc.want) {
 				t.Errorf("got %v, want %s", &e, tc.want)
 			}
@@ -189,7 +190,7 @@ func TestPaths(t *testing.T) {
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	for _, tc := range []struct{ keystone, neutron string }{{"/identity", "/networking"}, {"/identity/v3/", "/networking/v2.0/"}, {"/identity/", "/networking/v2.0"}} {
-		b.cloud.SetCatalog(server.URL + tc.neutron)
+		b.cloud.Keystone.SetCatalog(server.URL + tc.neutron)
 		p := b.open(t, func(s *neutron.Settings) {
 			s.Endpoint, s.TLS.Insecure = server.URL+tc.keystone, true
 			s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
@@ -208,7 +209,7 @@ func bundle(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// An endpoint proves what it is, by the certificates and the name that are trusted.
+// An endpoint is verified by its certificate and name.
 func TestTLS(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
@@ -227,7 +228,7 @@ func TestTLS(t *testing.T) {
 		{"any", neutron.TLS{Insecure: true}, vpcport.PortGone},
 	} {
 		p := b.open(t, func(s *neutron.Settings) { s.Endpoint, s.Project, s.TLS = server.URL, project, tc.tls })
-		_, err := p.Get(t.Context(), absent)
+		_, err := p.Get(t.Context(), vpcporttest.Absent)
 		if got := vpcport.ClassOf(err); got != tc.want {
 			t.Errorf("%s: %v, want %v: %v", tc.name, got, tc.want, err)
 		}
@@ -237,17 +238,17 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A redirect is told and not followed: the token would go along.
+// A redirect is an error and is not followed: it would leak the token.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var strangers atomic.Int32
 	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))
 	defer stranger.Close()
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	for _, status := range []int{301, 302, 307, 308} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
-		_, err := b.provider.Get(t.Context(), absent)
-		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
+		_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+		e := vpcporttest.WantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
 		if !strings.Contains(e.Message, stranger.URL) {
 			t.Errorf("%d: %v does not tell where to", status, &e)
 		}

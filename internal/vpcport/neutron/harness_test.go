@@ -22,10 +22,7 @@ type bed struct {
 	provider   *neutron.Provider
 }
 
-const (
-	project = "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
-	absent  = "00000000-0000-4000-8000-000000000000"
-)
+const project = "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
 
 var ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
 
@@ -49,7 +46,7 @@ func open(t *testing.T, o neutronfake.Options, edit func(*neutron.Settings), use
 	t.Helper()
 	b := &bed{cloud: neutronfake.New(o)}
 	for _, u := range users {
-		b.cloud.AddUser(u)
+		b.cloud.Keystone.AddUser(u)
 	}
 	b.network = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
@@ -76,39 +73,12 @@ func (b *bed) open(t *testing.T, edit func(*neutron.Settings)) *neutron.Provider
 	return p
 }
 
-func (b *bed) newPort(uid string) vpcport.NewPort {
-	return vpcport.NewPort{
-		NetworkID: b.network.ID, Name: "default/" + uid, Device: vpcport.Device("blue", uid), MAC: vpcport.DerivedMAC("blue", uid, 0),
-		Addresses: []vpcport.NewAddress{{SubnetID: b.web.ID}},
-	}
-}
+func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
+
+func (b *bed) newPort(uid string) vpcport.NewPort { return b.contract(ovn).NewPort(uid) }
 
 // make makes a port that must be possible.
 func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
-	n := b.newPort("u-1")
-	for _, e := range edit {
-		e(&n)
-	}
-	out, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out[0]
-}
-
-func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
-
-// wantError checks class and what an error is about, and returns it.
-func wantError(t *testing.T, what string, err error, class vpcport.Class, about string) vpcport.Error {
-	t.Helper()
-	if vpcport.ClassOf(err) != class || err == nil {
-		t.Errorf("%s: class %v, want %v: %v", what, vpcport.ClassOf(err), class, err)
-		return vpcport.Error{}
-	}
-	e := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
-	if e.About != about {
-		t.Errorf("%s: it is about %q, want %q: %v", what, e.About, about, err)
-	}
-	return *e
+	return b.contract(ovn).Make(t, edit...)
 }

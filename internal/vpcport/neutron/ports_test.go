@@ -11,10 +11,11 @@ import (
 
 	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// How a port is plugged follows from what Neutron says of its binding.
+// The plug of a port follows from Neutron's binding.
 func TestBindings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -72,14 +73,14 @@ func TestLifeOfAPort(t *testing.T) {
 	}
 }
 
-// What another client changed is not overwritten, unless that is asked for.
+// A change does not overwrite the change of another client, unless it has revision 0.
 func TestAnothersChange(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
 	b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Device = "theirs" })
 	host := "node-a"
 	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
-	e := wantError(t, "Update", err, vpcport.Stale, p.ID)
+	e := vpcporttest.WantError(t, "Update", err, vpcport.Stale, p.ID)
 	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
 		t.Errorf("got %v\nwant %s", &e, want)
 	}
@@ -92,14 +93,14 @@ func TestAnothersChange(t *testing.T) {
 	}
 	b.cloud.Remove(p.ID)
 	_, err = b.provider.Update(t.Context(), p.ID, now.Revision, vpcport.Change{Host: &host})
-	wantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
 }
 
 // A service's port is not deleted, and that is an error.
 func TestServicePortsStay(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Owner: "network:dhcp"})
-	wantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
 // Neutron gives a port the gateway's address to whoever asks for it: what keeps people from
@@ -125,7 +126,7 @@ func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	}
 }
 
-// has tells whether a port has an address.
+// has reports whether a port has an address.
 func has(p vpcport.Port, ip netip.Addr) bool {
 	return slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return a.IP == ip })
 }
@@ -152,7 +153,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
-// A network without subnets is told from none, which Neutron does not do for an
+// A network without subnets is distinguished from a missing one, which Neutron does not do for an
 // administrator.
 func TestNoNetworkOrNoSubnets(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
@@ -160,24 +161,24 @@ func TestNoNetworkOrNoSubnets(t *testing.T) {
 	n := b.newPort("u-1")
 	n.NetworkID = empty.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	wantError(t, "a network without subnets", err, vpcport.Invalid, "")
+	vpcporttest.WantError(t, "a network without subnets", err, vpcport.Invalid, "")
 	gone := b.newPort("u-2")
-	gone.NetworkID = absent
+	gone.NetworkID = vpcporttest.Absent
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n, gone})
-	wantError(t, "another that is not there", err, vpcport.NetworkGone, absent)
+	vpcporttest.WantError(t, "another that is not there", err, vpcport.NetworkGone, vpcporttest.Absent)
 }
 
-// Two networks of one name are told from none.
+// Two networks with the same name are distinguished from none.
 func TestNetworkByName(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	_, err := b.provider.Network(t.Context(), "blue")
-	wantError(t, "two of one name", err, vpcport.Invalid, "blue")
+	vpcporttest.WantError(t, "two of one name", err, vpcport.Invalid, "blue")
 	if n, err := b.provider.Network(t.Context(), second.ID); err != nil || n.ID != second.ID || len(n.Subnets) != 0 {
 		t.Errorf("by ID: %+v, %v", n, err)
 	}
-	like := b.cloud.AddNetwork(neutronfake.Network{Name: absent}) // a name that has the form of an ID
-	if n, err := b.provider.Network(t.Context(), absent); err != nil || n.ID != like.ID {
+	like := b.cloud.AddNetwork(neutronfake.Network{Name: vpcporttest.Absent}) // a name that has the form of an ID
+	if n, err := b.provider.Network(t.Context(), vpcporttest.Absent); err != nil || n.ID != like.ID {
 		t.Errorf("by a name like an ID: %+v, %v", n, err)
 	}
 }
@@ -203,12 +204,12 @@ func TestLargestBatch(t *testing.T) {
 	if n := len(got[0].Name); len(got) != len(want) || n != 254 {
 		t.Errorf("%d ports, names of %d bytes", len(got), n)
 	}
-	if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+	if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 		t.Errorf("%d requests", n)
 	}
 	for _, n := range []int{0, len(want) + 1} {
 		_, err := b.provider.Create(t.Context(), make([]vpcport.NewPort, n))
-		wantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
+		vpcporttest.WantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
 	}
 }
 
@@ -234,12 +235,12 @@ func TestListings(t *testing.T) {
 				t.Errorf("pages of %d, by %s: %d ports, %v", page, name, len(got), err)
 			}
 		}
-		for _, c := range b.cloud.Calls() {
+		for _, c := range b.cloud.HTTP.Calls() {
 			if n := len(c.Path) + len(c.Query); n > 8000 {
 				t.Errorf("a URL of %d bytes", n)
 			}
 		}
-		if n := b.cloud.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
+		if n := b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
 			t.Errorf("%d requests", n)
 		}
 	}
@@ -253,12 +254,12 @@ func TestPageHangsOnAPortThatGoes(t *testing.T) {
 		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
 	}
 	second := b.cloud.Ports()[1].ID
-	b.cloud.Inject(neutronfake.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
+	b.cloud.HTTP.Inject(neutronfake.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
 		b.cloud.Remove(second)
 		return body
 	}})
 	_, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID})
-	wantError(t, "Ports", err, vpcport.Transient, "")
+	vpcporttest.WantError(t, "Ports", err, vpcport.Transient, "")
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID}); err != nil || len(ports) != 4 {
 		t.Errorf("once more: %d ports, %v", len(ports), err)
 	}
@@ -285,8 +286,8 @@ func TestListingsMayBeOld(t *testing.T) {
 	}
 }
 
-// Neutron drops empty values, and so would list what others have; and IDs are parts of
-// URLs.
+// Filters with empty values and invalid IDs are not sent: Neutron ignores empty values, and IDs are
+// parts of URLs.
 func TestWhatIsNotAskedFor(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
@@ -306,18 +307,18 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 			t.Errorf("%q: Delete %v", id, err)
 		}
 	}
-	_, err := b.provider.Update(t.Context(), absent, 0, vpcport.Change{})
-	wantError(t, "a change of nothing", err, vpcport.Bug, "")
+	_, err := b.provider.Update(t.Context(), vpcporttest.Absent, 0, vpcport.Change{})
+	vpcporttest.WantError(t, "a change of nothing", err, vpcport.Bug, "")
 	_, err = b.provider.Network(t.Context(), "")
-	wantError(t, "no network", err, vpcport.Bug, "")
+	vpcporttest.WantError(t, "no network", err, vpcport.Bug, "")
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
-	wantError(t, "a port of no network", err, vpcport.Bug, "")
-	if n := len(b.cloud.Calls()); n != 0 {
+	vpcporttest.WantError(t, "a port of no network", err, vpcport.Bug, "")
+	if n := len(b.cloud.HTTP.Calls()); n != 0 {
 		t.Errorf("%d requests", n)
 	}
 }
 
-// What policy forbids is told with the rule, and so is what it hides.
+// The error for a denied or hidden attribute has its policy rule.
 func TestPolicy(t *testing.T) {
 	for _, tc := range []struct{ rule, about, text string }{
 		{"create_port", "", "rule:create_port"},
@@ -331,7 +332,7 @@ func TestPolicy(t *testing.T) {
 		n := b.newPort("u-1")
 		n.Host = "node-a"
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
+		e := vpcporttest.WantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
 		if !strings.Contains(e.Message, tc.text) {
 			t.Errorf("%s: %v", tc.rule, &e)
 		}
@@ -343,7 +344,7 @@ func TestProjects(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true})
 	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Project: "theirs"})
 	_, err := b.provider.Get(t.Context(), theirs.ID)
-	wantError(t, "Get", err, vpcport.PortGone, theirs.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, theirs.ID)
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{theirs.ID}}); err != nil || len(ports) != 0 {
 		t.Errorf("listed %v, %v", ports, err)
 	}

@@ -2,27 +2,27 @@ package alcorfake
 
 import "net/netip"
 
-// allocate gives a port its addresses, one for each that is asked for; without any, one of
-// any subnet of the VPC. It holds them in taken.
-func (c *Cloud) allocate(network string, want *[]fixedIP, taken map[netip.Addr]bool) ([]FixedIP, *refusal) {
+// allocate chooses the addresses of a port: the requested ones or, without a request, one of any subnet
+// of the VPC. It adds them to taken.
+func (a *api) allocate(network string, want *[]fixedIP, taken map[netip.Addr]bool) ([]FixedIP, *refusal) {
 	if want == nil || len(*want) == 0 {
-		for _, s := range c.subnets {
+		for _, s := range a.networks.subnets {
 			if s.Network == network {
-				if ip, ok := c.free(s, taken); ok {
+				if ip, ok := a.ports.free(s, taken); ok {
 					taken[ip] = true
 					return []FixedIP{{s.ID, ip}}, nil
 				}
 			}
 		}
-		return nil, c.errFull()
+		return nil, a.errFull()
 	}
 	var out []FixedIP
 	for _, w := range *want {
-		s, e := c.subnetFor(network, w)
+		s, e := a.subnetFor(network, w)
 		if e != nil {
 			return nil, e
 		}
-		ip, e := c.address(s, w, taken)
+		ip, e := a.address(s, w, taken)
 		if e != nil {
 			return nil, e
 		}
@@ -32,55 +32,55 @@ func (c *Cloud) allocate(network string, want *[]fixedIP, taken map[netip.Addr]b
 	return out, nil
 }
 
-// address is the one that is asked for in a subnet, or the first that is free.
-func (c *Cloud) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
+// address is the requested address of a subnet, or the first free one.
+func (a *api) address(s Subnet, w fixedIP, taken map[netip.Addr]bool) (netip.Addr, *refusal) {
 	if w.IP == nil {
-		if ip, ok := c.free(s, taken); ok {
+		if ip, ok := a.ports.free(s, taken); ok {
 			return ip, nil
 		}
-		return netip.Addr{}, c.errFull()
+		return netip.Addr{}, a.errFull()
 	}
 	ip, _ := netip.ParseAddr(*w.IP) // checked
 	switch first, last := span(s.CIDR); {
 	case !s.CIDR.Contains(ip) || ip.Less(first) || last.Less(ip):
-		return ip, c.errOutside()
-	case c.ipTaken(s, ip, taken):
-		return ip, c.errConflict()
+		return ip, a.errOutside()
+	case a.ports.ipTaken(s, ip, taken):
+		return ip, a.errConflict()
 	}
 	return ip, nil
 }
 
-// subnetFor is the subnet of an address that is asked for.
-func (c *Cloud) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
+// subnetFor is the subnet of a requested address.
+func (a *api) subnetFor(network string, w fixedIP) (Subnet, *refusal) {
 	if w.Subnet != nil {
-		s, ok := c.subnets[*w.Subnet] // the VPC is not compared
+		s, ok := a.networks.subnets[*w.Subnet] // the VPC is not compared
 		if !ok {
 			return s, errSubnet
 		}
 		return s, nil
 	}
 	ip, _ := netip.ParseAddr(*w.IP) // checked
-	for _, s := range c.subnets {
+	for _, s := range a.networks.subnets {
 		if s.Network == network && s.CIDR.Contains(ip) {
 			return s, nil
 		}
 	}
-	return Subnet{}, c.errOutside()
+	return Subnet{}, a.errOutside()
 }
 
-// free is the first address of a subnet that nobody has.
-func (c *Cloud) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
+// free is the first free address of a subnet.
+func (ps *ports) free(s Subnet, taken map[netip.Addr]bool) (netip.Addr, bool) {
 	ip, last := span(s.CIDR)
 	for ; !last.Less(ip); ip = ip.Next() {
-		if !c.ipTaken(s, ip, taken) {
+		if !ps.ipTaken(s, ip, taken) {
 			return ip, true
 		}
 	}
 	return netip.Addr{}, false
 }
 
-// span are the first and the last address that ports may have: not the subnet's own, and of
-// IPv4 not the broadcast address.
+// span are the first and the last address for ports: without the subnet's own and the IPv4 broadcast
+// address.
 func span(p netip.Prefix) (first, last netip.Addr) {
 	b := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {
@@ -93,11 +93,11 @@ func span(p netip.Prefix) (first, last netip.Addr) {
 	return p.Masked().Addr().Next(), last
 }
 
-func (c *Cloud) ipTaken(s Subnet, ip netip.Addr, taken map[netip.Addr]bool) bool {
+func (ps *ports) ipTaken(s Subnet, ip netip.Addr, taken map[netip.Addr]bool) bool {
 	if ip == s.Gateway || taken[ip] {
 		return true
 	}
-	for _, p := range c.ports {
+	for _, p := range ps.byID {
 		for _, f := range p.FixedIPs {
 			if f.Subnet == s.ID && f.IP == ip {
 				return true

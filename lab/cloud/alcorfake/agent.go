@@ -18,46 +18,44 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// DefaultPrefix begins the names of the network namespaces of VPCs (the design of NICs and
+// DefaultPrefix is the default prefix of the names of VPCs' network namespaces (the design of NICs and
 // VPCs in Arktos, "Alcor CNI Plugin").
 const DefaultPrefix = "vpc-ns"
 
-// AgentOptions say whose agent it is.
+// AgentOptions configure an agent.
 type AgentOptions struct {
-	Host   string // as ports are bound to it
+	Host   string // the host of ports that are bound to the node
 	Netns  string // the file of the node's network namespace
-	Prefix string // of the names of VPCs' namespaces; empty: DefaultPrefix
-	// Uplink joins the bridge of a VPC, which was just made on the node, to those of other
-	// nodes; nil: packets stay on the node.
+	Prefix string // prefix of the names of VPCs' namespaces; empty: DefaultPrefix
+	// Uplink connects a new bridge of a VPC to those of other nodes; nil: packets stay on the node.
 	Uplink func(vpc, bridge string) error
 }
 
-// Agent is the control agent of a node. Of each port that is bound there and that somebody
-// has it makes a veth: one end, called veth and the first 11 characters of the port's ID,
-// with the port's MAC address, addresses and gateway in the namespace of the VPC; the other
-// on the VPC's bridge on the node. Then the port is active. It takes the veth away with the
-// port, wherever its end is by then. An agent that comes after one that crashed keeps what
-// that has made.
+// Agent is the control agent of a node. For each port that is bound to the node and in use it makes a
+// veth pair. One end, called veth and the first 11 characters of the port's ID, is in the namespace of
+// the VPC, with the port's MAC address, addresses and gateway; the other end is on the VPC's bridge on
+// the node. Then the port is active. The agent deletes the veth pair with the port, wherever its end is.
+// An agent that starts after a crash keeps the links of the old one.
 type Agent struct {
 	cloud  *Cloud
 	o      AgentOptions
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	links    map[string]link // by port; of the agent's goroutine, and of Close after it
-	networks map[string]bool // that have a namespace and a bridge
+	links    map[string]link // by port; owned by the agent's goroutine, and by Close after it
+	networks map[string]bool // VPCs with a namespace and a bridge
 
 	mu  sync.Mutex // guards err
 	err error
 }
 
-// link is what the agent has made of a port.
+// link is the link of a port.
 type link struct {
 	peer       string
-	generation int // that was told
+	generation int // of the port when it was programmed
 }
 
-// short is how a port's ID is in names of links.
+// short is the part of an ID in names of links.
 func short(id string) string { return id[:min(len(id), 11)] }
 
 func linkName(port string) string     { return "veth" + short(port) }
@@ -65,7 +63,7 @@ func peerName(port string) string     { return "alcp" + short(port) }
 func bridgeName(vpc string) string    { return "alcb" + short(vpc) }
 func (a *Agent) vpc(id string) string { return a.o.Prefix + id }
 
-// StartAgent starts the agent of a host. Its namespaces and links go with Close.
+// StartAgent starts the agent of a host. Close removes its namespaces and links.
 func (c *Cloud) StartAgent(o AgentOptions) *Agent {
 	o.Prefix = cmp.Or(o.Prefix, DefaultPrefix)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,8 +72,7 @@ func (c *Cloud) StartAgent(o AgentOptions) *Agent {
 	return a
 }
 
-// Close stops the agent and removes what it has made. The error is the first of all that it
-// met.
+// Close stops the agent and removes its namespaces and links. It returns the agent's first error.
 func (a *Agent) Close() error {
 	a.Crash()
 	for id := range a.links {
@@ -88,13 +85,13 @@ func (a *Agent) Close() error {
 	return a.Err()
 }
 
-// Crash stops the agent and leaves what it has made.
+// Crash stops the agent and leaves its namespaces and links.
 func (a *Agent) Crash() {
 	a.cancel()
 	<-a.done
 }
 
-// Err is the first error that it met; nil: none.
+// Err is the agent's first error; nil: none.
 func (a *Agent) Err() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -124,14 +121,14 @@ func (a *Agent) run(ctx context.Context) {
 	}
 }
 
-// adopt takes over what an agent before it has made.
+// adopt takes over the namespaces and links of an earlier agent.
 func (a *Agent) adopt() error {
 	names, err := ns.List(a.o.Prefix)
 	if err != nil {
 		return err
 	}
 	a.cloud.set(func() {
-		for id := range a.cloud.networks {
+		for id := range a.cloud.networks.byID {
 			if slices.Contains(names, a.vpc(id)) {
 				a.networks[id] = true
 			}
@@ -149,18 +146,18 @@ func (a *Agent) adopt() error {
 		for _, l := range links {
 			name := l.Attrs().Name
 			if strings.HasPrefix(name, peerName("")) {
-				a.links[cmp.Or(bound[name], name)] = link{peer: name, generation: -1} // of no port: it goes
+				a.links[cmp.Or(bound[name], name)] = link{peer: name, generation: -1} // of a deleted port: sync removes it
 			}
 		}
 		return nil
 	})
 }
 
-// sync makes what there is on the node what the books say.
+// sync adapts the links on the node to the ports.
 func (a *Agent) sync() {
 	wanted := map[string]Port{}
 	for _, p := range a.cloud.Ports() {
-		if p.Host == a.o.Host && (p.Device != "" || p.Owner != "") { // else the agent deletes it, as Nova means by that
+		if p.Host == a.o.Host && (p.Device != "" || p.Owner != "") { // an unused port has no link, as with Nova
 			wanted[p.ID] = p
 		}
 	}
@@ -180,11 +177,11 @@ func (a *Agent) sync() {
 	}
 }
 
-// provide makes a port's link, unless it is there.
+// provide makes the link of a port, unless it exists.
 func (a *Agent) provide(p Port) error {
 	var subnets map[string]Subnet
 	mtu := 0
-	a.cloud.set(func() { subnets, mtu = maps.Clone(a.cloud.subnets), a.cloud.networks[p.Network].MTU })
+	a.cloud.set(func() { subnets, mtu = maps.Clone(a.cloud.networks.subnets), a.cloud.networks.byID[p.Network].MTU })
 	if err := a.join(p.Network); err != nil {
 		return fmt.Errorf("join VPC %s: %w", p.Network, err)
 	}
@@ -225,11 +222,10 @@ func (a *Agent) provide(p Port) error {
 	return nil
 }
 
-// coming is the name of a link that is not ready yet.
+// coming is the name of a link that is not configured yet.
 const coming = "alc-coming"
 
-// equip gives a link what its port has, and then its name: from then on somebody may take it
-// away.
+// equip configures a link like its port and then names it: from then on a plugin may move it.
 func equip(h *netlink.Handle, p Port, subnets map[string]Subnet) error {
 	l, err := h.LinkByName(coming)
 	if err != nil {
@@ -255,7 +251,7 @@ func equip(h *netlink.Handle, p Port, subnets map[string]Subnet) error {
 		if gw.Is4() {
 			all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		}
-		// A metric of its own, as there are links of several ports.
+		// Each link needs another metric, because several ports may have the same gateway.
 		r := &netlink.Route{Dst: ns.IPNet(all), Gw: gw.AsSlice(), LinkIndex: l.Attrs().Index, Priority: l.Attrs().Index}
 		if err := h.RouteReplace(r); err != nil {
 			return ignoreTaken(fmt.Errorf("route by %s: %w", gw, err))
@@ -264,7 +260,7 @@ func equip(h *netlink.Handle, p Port, subnets map[string]Subnet) error {
 	return nil
 }
 
-// ignoreTaken passes over the error of a link that was taken away.
+// ignoreTaken ignores the error for a link that has been moved.
 func ignoreTaken(err error) error {
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENETUNREACH) {
 		return nil
@@ -272,7 +268,7 @@ func ignoreTaken(err error) error {
 	return err
 }
 
-// join makes a VPC's namespace and its bridge, unless they are there.
+// join makes the namespace and the bridge of a VPC, unless they exist.
 func (a *Agent) join(vpc string) error {
 	if a.networks[vpc] {
 		return nil
@@ -305,22 +301,22 @@ func (a *Agent) join(vpc string) error {
 	return a.o.Uplink(vpc, bridgeName(vpc))
 }
 
-// remove takes a port's link away, by the end that stays on the node.
+// remove deletes the link of a port by the end on the node.
 func (a *Agent) remove(port string) error {
 	peer := a.links[port].peer
 	delete(a.links, port)
 	return ns.Netlink(a.o.Netns, func(h *netlink.Handle) error { return ns.DeleteLink(h, peer) })
 }
 
-// End is what there is of a port on a node.
+// End describes the link of a port on a node.
 type End struct {
-	Link string // of the agent's on the node
-	// Home: the other end is in the VPC's namespace, as the agent has made it; else somebody has
-	// it, or has marked it there.
+	Link string // name of the end on the node
+	// Home: the other end is in the VPC's namespace as the agent made it; else it has been moved or
+	// marked.
 	Home bool
 }
 
-// Ends are those of the ports on the node, by the port's ID.
+// Ends are the links of the ports on the node, by the port's ID.
 func (a *Agent) Ends() (map[string]End, error) {
 	peers := map[string]bool{}
 	err := ns.Netlink(a.o.Netns, func(h *netlink.Handle) error {
@@ -349,7 +345,7 @@ func (a *Agent) Ends() (map[string]End, error) {
 	return ends, nil
 }
 
-// isHome tells whether a port's end is in its VPC's namespace as the agent has made it.
+// isHome reports whether a port's end is in its VPC's namespace as the agent made it.
 func (a *Agent) isHome(p Port) (home bool, err error) {
 	err = ns.Netlink(ns.Path(a.vpc(p.Network)), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(linkName(p.ID))

@@ -62,8 +62,7 @@ func (b *bed) call(method, path, body string) (int, map[string]any) {
 	return w.Code, out
 }
 
-// What cannot be is refused as Alcor does: by the status and the reason of the exception,
-// in Spring's body.
+// Invalid requests are refused as by Alcor: with the status and the reason of the exception.
 func TestRefusals(t *testing.T) {
 	within := func(exception string, status int, text, message, path string) string {
 		return fmt.Sprintf(`org.springframework.web.client.HttpClientErrorException$%s: %d : [{"timestamp":"2026-11-23T08:00:00.000+0000","status":%d,"error":%q,"message":%q,"path":%q}]`, exception, status, status, text, message, path)
@@ -212,7 +211,7 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// What Alcor does not know is passed over, and told to the test.
+// Unknown fields are ignored, and reported to the test.
 func TestIgnored(t *testing.T) {
 	b := newBed(t, Options{})
 	if status, out := b.call("POST", "/ports", `{"port":{"network_id":"NET","subnett":"x","veth_name":"v"},"ports":[]}`); status != 201 {

@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// entity is a port as requests and replies have it (PortEntity): what is nil is null, which
-// replies leave out.
+// entity is a port in requests and replies (PortEntity). Nil fields are null, which replies omit.
 type entity struct {
 	ID       *string    `json:"id,omitempty"`
 	Project  *string    `json:"project_id,omitempty"`
@@ -36,11 +35,10 @@ type fixedIP struct {
 	IP     *string `json:"ip_address"`
 }
 
-// known are the fields of PortEntity, which the lab has not all of.
+// known matches the fields of PortEntity, including those that the lab ignores.
 var known = regexp.MustCompile(`^(id|project_id|tenant_id|name|description|network_id|admin_state_up|mac_address|veth_name|fast_path|device_id|device_owner|status|fixed_ips|allowed_address_pairs|extra_dhcp_opts|security_groups|binding:(host_id|profile|vif_details|vif_type|vnic_type)|network_ns|dns_(name|domain|assignment)|(create|update)_at|ip_allocation|port_security_enabled|qos_(network_)?policy_id|revision_number|resource_request|tags|uplink_status_propagation|mac_learning_enabled)$`)
 
-// decode reads a request: the ports below a name, and what it names that Alcor does not
-// know.
+// decode decodes the ports of a request, and returns the names of unknown fields.
 func decode(body []byte, name string, many bool) (out []*entity, ignored []string, e *refusal) {
 	var envelope map[string]json.RawMessage
 	if err := json.Unmarshal(body, &envelope); err != nil {
@@ -82,7 +80,7 @@ func decode(body []byte, name string, many bool) (out []*entity, ignored []strin
 
 var macForm = regexp.MustCompile(`^([A-Fa-f0-9]{2}[-,:]){5}[A-Fa-f0-9]{2}$`)
 
-// check is what the controller looks at (RestParameterValidator.checkPort).
+// check does the controller's checks (RestParameterValidator.checkPort).
 func (b *entity) check() *refusal {
 	if b.MAC != nil && !macForm.MatchString(*b.MAC) {
 		return errMAC
@@ -103,8 +101,8 @@ func (b *entity) check() *refusal {
 	return nil
 }
 
-// described is a port as replies have it.
-func (c *Cloud) described(p *Port) entity {
+// described converts a port for replies.
+func (a *api) described(p *Port) entity {
 	secured, up, vif := !p.Unsecured, true, "ovs"
 	at := p.Created.UTC().Format("2006-01-02 15:04:05")
 	e := entity{
@@ -119,7 +117,7 @@ func (c *Cloud) described(p *Port) entity {
 	}
 	if p.Status != "" {
 		status := p.Status
-		if c.options.Lower {
+		if a.options.Lower {
 			status = strings.ToLower(status)
 		}
 		e.Status = &status

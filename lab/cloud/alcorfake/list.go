@@ -7,18 +7,18 @@ import (
 	"slices"
 )
 
-// listed are the ports of all projects that match a query: of each field one of its values
-// (ControllerUtil.transformUrlPathParams, MapPredicate). What is no field is passed over.
-func (c *Cloud) listed(query url.Values) []entity {
+// listed are the ports of all projects that match one value of each field in a query
+// (ControllerUtil.transformUrlPathParams, MapPredicate). Unknown fields are ignored.
+func (a *api) listed(query url.Values) []entity {
 	out := []entity{}
-	for _, id := range slices.Sorted(maps.Keys(c.ports)) {
-		p := c.ports[id]
+	for _, id := range slices.Sorted(maps.Keys(a.ports.byID)) {
+		p := a.ports.byID[id]
 		fields := map[string]string{
 			"id": p.ID, "project_id": p.Project, "name": p.Name, "network_id": p.Network, "device_id": p.Device, "device_owner": p.Owner,
 			"mac_address": p.MAC, "binding:host_id": p.Host,
 		}
-		if c.options.Unfiltered || matches(query, fields) {
-			out = append(out, c.described(p))
+		if a.options.Unfiltered || matches(query, fields) {
+			out = append(out, a.described(p))
 		}
 	}
 	return out
@@ -33,15 +33,14 @@ func matches(query url.Values, fields map[string]string) bool {
 	return true
 }
 
-// describe answers by the VPC manager and the subnet manager. Of one that is not there they
-// say null.
-func (c *Cloud) describe(r *http.Request, project, collection, id string) reply {
+// describe replies like the VPC manager and the subnet manager: null for an ID that does not exist.
+func (a *api) describe(r *http.Request, project, collection, id string) reply {
 	var list []map[string]any
 	one := "network"
 	if collection == "subnets" {
-		one, list = "subnet", c.describedSubnets(project)
+		one, list = "subnet", a.describedSubnets(project)
 	} else {
-		list = c.describedNetworks()
+		list = a.describedNetworks()
 	}
 	found := []map[string]any{}
 	for _, o := range list {
@@ -54,14 +53,14 @@ func (c *Cloud) describe(r *http.Request, project, collection, id string) reply 
 		if id != "" && fields["id"] == id {
 			return jsonReply(200, map[string]any{one: o})
 		}
-		if c.options.Unfiltered || matches(r.URL.Query(), fields) {
+		if a.options.Unfiltered || matches(r.URL.Query(), fields) {
 			found = append(found, o)
 		}
 	}
 	switch {
 	case id != "":
 		return jsonReply(200, map[string]any{one: nil})
-	case collection == "vpcs" && c.options.Networks:
+	case collection == "vpcs" && a.options.Networks:
 		return jsonReply(200, map[string]any{"networks": found})
 	default:
 		return jsonReply(200, map[string]any{collection: found})
@@ -69,9 +68,9 @@ func (c *Cloud) describe(r *http.Request, project, collection, id string) reply 
 }
 
 // describedNetworks are the VPCs of all projects.
-func (c *Cloud) describedNetworks() (out []map[string]any) {
-	for _, id := range slices.Sorted(maps.Keys(c.networks)) {
-		n := c.networks[id]
+func (a *api) describedNetworks() (out []map[string]any) {
+	for _, id := range slices.Sorted(maps.Keys(a.networks.byID)) {
+		n := a.networks.byID[id]
 		out = append(out, map[string]any{
 			"id": n.ID, "name": n.Name, "project_id": n.Project, "tenant_id": n.Project, "mtu": n.MTU, "shared": n.Shared, "description": nil,
 			"admin_state_up": true, "status": "ACTIVE", "provider:network_type": "vxlan",
@@ -80,10 +79,10 @@ func (c *Cloud) describedNetworks() (out []map[string]any) {
 	return out
 }
 
-func (c *Cloud) describedSubnets(project string) (out []map[string]any) {
-	for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
-		s := c.subnets[id]
-		if n := c.networks[s.Network]; n.Project != project && !n.Shared {
+func (a *api) describedSubnets(project string) (out []map[string]any) {
+	for _, id := range slices.Sorted(maps.Keys(a.networks.subnets)) {
+		s := a.networks.subnets[id]
+		if n := a.networks.byID[s.Network]; n.Project != project && !n.Shared {
 			continue
 		}
 		routes := []map[string]any{}

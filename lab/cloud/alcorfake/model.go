@@ -43,10 +43,10 @@ type Port struct {
 	Groups                     []string
 	Tags                       []string
 	Host                       string
-	Status                     string // as it is told; empty: not
+	Status                     string // as in replies; empty: omitted
 	Unsecured                  bool   // port_security_enabled is false
 	Created                    time.Time
-	Generation                 int // how often it was programmed anew
+	Generation                 int // how often it was programmed
 }
 
 func (p *Port) copied() Port {
@@ -55,8 +55,8 @@ func (p *Port) copied() Port {
 	return out
 }
 
-// Host is a node of the node manager's, whose ID is its name.
+// Host is a node of the node manager. Its ID is its name.
 type Host struct {
-	// Fails has its agent refuse all ports.
+	// Fails makes its agent refuse all ports.
 	Fails bool
 }

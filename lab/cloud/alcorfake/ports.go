@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// post makes one port or many: all of a request or none.
-func (c *Cloud) post(r *http.Request, project string, bulk bool, body []byte) reply {
+// post makes the ports of a request, all or none.
+func (a *api) post(r *http.Request, project string, bulk bool, body []byte) reply {
 	name := map[bool]string{false: "port", true: "ports"}[bulk]
 	list, ignored, e := decode(body, name, bulk)
-	c.ignored = append(c.ignored, ignored...)
+	a.ignored = append(a.ignored, ignored...)
 	if e == nil && !bulk && (list[0].Network == nil || *list[0].Network == "") {
 		e = errNetworkID
 	}
@@ -21,73 +21,72 @@ func (c *Cloud) post(r *http.Request, project string, bulk bool, body []byte) re
 	}
 	var made []*Port
 	if e == nil {
-		made, e = c.create(project, list)
+		made, e = a.create(project, list)
 	}
 	if e != nil {
-		return c.refused(r, e)
+		return a.refused(r, e)
 	}
 	if !bulk {
-		return jsonReply(201, map[string]any{"port": c.described(made[0])})
+		return jsonReply(201, map[string]any{"port": a.described(made[0])})
 	}
 	out := []entity{}
 	for _, p := range made {
-		out = append(out, c.described(p))
+		out = append(out, a.described(p))
 	}
 	return jsonReply(201, map[string]any{"ports": out})
 }
 
-func (c *Cloud) create(project string, list []*entity) ([]*Port, *refusal) {
+func (a *api) create(project string, list []*entity) ([]*Port, *refusal) {
 	var made []*Port
 	taken := map[netip.Addr]bool{}
 	for _, b := range list {
-		p, e := c.newPort(project, b, taken)
+		p, e := a.newPort(project, b, taken)
 		if e != nil {
 			return nil, e
 		}
 		made = append(made, p)
 	}
-	c.mixUp(list, made)
+	a.mixUp(list, made)
 	for _, p := range made {
-		c.ports[p.ID] = p
+		a.ports.byID[p.ID] = p
 	}
-	c.tell()
+	a.ports.tell()
 	return made, nil
 }
 
-func (c *Cloud) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Port, *refusal) {
+func (a *api) newPort(project string, b *entity, taken map[netip.Addr]bool) (*Port, *refusal) {
 	if b.Network == nil {
 		return nil, errNull // the bulk request's controller does not look
 	}
-	if _, ok := c.networks[*b.Network]; !ok {
+	if _, ok := a.networks.byID[*b.Network]; !ok {
 		return nil, errNetwork
 	}
-	p := &Port{Network: *b.Network, Project: project, Created: c.clock.Now()}
-	if e := c.apply(p, b); e != nil {
+	p := &Port{Network: *b.Network, Project: project, Created: a.clock.Now()}
+	if e := a.apply(p, b); e != nil {
 		return nil, e
 	}
 	var e *refusal
-	if p.FixedIPs, e = c.allocate(p.Network, b.FixedIPs, taken); e != nil {
+	if p.FixedIPs, e = a.allocate(p.Network, b.FixedIPs, taken); e != nil {
 		return nil, e
 	}
 	switch {
 	case b.MAC == nil:
-		p.MAC = c.newMAC()
-	case c.macTaken(*b.MAC):
-		return nil, c.errNotUnique()
+		p.MAC = a.ports.newMAC()
+	case a.ports.macTaken(*b.MAC):
+		return nil, a.errNotUnique()
 	default:
 		p.MAC = *b.MAC
 	}
-	if p.ID = c.newID(); b.ID != nil {
+	if p.ID = a.ports.newID(); b.ID != nil {
 		p.ID = *b.ID
 	}
 	return p, nil
 }
 
-// mixUp does to new ports what Alcor does. An address that it chose goes to all addresses
-// of its subnet in the request (FixedIpsProcessor.allocateFixedIpAddress has no regard for
-// whose it is), and the first MAC address that it chose to all ports without their own
-// (MacProcessor.allocateRandomMacAddressCallback does not count).
-func (c *Cloud) mixUp(list []*entity, made []*Port) {
+// mixUp reproduces two bugs of Alcor. All addresses of a subnet in the request become the last chosen
+// one (FixedIpsProcessor.allocateFixedIpAddress ignores the port), and all ports without a MAC address
+// get the first chosen one (MacProcessor.allocateRandomMacAddressCallback does not count).
+func (a *api) mixUp(list []*entity, made []*Port) {
 	chosen := map[string]netip.Addr{}
 	mac := ""
 	for i, b := range list {
@@ -118,17 +117,17 @@ func (c *Cloud) mixUp(list []*entity, made []*Port) {
 	}
 }
 
-// apply makes a port what a request says, but for addresses; null leaves it.
-func (c *Cloud) apply(p *Port, b *entity) *refusal {
+// apply changes a port as requested, without its addresses; null leaves a field.
+func (a *api) apply(p *Port, b *entity) *refusal {
 	if b.Groups != nil {
 		for _, g := range *b.Groups {
-			if !c.groups[g] {
+			if !a.networks.groups[g] {
 				return errGroup
 			}
 		}
 	}
-	if b.Host != nil { // "" too is looked up
-		h, ok := c.hosts[*b.Host]
+	if b.Host != nil { // "" is looked up too
+		h, ok := a.networks.hosts[*b.Host]
 		if !ok {
 			return errNode
 		}
@@ -150,48 +149,48 @@ func (c *Cloud) apply(p *Port, b *entity) *refusal {
 			*to = *value
 		}
 	}
-	p.Unsecured = b.Security != nil && !*b.Security // an entity has true where none is told
+	p.Unsecured = b.Security != nil && !*b.Security // the default is true
 	return nil
 }
 
-// put changes a port, of any project, and answers with the request.
-func (c *Cloud) put(r *http.Request, _, id string, body []byte) reply {
+// put changes a port of any project. The reply is the request.
+func (a *api) put(r *http.Request, _, id string, body []byte) reply {
 	list, ignored, e := decode(body, "port", false)
-	c.ignored = append(c.ignored, ignored...)
+	a.ignored = append(a.ignored, ignored...)
 	if e == nil {
 		e = list[0].check()
 	}
-	p := c.ports[id]
+	p := a.ports.byID[id]
 	if e == nil && p == nil {
 		e = errPort
 	}
 	if e != nil {
-		return c.refused(r, e)
+		return a.refused(r, e)
 	}
 	b := list[0]
 	now := p.copied()
-	if b.Host == nil && p.Host != "" { // it is looked up again, from the old record
-		if _, ok := c.hosts[p.Host]; !ok {
-			return c.refused(r, errNode)
+	if b.Host == nil && p.Host != "" { // Alcor looks up the old host again
+		if _, ok := a.networks.hosts[p.Host]; !ok {
+			return a.refused(r, errNode)
 		}
 	}
-	if e := c.apply(&now, b); e != nil {
-		return c.refused(r, e)
+	if e := a.apply(&now, b); e != nil {
+		return a.refused(r, e)
 	}
 	*p = now
-	c.tell()
+	a.ports.tell()
 	return jsonReply(200, map[string]any{"port": b})
 }
 
-// remove deletes a port. Its host is looked up.
-func (c *Cloud) remove(id string) *refusal {
-	p := c.ports[id]
+// remove deletes a port. Alcor looks up its host.
+func (a *api) remove(id string) *refusal {
+	p := a.ports.byID[id]
 	if p == nil {
 		return errPort
 	}
-	if _, ok := c.hosts[p.Host]; !ok && p.Host != "" {
+	if _, ok := a.networks.hosts[p.Host]; !ok && p.Host != "" {
 		return errNode
 	}
-	c.drop(id)
+	a.ports.drop(id)
 	return nil
 }

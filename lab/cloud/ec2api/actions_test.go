@@ -18,7 +18,7 @@ import (
 
 // everyAction is an input of each action whose parameters are in order.
 func (r rig) everyAction(eni, attachment string) []any {
-	instance := []string{r.cloud.InstanceID("node-a")}
+	instance := []string{r.cloud.Instances.ID("node-a")}
 	tags := []types.Tag{{Key: aws.String("k"), Value: aws.String("v")}}
 	subnet, one := aws.String(r.subnet("a")), aws.Int32(1)
 	return []any{
@@ -66,7 +66,7 @@ func (r rig) everyAction(eni, attachment string) []any {
 // not permitted or throttled says so, and none of them changes anything.
 func TestEveryActionThatDoesNotHappen(t *testing.T) {
 	r := newRig(t, dual())
-	r.cloud.SetThrottle(false)
+	r.cloud.API.SetThrottle(false)
 	e := r.create(awsec2.CreateNetworkInterfaceInput{
 		PrivateIpAddresses: []types.PrivateIpAddressSpecification{{PrivateIpAddress: aws.String("10.0.1.11")}},
 		Ipv6Addresses:      []types.InstanceIpv6Address{{Ipv6Address: aws.String("2600:1f14:abc:de00::77")}},
@@ -106,10 +106,10 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 			})
 		}
 	}
-	r.cloud.Deny("*")
+	r.cloud.API.Deny("*")
 	refused("denied", "UnauthorizedOperation", http.StatusForbidden)
-	r.cloud.Allow("*")
-	r.cloud.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
+	r.cloud.API.Allow("*")
+	r.cloud.API.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
 	refused("throttled", "RequestLimitExceeded", http.StatusServiceUnavailable)
 	after := r.cloud.Snapshot()
 	if before.Time = after.Time; !equalBooks(before, after) {
@@ -139,7 +139,7 @@ func TestPagesOfEveryListing(t *testing.T) {
 	}
 	s.Instances = append(s.Instances, spec.Instance{Name: "trunks", Type: "m5.xlarge", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}})
 	r := newRig(t, s)
-	trunk := r.cloud.Snapshot().InstanceENIs(r.cloud.InstanceID("trunks"))[1].ID
+	trunk := r.cloud.Snapshot().InstanceENIs(r.cloud.Instances.ID("trunks"))[1].ID
 	for vlan := range int32(rows) {
 		r.associate(trunk, *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId, 1+vlan)
 	}

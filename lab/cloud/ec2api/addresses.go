@@ -6,8 +6,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// oneOf refuses a call that gives more than one of several ways to say the
-// same thing, such as addresses and a count of addresses.
+// oneOf refuses a call with more than one of several alternatives, such as addresses and a count of
+// addresses.
 func (r *request) oneOf(names ...string) (given int) {
 	for _, n := range names {
 		if r.has(n) {
@@ -20,8 +20,7 @@ func (r *request) oneOf(names ...string) (given int) {
 	return given
 }
 
-// count reads how many addresses EC2 shall choose. Zero must be said by
-// leaving the parameter out.
+// count reads a number of addresses. A zero must be omitted.
 func (r *request) count(name string) int {
 	n, given := r.number(name)
 	if given && n == 0 {
@@ -30,14 +29,14 @@ func (r *request) count(name string) int {
 	return n
 }
 
-// countOrNone is count where zero may be given, and means none.
+// countOrNone reads a number of addresses; none reports an explicit zero.
 func (r *request) countOrNone(name string) (n int, none bool) {
 	n, given := r.number(name)
 	return n, given && n == 0
 }
 
-// addresses reads what CreateNetworkInterface and RunInstances say of the
-// addresses of a new ENI; at is the prefix of the parameters' names.
+// addresses reads the requested addresses of a new ENI, for CreateNetworkInterface and RunInstances; at is
+// the prefix of the parameters.
 func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest) {
 	primary = r.addr(at+"PrivateIpAddress", true)
 	primaries := 0
@@ -89,7 +88,7 @@ func assignIPv4(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	got, err := r.cloud.AssignAddresses(id, q)
+	got, err := r.cloud.ENIs.Assign(id, q)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +118,7 @@ func unassignIPv4(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.Unassign(id, gone)
+	return done{true}, r.cloud.ENIs.Unassign(id, gone)
 }
 
 func assignIPv6(r *request) (any, error) {
@@ -136,7 +135,7 @@ func assignIPv6(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	got, err := r.cloud.AssignAddresses(id, q)
+	got, err := r.cloud.ENIs.Assign(id, q)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +158,7 @@ func unassignIPv6(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	if err := r.cloud.Unassign(id, gone); err != nil {
+	if err := r.cloud.ENIs.Unassign(id, gone); err != nil {
 		return nil, err
 	}
 	return struct {

@@ -85,7 +85,7 @@ func TestRoleCredentials(t *testing.T) {
 
 func roleClient(t *testing.T, cloud *endpoints.Cloud, instance string) *awsec2.Client {
 	t.Helper()
-	_, k, ok := cloud.RoleCredentials(cloud.InstanceID(instance))
+	_, k, ok := cloud.Keys.RoleCredentials(cloud.Instances.ID(instance))
 	if !ok {
 		t.Fatal("no role")
 	}
@@ -95,15 +95,15 @@ func roleClient(t *testing.T, cloud *endpoints.Cloud, instance string) *awsec2.C
 func TestPermissions(t *testing.T) {
 	r := newRig(t, instant())
 	subnet := aws.String(r.subnet("a"))
-	r.cloud.Deny("CreateTags")
+	r.cloud.API.Deny("CreateTags")
 	tagged := &awsec2.CreateNetworkInterfaceInput{SubnetId: subnet, TagSpecifications: tagSpec(types.ResourceTypeNetworkInterface, "k", "v")}
 	_, err := r.CreateNetworkInterface(t.Context(), tagged)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	r.create(awsec2.CreateNetworkInterfaceInput{})
-	r.cloud.Allow("CreateTags")
+	r.cloud.API.Allow("CreateTags")
 	r.create(*tagged)
 
-	r.cloud.Deny("ec2:*NetworkInterface")
+	r.cloud.API.Deny("ec2:*NetworkInterface")
 	_, err = r.CreateNetworkInterface(t.Context(), tagged)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	ok(t, describeSubnets(t, r.Client))
@@ -114,7 +114,7 @@ func TestDryRun(t *testing.T) {
 	dry := &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a")), DryRun: aws.Bool(true)}
 	_, err := r.CreateNetworkInterface(t.Context(), dry)
 	wantCode(t, err, "DryRunOperation", http.StatusPreconditionFailed)
-	r.cloud.Deny("CreateNetworkInterface")
+	r.cloud.API.Deny("CreateNetworkInterface")
 	_, err = r.CreateNetworkInterface(t.Context(), dry)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	if n := len(r.cloud.Snapshot().ENIs); n != 2 {

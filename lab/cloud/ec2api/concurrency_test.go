@@ -10,8 +10,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Many clients at once, with replies and requests getting lost: the books stay
-// sound, and every call is counted.
+// Many concurrent clients, with lost replies and requests, leave a consistent state.
 func TestCrowd(t *testing.T) {
 	const clients, rounds = 8, 15
 	s := instant()
@@ -25,7 +24,7 @@ func TestCrowd(t *testing.T) {
 	for n := range clients {
 		wg.Go(func() {
 			c := client(r.cloud, static(r.cloud), 1)
-			instance := aws.String(r.cloud.InstanceID([]string{"node-a", "node-b"}[n%2]))
+			instance := aws.String(r.cloud.Instances.ID([]string{"node-a", "node-b"}[n%2]))
 			for range rounds {
 				out, err := c.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{
 					SubnetId: aws.String(r.subnet([]string{"a", "b"}[n%2])), Ipv4PrefixCount: aws.Int32(1),
@@ -47,12 +46,12 @@ func TestCrowd(t *testing.T) {
 	if err := r.cloud.Snapshot().Check(); err != nil {
 		t.Error(err)
 	}
-	calls := r.cloud.Calls()
+	calls := r.cloud.API.Stats()
 	if got := calls["CreateNetworkInterface"]; got.Count != clients*rounds || got.LostReplies == 0 || got.Errors["InternalError"] == 0 {
 		t.Errorf("counted %+v", got)
 	}
 	logged := map[string]int{}
-	for _, rec := range r.cloud.CallLog() {
+	for _, rec := range r.cloud.API.CallLog() {
 		logged[rec.Action]++
 	}
 	for action, n := range calls {

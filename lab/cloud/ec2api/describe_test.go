@@ -25,7 +25,7 @@ func filters(nameValues ...string) (out []types.Filter) {
 func TestFilterENIs(t *testing.T) {
 	r := newRig(t, instant())
 	books := r.cloud.Snapshot()
-	a, b := r.cloud.InstanceID("node-a"), r.cloud.InstanceID("node-b")
+	a, b := r.cloud.Instances.ID("node-a"), r.cloud.Instances.ID("node-b")
 	aENI, bENI := books.InstanceENIs(a)[0], books.InstanceENIs(b)[0]
 	spare := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("berth spare"), PrivateIpAddress: aws.String("10.0.1.10"), SecondaryPrivateIpAddressCount: aws.Int32(1),
@@ -76,7 +76,7 @@ func TestInterfaceTypes(t *testing.T) {
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "efa"}, {DeviceIndex: 2, Type: "trunk"}}
 	r := newRig(t, s)
 	for want, device := range map[string]int32{"interface": 0, "efa": 1, "trunk": 2} {
-		fs := filters("attachment.instance-id", r.cloud.InstanceID("node-a"), "interface-type", want)
+		fs := filters("attachment.instance-id", r.cloud.Instances.ID("node-a"), "interface-type", want)
 		out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: fs})
 		if err != nil || len(out.NetworkInterfaces) != 1 || string(out.NetworkInterfaces[0].InterfaceType) != want ||
 			*out.NetworkInterfaces[0].Attachment.DeviceIndex != device {
@@ -166,7 +166,7 @@ func TestDescribeNetworks(t *testing.T) {
 	}
 }
 
-// The filters of what the nodes live in: each finds the one, and its opposite nothing.
+// Each filter on networks finds its resource, and no other.
 func TestFilterNetworks(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Tags = map[string]string{"team": "network"}

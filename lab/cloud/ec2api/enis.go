@@ -25,13 +25,11 @@ func describeENIs(r *request) (any, error) {
 	}{each(list, n.eni), next}, err
 }
 
-// maxUnpaginated is how many ENIs may exist for DescribeNetworkInterfaces to
-// list them at once. EC2 says "a large number" (API Reference); this is as many
-// as a page may have.
+// maxUnpaginated is the maximum number of ENIs for DescribeNetworkInterfaces without pages. EC2 documents
+// "a large number" (API Reference); the lab uses the maximum page size.
 const maxUnpaginated = 1000
 
-// bounded refuses a call for all of many ENIs, with neither IDs nor pages nor
-// one of the filters that EC2 has an index for.
+// bounded refuses a listing of too many ENIs without IDs, pages or an indexed filter.
 func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	indexed := []string{"group-id", "mac-address", "private-dns-name", "private-ip-address", "subnet-id", "vpc-id"}
 	for _, f := range fs {
@@ -45,7 +43,7 @@ func bounded(ids []string, fs []filter, p page, view vpc.View) error {
 	return vpc.Errorf("OperationNotPermitted", "There are too many network interfaces for one reply: use pagination, or one of the filters %s.", strings.Join(indexed, ", "))
 }
 
-// candidates are all ENIs, or when a filter names instances outright, theirs.
+// candidates are the ENIs of the instances in a filter without wildcards, or else all ENIs.
 func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	for _, f := range fs {
 		if f.name != "attachment.instance-id" || strings.ContainsAny(strings.Join(f.values, ""), `*?\`) {
@@ -61,7 +59,7 @@ func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 	return view.ENIs()
 }
 
-// tagSpecification reads the tags that a call gives to what it creates.
+// tagSpecification reads the tags for new resources, by resource type.
 func (r *request) tagSpecification(kinds ...string) map[string]vpc.Tags {
 	out := map[string]vpc.Tags{}
 	for _, p := range r.each("TagSpecification") {
@@ -102,7 +100,7 @@ func createENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	e, err := r.cloud.CreateNetworkInterface(q)
+	e, err := r.cloud.ENIs.Create(q)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +122,7 @@ func attachENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	id, err := r.cloud.AttachNetworkInterface(q)
+	id, err := r.cloud.ENIs.Attach(q)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +138,7 @@ func detachENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.DetachNetworkInterface(id, force)
+	return done{true}, r.cloud.ENIs.Detach(id, force)
 }
 
 func deleteENI(r *request) (any, error) {
@@ -148,10 +146,10 @@ func deleteENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.DeleteNetworkInterface(id)
+	return done{true}, r.cloud.ENIs.Delete(id)
 }
 
-// describeENIAttribute shows one attribute of an ENI.
+// describeENIAttribute returns one attribute of an ENI.
 func describeENIAttribute(r *request) (any, error) {
 	id, what := r.need("NetworkInterfaceId"), r.need("Attribute")
 	if err := r.ready(); err != nil {
@@ -221,5 +219,57 @@ func modifyENI(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	return done{true}, r.cloud.ModifyNetworkInterface(id, m)
+	return done{true}, r.cloud.ENIs.Modify(id, m)
+}
+
+type trunkAssociationXML struct {
+	ID       string `xml:"associationId"`
+	BranchID string `xml:"branchInterfaceId"`
+	TrunkID  string `xml:"trunkInterfaceId"`
+	Protocol string `xml:"interfaceProtocol"`
+	VLAN     int    `xml:"vlanId"`
+}
+
+func trunkAssociation(a *vpc.Association) trunkAssociationXML {
+	return trunkAssociationXML{a.ID, a.BranchID, a.TrunkID, "VLAN", a.VLAN}
+}
+
+func associateTrunk(r *request) (any, error) {
+	q := vpc.AssociateRequest{BranchID: r.need("BranchInterfaceId"), TrunkID: r.need("TrunkInterfaceId"), ClientToken: r.clientToken()}
+	if _, gre := r.number("GreKey"); gre {
+		r.fail(vpc.Errorf("UnsupportedOperation", "The lab has no branch interfaces of the protocol GRE, which GreKey asks for."))
+	}
+	r.need("VlanId")
+	q.VLAN, _ = r.number("VlanId")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	a, err := r.cloud.ENIs.Associate(q)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		Association trunkAssociationXML `xml:"interfaceAssociation"`
+		Token       string              `xml:"clientToken,omitempty"`
+	}{trunkAssociation(&a), q.ClientToken}, nil
+}
+
+func disassociateTrunk(r *request) (any, error) {
+	q := vpc.DisassociateRequest{AssociationID: r.need("AssociationId"), ClientToken: r.clientToken()}
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	return struct {
+		done
+		Token string `xml:"clientToken,omitempty"`
+	}{done{true}, q.ClientToken}, r.cloud.ENIs.Disassociate(q)
+}
+
+func describeTrunkAssociations(r *request) (any, error) {
+	from := listed("trunk-assoc", r.cloud.Described().Associations(), func(a *vpc.Association) string { return a.ID })
+	list, next, err := describe(r, "AssociationId", 255, from, filtering(trunkFilters, trunkAssociation, nil))
+	return struct {
+		Associations []trunkAssociationXML `xml:"interfaceAssociationSet>item"`
+		Next         string                `xml:"nextToken,omitempty"`
+	}{each(list, trunkAssociation), next}, err
 }

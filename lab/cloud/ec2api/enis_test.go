@@ -110,9 +110,9 @@ func TestAttachErrors(t *testing.T) {
 	s := instant()
 	s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "m4.large", Subnet: "a"}, spec.Instance{Name: "gone", Type: "m5.large", Subnet: "a"})
 	r := newRig(t, s)
-	ok(t, r.cloud.TerminateInstance("gone"))
+	ok(t, r.cloud.Instances.Terminate("gone"))
 	gone, _ := r.cloud.Snapshot().Instance("gone")
-	id := func(name string) string { return r.cloud.InstanceID(name) }
+	id := func(name string) string { return r.cloud.Instances.ID(name) }
 	used := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	r.attach(used, "node-a", 1)
 	free := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
@@ -152,7 +152,7 @@ func TestAttachErrors(t *testing.T) {
 func TestDetachAndDeleteErrors(t *testing.T) {
 	r := newRig(t, instant())
 	books := r.cloud.Snapshot()
-	primary := books.InstanceENIs(r.cloud.InstanceID("node-a"))[0]
+	primary := books.InstanceENIs(r.cloud.Instances.ID("node-a"))[0]
 	r.refuses(t, "OperationNotPermitted", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
 	r.refuses(t, "InvalidAttachmentID.NotFound", &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
 	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})

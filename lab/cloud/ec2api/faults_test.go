@@ -50,7 +50,7 @@ func TestThrottling(t *testing.T) {
 	}
 	fake.Advance(time.Second)
 	burst(2)
-	got := r.cloud.Calls()["CreateNetworkInterface"]
+	got := r.cloud.API.Stats()["CreateNetworkInterface"]
 	if got.Count != 7 || got.Errors["RequestLimitExceeded"] != 2 {
 		t.Fatalf("counted %+v", got)
 	}
@@ -73,7 +73,7 @@ func TestDocumentedBuckets(t *testing.T) {
 	if n != 100 {
 		t.Errorf("%d bounded describe calls in a burst, want 100", n)
 	}
-	r.cloud.SetThrottle(false)
+	r.cloud.API.SetThrottle(false)
 	if err := describeSubnets(t, r.Client); err != nil {
 		t.Error(err)
 	}
@@ -91,7 +91,7 @@ func TestLostReply(t *testing.T) {
 	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
 	}
-	if got := r.cloud.Calls()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
+	if got := r.cloud.API.Stats()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
 		t.Fatalf("counted %+v", got)
 	}
 }
@@ -112,14 +112,14 @@ func TestLostReplyHasEffectLostRequestHasNone(t *testing.T) {
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 2 {
 		t.Fatalf("a lost reply left %+v", e.PrivateIpAddresses)
 	}
-	if got := r.cloud.Calls()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
+	if got := r.cloud.API.Stats()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
 		t.Fatalf("counted %+v", got)
 	}
 }
 
 func inject(t *testing.T, r rig, f spec.Fault) {
 	t.Helper()
-	if _, err := r.cloud.Inject(f); err != nil {
+	if _, err := r.cloud.API.Inject(f); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -140,12 +140,12 @@ func TestFaults(t *testing.T) {
 		_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})
 		wantCode(t, err, "RequestLimitExceeded", http.StatusServiceUnavailable)
 	}
-	if met := r.cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
+	if met := r.cloud.API.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
 		t.Errorf("counted %v", met)
 	}
-	r.cloud.ClearFaults()
+	r.cloud.API.ClearFaults()
 	r.does(t, &awsec2.DescribeVpcsInput{})
-	if _, err := r.cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
+	if _, err := r.cloud.API.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
 		t.Fatal("an unknown kind of fault is accepted")
 	}
 }
@@ -153,7 +153,7 @@ func TestFaults(t *testing.T) {
 func TestLatency(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, instant(), vpc.WithClock(fake))
-	r.cloud.SetLatency("DescribeSubnets", time.Minute)
+	r.cloud.API.SetLatency("DescribeSubnets", time.Minute)
 	ended := make(chan error, 1)
 	go func() { ended <- describeSubnets(t, r.Client) }()
 	arrive(t, fake, ended)
@@ -176,11 +176,11 @@ func arrive(t *testing.T, fake *clock.Fake, ended <-chan error) {
 
 func TestOutage(t *testing.T) {
 	r := newRig(t, instant())
-	r.cloud.Outage(true)
+	r.cloud.API.Outage(true)
 	wantNoReply(t, describeSubnets(t, r.Client))
-	r.cloud.Outage(false)
+	r.cloud.API.Outage(false)
 	ok(t, describeSubnets(t, r.Client))
-	if got := r.cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
+	if got := r.cloud.API.Stats()["DescribeSubnets"]; got.Count != 1 {
 		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
 	}
 }

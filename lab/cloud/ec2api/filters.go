@@ -10,34 +10,31 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// values are what a filter looks at in a resource; it matches when any of them
-// does, so a resource without what the filter is about has none.
+// values returns the values of a resource that a filter compares. The filter matches if one of them does.
 type values[T any] func(*T) []string
 
-// attributes finds what a filter name means for a kind of resource; ok is
-// false for a name that the kind does not have.
+// attributes finds the values of a filter for a kind of resource; ok is false for an unknown filter.
 type attributes[T any] func(name string) (v values[T], ok bool)
 
-// filterSet has the filters of a describe action, as the API reference lists
-// them. Those about what the lab does not know of its resources, such as a
-// type's memory, are left out and so refused.
+// filterSet has the filters of a describe action in the API reference. Filters on properties that the lab
+// does not have, such as a type's memory, are left out and so refused.
 type filterSet struct {
-	// Named are those that are called like the XML elements of the reply that they
-	// look at: attachment.attach-time looks at attachment>attachTime.
+	// Named are the filters with the names of elements of the reply: attachment.attach-time is for
+	// attachment>attachTime.
 	named string
-	// Within are elements that are called otherwise, by the first parts of filters.
+	// Within are the elements for first parts of filters with other names.
 	within map[string]string
-	// At are the elements that other filters look at. A field that no reply shows
-	// has an element's name in its tag "filter".
+	// At are the elements of all other filters. Fields that are not in replies have the name of an
+	// element in their tag "filter".
 	at map[string]string
-	// Fixed is what filters find in every resource of a lab.
+	// Fixed are the values of filters that are the same for all resources.
 	fixed map[string]string
-	// Absent are those about what no lab has, such as public addresses and volumes:
-	// they match nothing.
+	// Absent are filters on properties that no resource of a lab has, such as public addresses and
+	// volumes: they match nothing.
 	absent string
 }
 
-// path is where a filter looks; ok is false for one that looks at no element.
+// path is the path of a filter's element; ok is false without one.
 func (s filterSet) path(name string) (path []string, ok bool) {
 	if at, ok := s.at[name]; ok {
 		return strings.Split(at, ">"), true
@@ -57,7 +54,7 @@ func (s filterSet) path(name string) (path []string, ok bool) {
 	return path, true
 }
 
-// camelCase is a filter's word as an element's: attachTime for attach-time.
+// camelCase converts a word of a filter to that of an element: attach-time to attachTime.
 func camelCase(word string) string {
 	words := strings.Split(word, "-")
 	for i, w := range words[1:] {
@@ -66,8 +63,8 @@ func camelCase(word string) string {
 	return strings.Join(words, "")
 }
 
-// filtering finds what the filters of a set mean, for resources that a reply
-// shows as row. Tags is nil for those that have none.
+// filtering returns the attributes of a set of filters. Row converts a resource for replies. Tags is nil
+// for resources without tags.
 func filtering[T, X any](s filterSet, row func(*T) X, tags func(*T) vpc.Tags) attributes[T] {
 	return func(name string) (values[T], bool) {
 		if v, ok := tagFilter(name, tags); ok {
@@ -88,7 +85,7 @@ func filtering[T, X any](s filterSet, row func(*T) X, tags func(*T) vpc.Tags) at
 	}
 }
 
-// tagFilter is one of the filters about tags: tag:KEY, tag-key and tag-value.
+// tagFilter returns the values of a filter on tags: tag:KEY, tag-key or tag-value.
 func tagFilter[T any](name string, tags func(*T) vpc.Tags) (values[T], bool) {
 	key, ofKey := strings.CutPrefix(name, "tag:")
 	switch {
@@ -108,8 +105,8 @@ func tagFilter[T any](name string, tags func(*T) vpc.Tags) (values[T], bool) {
 	return nil, false
 }
 
-// reader reads the texts at a path of elements out of values of a type; empty ones
-// are none. It is nil when the type has no such elements.
+// reader returns a function that reads the texts at a path of elements in a value of a type, without empty
+// ones. It is nil if the type has no such elements.
 func reader(t reflect.Type, path []string) func(reflect.Value) []string {
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -148,7 +145,7 @@ func reader(t reflect.Type, path []string) func(reflect.Value) []string {
 	return func(v reflect.Value) []string { return filled([]string{fmt.Sprint(v)}) }
 }
 
-// readAll reads by read what parts finds in a value.
+// readAll returns a function that applies read to all parts of a value.
 func readAll(read func(reflect.Value) []string, parts func(reflect.Value) []reflect.Value) func(reflect.Value) []string {
 	if read == nil {
 		return nil
@@ -161,7 +158,7 @@ func readAll(read func(reflect.Value) []string, parts func(reflect.Value) []refl
 	}
 }
 
-// filled are the values that are not empty.
+// filled removes empty values.
 func filled(list []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
 }

@@ -133,7 +133,7 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 	}
 	r := newRig(t, s)
 	books := r.cloud.Snapshot()
-	id := r.cloud.InstanceID("one")
+	id := r.cloud.Instances.ID("one")
 	enis := books.InstanceENIs(id)
 	zone := r.cloud.ZoneIDs()["lab-1a"]
 	if zone != "lab1-az1" {
@@ -167,8 +167,8 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 
 func TestInstanceStatus(t *testing.T) {
 	r := newRig(t, instant())
-	a := r.cloud.InstanceID("node-a")
-	ok(t, r.cloud.StopInstance("node-b"))
+	a := r.cloud.Instances.ID("node-a")
+	ok(t, r.cloud.Instances.Stop("node-b"))
 	out, err := r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{})
 	if err != nil || len(out.InstanceStatuses) != 1 {
 		t.Fatalf("%+v, %v; want the one that runs", out, err)
@@ -225,7 +225,7 @@ func TestNetworkInterfaceAttribute(t *testing.T) {
 	if o := get("groupSet"); len(o.Groups) != 1 || *o.Groups[0].GroupName != "default" {
 		t.Errorf("%+v", o)
 	}
-	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.cloud.InstanceID("node-a") {
+	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.cloud.Instances.ID("node-a") {
 		t.Errorf("%+v", o)
 	}
 	r.wantRefusal(r.query("DescribeNetworkInterfaceAttribute", "NetworkInterfaceId", *e.NetworkInterfaceId, "Attribute", "colour"), "InvalidParameterValue", http.StatusBadRequest)

@@ -23,8 +23,8 @@ var eniFilters = filterSet{
 		association.ip-owner-id association.public-dns-name association.public-ip operator.principal`,
 }
 
-// instanceENIFilters are the filters of DescribeInstances about the ENIs of an
-// instance that DescribeNetworkInterfaces has not, without the prefix "network-interface.".
+// instanceENIFilters are the filters of DescribeInstances on the ENIs of an instance that
+// DescribeNetworkInterfaces does not have, without the prefix "network-interface.".
 var instanceENIFilters = filterSet{
 	named: `addresses.private-dns-name attachment.network-card-index ipv4-prefixes.ipv4-prefix ipv6-prefixes.ipv6-prefix`,
 	within: map[string]string{
@@ -39,9 +39,8 @@ var instanceENIFilters = filterSet{
 		association.carrier-ip association.customer-owned-ip outpost-arn public-dns-name`,
 }
 
-// instanceFilters are the filters of DescribeInstances about an instance itself, its
-// primary ENI, and its IPv6 addresses. Of the private addresses EC2 has them see
-// the primary one only.
+// instanceFilters are the filters of DescribeInstances on an instance, its primary ENI and its IPv6
+// addresses. As in EC2, they see only the primary private address.
 var instanceFilters = filterSet{
 	named: `architecture client-token hypervisor iam-instance-profile.arn iam-instance-profile.id image-id instance-id instance-type
 		launch-time metadata-options.http-endpoint metadata-options.http-tokens owner-id private-dns-name private-ip-address
@@ -61,8 +60,8 @@ var instanceFilters = filterSet{
 		spot-instance-request-id state-reason-code state-reason-message`,
 }
 
-// instanceFiltering finds the filters of DescribeInstances. ENIs lists an
-// instance's, v1 tells whether metadata is answered without a token.
+// instanceFiltering returns the attributes for DescribeInstances. The function enis lists the ENIs of an
+// instance; v1 is set if the metadata service accepts requests without a token.
 func (n names) instanceFiltering(enis func(instanceID string) []*vpc.ENI, v1 bool) attributes[vpc.Instance] {
 	row := func(i *vpc.Instance) instanceXML { return n.instance(i, enis(i.ID), v1) }
 	ofInstance := filtering(instanceFilters, row, func(i *vpc.Instance) vpc.Tags { return i.Tags })
@@ -92,7 +91,7 @@ func (n names) eniFiltering() attributes[vpc.ENI] {
 	return filtering(eniFilters, n.eni, func(e *vpc.ENI) vpc.Tags { return e.Tags })
 }
 
-// hypervisor is how DescribeInstances spells that of a type: bare metal has Nitro's.
+// hypervisor is the hypervisor of a type in DescribeInstances, which has Nitro for bare metal.
 func hypervisor(instanceType string) string {
 	e, ok := limits.Find(instanceType)
 	if ok && e.Hypervisor == limits.BareMetal {
@@ -101,16 +100,16 @@ func hypervisor(instanceType string) string {
 	return e.Hypervisor
 }
 
-// typeFilters are the filters of DescribeInstanceTypes about what the lab
-// knows of a type: its network.
+// typeFilters are the filters of DescribeInstanceTypes on properties of the network, which are all that the
+// lab has.
 var typeFilters = filterSet{
 	named: `bare-metal current-generation hypervisor instance-type network-info.ipv4-addresses-per-interface
 		network-info.ipv6-addresses-per-interface network-info.ipv6-supported network-info.maximum-network-cards
 		network-info.maximum-network-interfaces`,
 }
 
-// trunkFilters are the filters of DescribeTrunkInterfaceAssociations. That for a trunk is not
-// in the API reference; the Amazon VPC resource controller and Titus ask by it.
+// trunkFilters are the filters of DescribeTrunkInterfaceAssociations. The one for a trunk is not in the API
+// reference, but the Amazon VPC resource controller and Titus use it.
 var trunkFilters = filterSet{
 	named:  `interface-protocol`,
 	at:     map[string]string{"trunk-interface-association.trunk-interface-id": "trunkInterfaceId"},
@@ -204,7 +203,7 @@ var groupFilters = filterSet{
 	absent: `egress.ip-permission.prefix-list-id ip-permission.prefix-list-id`,
 }
 
-// tagFiltering finds the filters of DescribeTags.
+// tagFiltering returns the attributes for DescribeTags.
 func tagFiltering(name string) (values[tagRow], bool) {
 	switch name {
 	case "key":

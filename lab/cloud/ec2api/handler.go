@@ -1,3 +1,9 @@
+// Package ec2api serves a vpc.Cloud as the EC2 Query API: signed form posts in,
+// XML out, with EC2's parameters, errors, filters and pages (Amazon EC2 API
+// Reference, version 2016-11-15). Any AWS SDK or the aws command can use it
+// through an endpoint URL.
+//
+// It refuses unknown parameters with UnknownParameter, so that clients notice that they have no effect.
 package ec2api
 
 import (
@@ -6,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -17,17 +25,17 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// apiVersion is the only version of the API that the lab speaks.
+// apiVersion is the only supported version of the API.
 const apiVersion = "2016-11-15"
 
-// mediaType is that of all replies.
+// mediaType is the media type of all replies.
 const mediaType = "text/xml;charset=UTF-8"
 
-// noRequest is the ID of a request that none was made of.
+// noRequest is the request ID for invalid HTTP requests.
 const noRequest = "00000000-1ab0-4ec2-8001-000000000000"
 
-// maxBody is the largest request that is read, in bytes. The largest of the
-// lab's actions, CreateTags with 1,000 resources and 50 tags, needs half of it.
+// maxBody is the maximum size of a request in bytes. The largest valid one, CreateTags with 1,000 resources
+// and 50 tags, needs half of it.
 const maxBody = 256 << 10
 
 type handler struct {
@@ -39,10 +47,9 @@ type handler struct {
 // Handler serves the EC2 Query API of a cloud at every path.
 func Handler(cloud *vpc.Cloud) http.Handler { return &handler{cloud: cloud, actions: actions()} }
 
-// ServeHTTP answers one call: authenticate, admit (throttling, faults,
-// permissions), run, reply.
+// ServeHTTP serves one call: authenticate, admit (throttling, faults, permissions), run, reply.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.cloud.Down() {
+	if h.cloud.API.Down() {
 		httpreply.HangUp(w)
 		return
 	}
@@ -53,36 +60,36 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	req, failure := h.read(r, body)
 	if failure != nil {
-		h.cloud.Finish(req.call, failure.Code)
+		h.cloud.API.Finish(req.call, failure.Code)
 		h.refuse(w, failure)
 		return
 	}
-	v := h.cloud.Admit(req.call)
+	v := h.cloud.API.Admit(req.call)
 	if !h.wait(v.Latency) || v.LoseRequest {
-		h.cloud.Finish(req.call, "LostRequest")
+		h.cloud.API.Finish(req.call, "LostRequest")
 		httpreply.HangUp(w)
 		return
 	}
 	if v.Err != nil {
-		h.cloud.Finish(req.call, v.Err.Code)
+		h.cloud.API.Finish(req.call, v.Err.Code)
 		h.refuse(w, v.Err)
 		return
 	}
 	reply, err := h.actions[req.call.Action](req)
 	switch {
 	case v.LoseReply:
-		h.cloud.Finish(req.call, "LostReply")
+		h.cloud.API.Finish(req.call, "LostReply")
 		httpreply.HangUp(w)
 	case err != nil:
-		h.cloud.Finish(req.call, vpc.CodeOf(err))
+		h.cloud.API.Finish(req.call, vpc.CodeOf(err))
 		h.refuse(w, err)
 	default:
-		h.cloud.Finish(req.call, "")
+		h.cloud.API.Finish(req.call, "")
 		h.reply(w, r, req.call.Action, reply, v.Falsify)
 	}
 }
 
-// unread is the error for a request whose body could not be read.
+// unread is the error for an unreadable request body.
 func unread(err error) *vpc.Error {
 	switch tooLarge, slow := (*http.MaxBytesError)(nil), net.Error(nil); {
 	case errors.As(err, &tooLarge):
@@ -95,7 +102,7 @@ func unread(err error) *vpc.Error {
 	}
 }
 
-// request is one authenticated call on its way through its action.
+// request is one authenticated call.
 type request struct {
 	*params
 	cloud  *vpc.Cloud
@@ -103,8 +110,7 @@ type request struct {
 	dryRun bool
 }
 
-// read parses and authenticates a call. Even when it fails, the returned
-// request says as much of the call as is known.
+// read parses and authenticates a call. With an error, the request has what was parsed.
 func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	req := &request{cloud: h.cloud, call: vpc.Call{Action: "(none)"}}
 	form, err := url.ParseQuery(string(body))
@@ -138,7 +144,7 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	return req, req.check()
 }
 
-// check judges what is common to all actions.
+// check does the checks that are common to all actions.
 func (r *request) check() *vpc.Error {
 	switch r.values["Version"] {
 	case apiVersion:
@@ -153,8 +159,8 @@ func (r *request) check() *vpc.Error {
 	return r.err
 }
 
-// ready ends the reading of parameters: it returns the first mistake, a
-// parameter that is not known, or the outcome of a dry run.
+// ready ends the reading of parameters: it returns the first error, an error for an unknown parameter, or
+// the result of a dry run.
 func (r *request) ready() error {
 	if r.err != nil {
 		return r.err
@@ -169,8 +175,8 @@ func (r *request) ready() error {
 	return nil
 }
 
-// wait lets d pass by the cloud's clock, and tells whether it did before the
-// lab was closed. A client that gives up meanwhile takes nothing back, as with EC2.
+// wait waits for d by the cloud's clock; false if the lab is closed before. As with EC2, a call proceeds
+// even if the client gives up.
 func (h *handler) wait(d time.Duration) bool {
 	if d <= 0 {
 		return true
@@ -183,7 +189,7 @@ func (h *handler) wait(d time.Duration) bool {
 	}
 }
 
-// requestID makes the ID that each reply carries.
+// requestID makes the ID of a reply.
 func (h *handler) requestID() string {
 	n := h.next.Add(1)
 	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
@@ -207,7 +213,7 @@ func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, r
 	httpreply.Send(w, r, page)
 }
 
-// refuse answers with an error.
+// refuse replies with an error.
 func (h *handler) refuse(w http.ResponseWriter, err error) {
 	e := (*vpc.Error)(nil)
 	if !errors.As(err, &e) {
@@ -223,7 +229,7 @@ func (h *handler) refuse(w http.ResponseWriter, err error) {
 	_, _ = w.Write(b)
 }
 
-// refusal is an error as the API writes it.
+// refusal is an error in XML.
 func refusal(e *vpc.Error, requestID string) ([]byte, error) {
 	type item struct{ Code, Message string }
 	b, err := xml.Marshal(struct {
@@ -234,11 +240,52 @@ func refusal(e *vpc.Error, requestID string) ([]byte, error) {
 	return append([]byte(xml.Header), b...), err
 }
 
-// Refusal is the API's answer to what is no HTTP request, for httpreply.Refusing.
+// Refusal is the API's reply to invalid HTTP requests, for httpreply.Refusing.
 func Refusal(_ int, why string) (string, []byte) {
 	b, err := refusal(vpc.Errorf("MalformedQueryString", "The request cannot be read: %s", why), noRequest)
 	if err != nil {
 		return "text/plain", []byte(why)
 	}
 	return mediaType, b
+}
+
+// action reads its parameters, calls ready, and then uses the cloud. It returns the reply, for XML.
+type action func(*request) (any, error)
+
+// Actions lists the names of all supported actions.
+func Actions() []string { return slices.Sorted(maps.Keys(actions())) }
+
+// actions are all supported actions.
+func actions() map[string]action {
+	return map[string]action{
+		"AssignIpv6Addresses":                assignIPv6,
+		"AssignPrivateIpAddresses":           assignIPv4,
+		"AssociateTrunkInterface":            associateTrunk,
+		"AttachNetworkInterface":             attachENI,
+		"CreateNetworkInterface":             createENI,
+		"CreateTags":                         createTags,
+		"DeleteNetworkInterface":             deleteENI,
+		"DeleteTags":                         deleteTags,
+		"DescribeAvailabilityZones":          describeZones,
+		"DescribeInstances":                  describeInstances,
+		"DescribeInstanceStatus":             describeInstanceStatus,
+		"DescribeInstanceTypes":              describeInstanceTypes,
+		"DescribeNetworkInterfaceAttribute":  describeENIAttribute,
+		"DescribeNetworkInterfaces":          describeENIs,
+		"DescribeRouteTables":                describeRouteTables,
+		"DescribeSecurityGroups":             describeGroups,
+		"DescribeSubnets":                    describeSubnets,
+		"DescribeTags":                       describeTags,
+		"DescribeTrunkInterfaceAssociations": describeTrunkAssociations,
+		"DescribeVpcs":                       describeVPCs,
+		"DetachNetworkInterface":             detachENI,
+		"DisassociateTrunkInterface":         disassociateTrunk,
+		"ModifyNetworkInterfaceAttribute":    modifyENI,
+		"RunInstances":                       runInstances,
+		"StartInstances":                     startInstances,
+		"StopInstances":                      stopInstances,
+		"TerminateInstances":                 terminateInstances,
+		"UnassignIpv6Addresses":              unassignIPv6,
+		"UnassignPrivateIpAddresses":         unassignIPv4,
+	}
 }

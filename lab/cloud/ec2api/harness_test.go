@@ -96,7 +96,7 @@ func (r rig) create(in awsec2.CreateNetworkInterfaceInput) types.NetworkInterfac
 func (r rig) attach(eni, instance string, device int32) string {
 	r.Helper()
 	out, err := r.AttachNetworkInterface(r.Context(), &awsec2.AttachNetworkInterfaceInput{
-		NetworkInterfaceId: &eni, InstanceId: aws.String(r.cloud.InstanceID(instance)), DeviceIndex: &device,
+		NetworkInterfaceId: &eni, InstanceId: aws.String(r.cloud.Instances.ID(instance)), DeviceIndex: &device,
 	})
 	if err != nil {
 		r.Fatal(err)

@@ -12,15 +12,14 @@ func describeInstances(r *request) (any, error) {
 	r.text("IncludeManagedResources")
 	n, view := r.names(), r.cloud.Described()
 	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
-	list, next, err := describe(r, "InstanceId", 1000, from, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDSv1()))
+	list, next, err := describe(r, "InstanceId", 1000, from, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDS.V1()))
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`
-	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDSv1()), next}, err
+	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDS.V1()), next}, err
 }
 
-// runInstances launches lab instances. An image is named but there are none:
-// what runs on an instance is the lab's business.
+// runInstances launches instances. The lab ignores the image, and decides itself what runs on them.
 func runInstances(r *request) (any, error) {
 	q := vpc.LaunchRequest{
 		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.clientToken(),
@@ -51,7 +50,7 @@ func runInstances(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	list, err := r.cloud.RunInstances(q)
+	list, err := r.cloud.Instances.Run(q)
 	if err != nil {
 		return nil, err
 	}
@@ -60,10 +59,10 @@ func runInstances(r *request) (any, error) {
 		return each(books.InstanceENIs(id), func(e vpc.ENI) *vpc.ENI { return &e })
 	}
 	launched := each(list, func(i vpc.Instance) *vpc.Instance { return &i })
-	return r.names().reservations(launched, enis, r.cloud.IMDSv1())[0], nil
+	return r.names().reservations(launched, enis, r.cloud.IMDS.V1())[0], nil
 }
 
-// launchAddresses reads addresses either of the call or of its one interface.
+// launchAddresses reads addresses from the call or from its one interface.
 func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	if at != "" {
 		return r.addresses(at)
@@ -73,7 +72,7 @@ func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	return r.addr("PrivateIpAddress", true), q
 }
 
-// number1 reads a required count of at least one.
+// number1 reads a required count of at least 1.
 func (r *request) number1(name string) int {
 	r.need(name)
 	n, given := r.number(name)
@@ -108,16 +107,16 @@ func transition(r *request, f func(...string) ([]vpc.StateChange, error)) (any, 
 func terminateInstances(r *request) (any, error) {
 	r.text("Force")
 	r.text("SkipOsShutdown")
-	return transition(r, r.cloud.TerminateInstances)
+	return transition(r, r.cloud.Instances.TerminateAll)
 }
 
 func stopInstances(r *request) (any, error) {
 	r.text("Force")
 	r.text("SkipOsShutdown")
-	return transition(r, r.cloud.StopInstances)
+	return transition(r, r.cloud.Instances.StopAll)
 }
 
-func startInstances(r *request) (any, error) { return transition(r, r.cloud.StartInstances) }
+func startInstances(r *request) (any, error) { return transition(r, r.cloud.Instances.StartAll) }
 
 type cardXML struct {
 	Index       int    `xml:"networkCardIndex"`

@@ -95,7 +95,7 @@ func TestRunInstancesErrors(t *testing.T) {
 		}
 		change(in)
 		if *in.MaxCount == 1000 { // the first 900 fill the subnet but for what is left to the rest
-			if _, err := r.cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
+			if _, err := r.cloud.Instances.Run(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
 				t.Fatal(err)
 			}
 		}

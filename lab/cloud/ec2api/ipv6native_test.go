@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// withNative is dual with a subnet of IPv6 alone, "six", and an instance there.
+// withNative is dual with an IPv6-only subnet, "six", and an instance there.
 func withNative() spec.Spec {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
@@ -21,14 +21,14 @@ func withNative() spec.Spec {
 	return s
 }
 
-// A subnet of IPv6 alone says so, and has neither a block nor free addresses of IPv4; nor have
+// An IPv6-only subnet says so, and has neither a block nor free addresses of IPv4; nor have
 // its ENIs and instances.
 func TestSubnetOfIPv6Alone(t *testing.T) {
 	r := newRig(t, withNative())
 	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: filters("ipv6-native", "true")})
 	ok(t, err)
 	if len(subnets.Subnets) != 1 {
-		t.Fatalf("%d subnets of IPv6 alone", len(subnets.Subnets))
+		t.Fatalf("%d IPv6-only subnets", len(subnets.Subnets))
 	}
 	n := subnets.Subnets[0]
 	if !*n.Ipv6Native || n.CidrBlock != nil || *n.AvailableIpAddressCount != 0 || !*n.AssignIpv6AddressOnCreation || *n.Ipv6CidrBlockAssociationSet[0].Ipv6CidrBlock != "2600:1f14:abc:de66::/64" {
@@ -52,7 +52,7 @@ func TestSubnetOfIPv6Alone(t *testing.T) {
 			}
 		})
 	}
-	id := r.cloud.InstanceID("native")
+	id := r.cloud.Instances.ID("native")
 	instances, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{InstanceIds: []string{id}, Filters: filters("network-interface.ipv6-native", "true")})
 	ok(t, err)
 	if i := instances.Reservations[0].Instances[0]; i.PrivateIpAddress != nil || !strings.HasPrefix(*i.PrivateDnsName, id+".") || i.Ipv6Address == nil {
@@ -73,7 +73,7 @@ func TestRefusalsOfASubnetOfIPv6Alone(t *testing.T) {
 	r.refuses(t, combination, &awsec2.CreateNetworkInterfaceInput{SubnetId: six, PrivateIpAddress: aws.String("10.0.0.9")})
 	id := r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: six}).NetworkInterfaceId
 	r.refuses(t, combination, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
-	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: id, InstanceId: aws.String(r.cloud.InstanceID("old")), DeviceIndex: aws.Int32(1)})
+	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: id, InstanceId: aws.String(r.cloud.Instances.ID("old")), DeviceIndex: aws.Int32(1)})
 	r.refuses(t, "UnsupportedOperation", &awsec2.RunInstancesInput{
 		ImageId: aws.String("ami-1"), InstanceType: "m4.large", SubnetId: six, MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
 	})

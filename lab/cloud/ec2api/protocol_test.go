@@ -65,7 +65,7 @@ func (r rig) sign(ctx context.Context, req *http.Request, body string) {
 	}
 }
 
-// send returns what a request is answered with; Code is empty for success.
+// send returns the reply to a request; Code is empty for success.
 func (r rig) send(req *http.Request) refusal {
 	r.Helper()
 	resp, err := http.DefaultClient.Do(req)
@@ -113,7 +113,7 @@ func TestCountsOf32Bits(t *testing.T) {
 	}
 }
 
-// A call that nobody signed leaves its action in the log, and not what it sent.
+// An unsigned call is logged with its action, but without its parameters.
 func TestLogOfUnsignedCalls(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15&Filter.1.Name=" + strings.Repeat("a", 1000)
@@ -121,7 +121,7 @@ func TestLogOfUnsignedCalls(t *testing.T) {
 	ok(t, err)
 	defer resp.Body.Close()
 	r.wantRefusal(r.refusal(resp), "MissingAuthenticationToken", http.StatusForbidden)
-	log := r.cloud.CallLog()
+	log := r.cloud.API.CallLog()
 	if len(log) != 1 || log[0].Action != "DescribeVpcs" || log[0].Code != "MissingAuthenticationToken" || len(log[0].Params) != 0 {
 		t.Errorf("the log holds %+v", log)
 	}
@@ -207,7 +207,7 @@ func TestPresigned(t *testing.T) {
 	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "DescribeVpcs", "DescribeTags", 1) }), "AuthFailure", http.StatusUnauthorized)
 	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "X-Amz-Expires=60", "X-Amz-Expires=3600", 1) }), "AuthFailure", http.StatusUnauthorized)
 	r.wantRefusal(get("60", 0, func(s string) string { return s[:strings.Index(s, "&X-Amz-Signature")] }), "IncompleteSignature", http.StatusBadRequest)
-	for _, c := range r.cloud.CallLog() {
+	for _, c := range r.cloud.API.CallLog() {
 		if _, there := c.Params["X-Amz-Signature"]; there {
 			t.Errorf("the log has a signature: %+v", c)
 		}

@@ -11,16 +11,14 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// maxParams is how many parameters one request may have, and maxDepth of how
-// many parts a name may be made; the deepest that an action knows is
-// NetworkInterface.1.PrivateIpAddresses.1.PrivateIpAddress.
+// maxParams is the maximum number of parameters in a request, and maxDepth that of parts in a name. The
+// deepest name in use is NetworkInterface.1.PrivateIpAddresses.1.PrivateIpAddress.
 const (
 	maxParams = 10000
 	maxDepth  = 16
 )
 
-// params are the parameters of one request. Reading one marks it as known;
-// the first mistake is kept.
+// params are the parameters of one request. Reading a parameter marks it as known. The first error is kept.
 type params struct {
 	values  map[string]string
 	numbers map[string][]int // by list, such as "Filter.1.Value": the numbers that follow its name
@@ -54,7 +52,7 @@ func parse(form url.Values) (*params, *vpc.Error) {
 	return p, nil
 }
 
-// index notes the numbers in a parameter's name with the lists that they number.
+// index records the numbers in a parameter's name, by list.
 func (p *params) index(name string) {
 	for i := range len(name) {
 		if name[i] != '.' {
@@ -91,7 +89,7 @@ func (p *params) text(name string) string {
 	return v
 }
 
-// need reads a parameter that must be there.
+// need reads a required parameter.
 func (p *params) need(name string) string {
 	v := p.text(name)
 	if v == "" {
@@ -111,7 +109,7 @@ func (p *params) clientToken() string {
 	return v
 }
 
-// number reads a count, an integer of 32 bits in the API; ok tells whether it was given.
+// number reads a count, an integer of 32 bits in the API; ok reports whether it was given.
 func (p *params) number(name string) (n int, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
@@ -125,7 +123,7 @@ func (p *params) number(name string) (n int, ok bool) {
 	return int(n32), true
 }
 
-// truth reads a boolean; ok tells whether it was given.
+// truth reads a boolean; ok reports whether it was given.
 func (p *params) truth(name string) (b, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
@@ -202,7 +200,7 @@ func (p *params) prefixes(name string, values []string, is4 bool) []netip.Prefix
 	return out
 }
 
-// unknown names a parameter that no one has read, "" when there is none.
+// unknown is the name of a parameter that was not read; empty without one.
 func (p *params) unknown() string {
 	var left []string
 	for k := range p.values {
@@ -217,7 +215,7 @@ func (p *params) unknown() string {
 	return left[0]
 }
 
-// has tells whether any parameter of a list or structure is given.
+// has reports whether any parameter of a list or structure is given.
 func (p *params) has(name string) bool {
 	for k := range p.values {
 		if k == name || strings.HasPrefix(k, name+".") {

@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// What a client must not get used to: each of these fails on EC2.
+// Each of these calls fails on EC2, so clients must not rely on them.
 func TestRefusedAsByEC2(t *testing.T) {
 	r := newRig(t, instant())
 	a := r.subnet("a")
-	id := r.cloud.Snapshot().InstanceENIs(r.cloud.InstanceID("node-a"))[0].ID
+	id := r.cloud.Snapshot().InstanceENIs(r.cloud.Instances.ID("node-a"))[0].ID
 	image := []string{"ImageId", "ami-0123456789abcdef0", "MinCount", "1", "MaxCount", "1", "SubnetId", a}
 	two := func(name, value string) []string {
 		return []string{"NetworkInterfaceId", id, name + ".1", value, name + ".2", value}
@@ -111,7 +111,7 @@ func TestUnpaginatedENIs(t *testing.T) {
 	}
 	make1 := func(n int) {
 		for range n {
-			if _, err := r.cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnet}); err != nil {
+			if _, err := r.cloud.ENIs.Create(vpc.CreateRequest{SubnetID: subnet}); err != nil {
 				t.Fatal(err)
 			}
 		}

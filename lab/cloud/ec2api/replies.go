@@ -10,10 +10,10 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// The XML of the API's data types (EC2 API Reference, "Data types"), as far
-// as the lab has anything to say in them.
+// The XML of the API's data types (EC2 API Reference, "Data types"), without fields that the lab does not
+// have.
 
-// done is the reply of calls that answer only that they worked.
+// done is the reply to calls without a result.
 type done struct {
 	Return bool `xml:"return"`
 }
@@ -84,7 +84,7 @@ type eniXML struct {
 	Native           bool           `xml:"ipv6Native,omitempty"`
 }
 
-// names are what replies say of other resources and of the account.
+// names are properties of the account and of other resources for replies.
 type names struct {
 	account string
 	region  string
@@ -92,7 +92,7 @@ type names struct {
 	zones   map[string]string // zone IDs by name
 }
 
-// architecture is that of all instances.
+// architecture is the architecture of all instances.
 const architecture = "x86_64"
 
 func (r *request) names() names {
@@ -118,7 +118,7 @@ func (n names) eni(e *vpc.ENI) eniXML {
 	return x
 }
 
-// eniCommon is what an ENI and an instance's view of it have in common.
+// eniCommon are the fields that DescribeNetworkInterfaces and DescribeInstances share.
 func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
@@ -214,7 +214,7 @@ type instanceXML struct {
 	HTTPTokens      string      `xml:"metadataOptions>httpTokens"`
 	HTTPEndpoint    string      `xml:"metadataOptions>httpEndpoint"`
 
-	// What filters see besides, also of a terminated instance.
+	// Fields for filters only, which terminated instances have too.
 	OwnerID       string `xml:"-" filter:"ownerId"`
 	ReservationID string `xml:"-" filter:"reservationId"`
 	Hypervisor    string `xml:"-" filter:"hypervisor"`

@@ -9,9 +9,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Bounds of one request's filters: how many values they may have together
-// (EC2 API, "Filter": 200), and of how many characters a value may be, which
-// is as long as a tag's value with each of its characters escaped.
+// Limits of a request's filters: the number of all values (EC2 API, "Filter": 200), and the length of a
+// value in characters, which allows for a tag's value with all characters escaped.
 const (
 	maxFilterValues = 200
 	maxFilterLength = 512
@@ -43,7 +42,7 @@ func (r *request) filters() []filter {
 	return out
 }
 
-// apply keeps what matches every filter: for each, any of its values.
+// apply selects the resources that match every filter by one of its values.
 func apply[T any](list []*T, fs []filter, attrs attributes[T]) ([]*T, error) {
 	found := make([]values[T], len(fs))
 	for i, f := range fs {
@@ -107,8 +106,8 @@ func one(pattern, s string) (rest string, ok bool) {
 	return pattern[1:], pattern[0] == s[0]
 }
 
-// source is where a describe call finds its resources: all of them, or one by
-// ID (nil when there is none). Kind is the prefix of their IDs.
+// source lists the resources of a describe call, or finds one by its ID (nil without one). Kind is the
+// prefix of their IDs.
 type source[T any] struct {
 	kind string
 	id   func(*T) string
@@ -116,7 +115,7 @@ type source[T any] struct {
 	one  func(id string) *T
 }
 
-// listed is a source of a kind of which there are few.
+// listed is a source with a short list.
 func listed[T any](kind string, all []*T, id func(*T) string) source[T] {
 	return source[T]{kind, id, func() []*T { return all }, func(want string) *T {
 		if i := slices.IndexFunc(all, func(v *T) bool { return id(v) == want }); i >= 0 {
@@ -126,8 +125,8 @@ func listed[T any](kind string, all []*T, id func(*T) string) source[T] {
 	}}
 }
 
-// pick returns the resources with the given IDs, ordered by ID; all when there
-// are none. It is an error to name one that does not exist.
+// pick returns the resources with the given IDs, ordered by ID; all without IDs. IDs that do not exist are
+// an error.
 func (s source[T]) pick(ids []string) ([]*T, error) {
 	if len(ids) == 0 {
 		return s.all(), nil
@@ -149,8 +148,8 @@ func (s source[T]) pick(ids []string) ([]*T, error) {
 	return out, nil
 }
 
-// describe is what most describe calls do: read the parameters that all have, of
-// which ids names some resources and a page has at most so many, then list.
+// describe serves most describe calls: it reads the common parameters and lists. ids is the name of the
+// parameter with IDs, most the maximum page size.
 func describe[T any](r *request, ids string, most int, s source[T], attrs attributes[T]) ([]*T, string, error) {
 	wanted, fs, p := r.list(ids), r.filters(), r.page(ids, most)
 	if err := r.ready(); err != nil {
@@ -172,14 +171,14 @@ func listing[T any](r *request, s source[T], ids []string, fs []filter, p page, 
 	return list, next, nil
 }
 
-// page is which part of a listing is asked for.
+// page is the requested page.
 type page struct {
 	size  int // 0: everything
 	after string
 }
 
-// page reads MaxResults and NextToken. ids names the ID list that must not be
-// given together with MaxResults, most the upper bound of MaxResults.
+// page reads MaxResults, which is at most most, and NextToken. ids is the name of the parameter with IDs,
+// which excludes MaxResults.
 func (r *request) page(ids string, most int) page {
 	n, given := r.number("MaxResults")
 	token := r.text("NextToken")
@@ -201,9 +200,8 @@ func (r *request) page(ids string, most int) page {
 	return p
 }
 
-// cut takes one page out of a listing that is ordered by key, and makes the
-// token of the next one, "" at the end. A token is the last key shown, so that
-// what appears or vanishes in between moves nothing else.
+// cut returns one page of a listing that is ordered by key, and the token of the next page; empty at the
+// end. The token is the last key, so that changes between pages do not shift other resources.
 func cut[T any](r *request, p page, list []*T, key func(*T) string) ([]*T, string) {
 	if p.after != "" {
 		i := 0

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// signatureSkew is how old a signed request may be
+// signatureSkew is the maximum age of a signed request
 // (IAM User Guide, "Signature Version 4": five minutes).
 const signatureSkew = 5 * time.Minute
 
@@ -28,12 +28,10 @@ const (
 // (IAM User Guide, "Signature Version 4", X-Amz-Expires).
 const maxPresigned = 7 * 24 * 60 * 60
 
-// presignedPrefix begins the query parameters that a presigned URL carries
-// beside those of the action.
+// presignedPrefix is the prefix of a presigned URL's parameters for the signature.
 const presignedPrefix = "X-Amz-"
 
-// signature is what a request says about how it was signed, in its
-// Authorization header or, presigned, in its query.
+// signature describes the signature of a request, from its Authorization header or a presigned URL.
 type signature struct {
 	keyID, date, region, service string
 	headers                      []string
@@ -50,7 +48,7 @@ func authFailure() *vpc.Error {
 
 func expired() *vpc.Error { return vpc.Errorf("RequestExpired", "Request has expired.") }
 
-// authenticate verifies a request's Signature Version 4 and returns who signed it.
+// authenticate verifies a request's Signature Version 4 and returns its key.
 func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vpc.Error) {
 	sig, failure := readSignature(r)
 	if failure != nil {
@@ -64,7 +62,7 @@ func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vp
 		return vpc.Principal{}, &vpc.Error{Code: "AuthFailure", Status: http.StatusUnauthorized,
 			Message: "There were headers present in the request which were not signed: " + name}
 	}
-	key, ok := h.cloud.Key(sig.keyID)
+	key, ok := h.cloud.Keys.Find(sig.keyID)
 	if !ok || key.Token != sig.token {
 		return vpc.Principal{}, authFailure()
 	}
@@ -122,7 +120,7 @@ func readSignature(r *http.Request) (s signature, failure *vpc.Error) {
 	return s, nil
 }
 
-// parseAuthorization takes an Authorization header apart; what is missing is empty.
+// parseAuthorization parses an Authorization header; missing parts are empty.
 func parseAuthorization(auth string) (scope, headers, sum string) {
 	rest, ok := strings.CutPrefix(auth, sigAlgorithm+" ")
 	if !ok {
@@ -142,8 +140,8 @@ func parseAuthorization(auth string) (scope, headers, sum string) {
 	return scope, headers, sum
 }
 
-// life is when a signature is good. A presigned one is from its time on, give
-// or take the skew of clocks, until it expires.
+// life is the validity of a signature. A presigned one is valid from its time, minus the skew of clocks,
+// until it expires.
 func (s *signature) life() (from, until time.Time, ok bool) {
 	at, err := time.Parse(sigTime, s.stamp)
 	if err != nil || !strings.HasPrefix(s.stamp, s.date) {
@@ -159,8 +157,7 @@ func (s *signature) life() (from, until time.Time, ok bool) {
 	return at.Add(-signatureSkew), at.Add(time.Duration(n) * time.Second), true
 }
 
-// unsigned names a header of AWS's own that the signature does not cover, ""
-// when there is none.
+// unsigned is the name of a header of AWS that the signature does not cover; empty without one.
 func (s *signature) unsigned(h http.Header) string {
 	for name := range h {
 		if name = strings.ToLower(name); strings.HasPrefix(name, "x-amz-") && !s.covers(name) {
@@ -179,7 +176,7 @@ func (s *signature) covers(headers ...string) bool {
 	return true
 }
 
-// compute is the signature that the holder of a secret makes for a request
+// compute is the signature of a request with a secret
 // (IAM User Guide, "Create a signed AWS API request").
 func (s *signature) compute(r *http.Request, body []byte, secret string) string {
 	var canonical strings.Builder

@@ -17,8 +17,7 @@ type healthyXML struct {
 	Status string `xml:"status"`
 }
 
-// health is the outcome of the checks of an instance in a state: they pass
-// once it runs.
+// health is the result of the checks of an instance: they pass while it runs.
 func health(s vpc.InstanceState) healthXML {
 	switch s {
 	case vpc.Running:
@@ -40,7 +39,7 @@ type statusXML struct {
 	EBS      healthXML `xml:"attachedEbsStatus"`
 }
 
-// describeInstanceStatus shows running instances, or all of them if asked to.
+// describeInstanceStatus lists running instances, or all of them on request.
 func describeInstanceStatus(r *request) (any, error) {
 	ids, fs, p := r.list("InstanceId"), r.filters(), r.page("InstanceId", 1000)
 	all, _ := r.truth("IncludeAllInstances")

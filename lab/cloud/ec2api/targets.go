@@ -6,12 +6,11 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// targets are the resources that a call names, by which its permission is
-// judged: the resource types of the Service Authorization Reference, "Actions
-// defined by Amazon EC2", as far as the lab has such resources. Actions without
-// any are permitted on all or nothing ("*").
+// targets are the resources in a call that its permission depends on: the resource types of the Service
+// Authorization Reference, "Actions defined by Amazon EC2", without those that the lab does not have.
+// Actions without targets are for the resource "*".
 func targets(action string, p *params) []vpc.Target {
-	// Read again, and judged, by the action itself.
+	// The action itself reads and checks them again.
 	read := &params{values: p.values, numbers: p.numbers, known: map[string]bool{}}
 	on := func(ids ...string) (out []vpc.Target) {
 		for _, id := range ids {
@@ -50,7 +49,7 @@ func targets(action string, p *params) []vpc.Target {
 	return nil
 }
 
-// tagged reads NAME.N.Key and NAME.N.Value, whatever they say.
+// tagged reads NAME.N.Key and NAME.N.Value without checks.
 func (p *params) tagged(name string) map[string]string {
 	out := map[string]string{}
 	for _, tag := range p.each(name) {

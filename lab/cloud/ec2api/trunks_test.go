@@ -72,7 +72,7 @@ func TestLifeOfABranch(t *testing.T) {
 		}
 	}
 	// An instance has its trunk, not the branches.
-	node := r.cloud.InstanceID("node-a")
+	node := r.cloud.Instances.ID("node-a")
 	if got, err := r.find("DescribeNetworkInterfaces", filters("attachment.instance-id", node)); err != nil || len(got) != 2 || slices.Contains(got, branch) {
 		t.Errorf("attached are %v, %v", got, err)
 	}
@@ -138,10 +138,10 @@ func TestAssociateErrors(t *testing.T) {
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DisassociateTrunkInterfaceInput{AssociationId: aws.String("trunk-assoc-0123456789abcdef0")})
 	r.refuses(t, "InvalidAssociationID.NotFound", &awsec2.DescribeTrunkInterfaceAssociationsInput{AssociationIds: []string{"trunk-assoc-0123456789abcdef0"}})
 	// A branch is not attached, and no ENI is created as one.
-	r.refuses(t, "InvalidNetworkInterface.InUse", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &taken, InstanceId: aws.String(r.cloud.InstanceID("node-a")), DeviceIndex: aws.Int32(2)})
+	r.refuses(t, "InvalidNetworkInterface.InUse", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &taken, InstanceId: aws.String(r.cloud.Instances.ID("node-a")), DeviceIndex: aws.Int32(2)})
 	r.refuses(t, "InvalidParameterValue", &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a")), InterfaceType: types.NetworkInterfaceCreationTypeBranch})
 	// Not every type has trunks, and an m5.large has nine branches.
-	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &loose, InstanceId: aws.String(r.cloud.InstanceID("small")), DeviceIndex: aws.Int32(2)})
+	r.refuses(t, "UnsupportedOperation", &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &loose, InstanceId: aws.String(r.cloud.Instances.ID("small")), DeviceIndex: aws.Int32(2)})
 	for vlan := range int32(8) {
 		r.associate(trunk, in("a"), 100+vlan)
 	}
@@ -261,7 +261,7 @@ func TestBranchesOfATerminatedInstance(t *testing.T) {
 			gone = trunk
 		}
 	}
-	ok(t, r.cloud.TerminateInstance("node-a"))
+	ok(t, r.cloud.Instances.Terminate("node-a"))
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{gone}})
 	if got := r.describe(kept); got.Status != types.NetworkInterfaceStatusAvailable || got.InterfaceType != "trunk" {
 		t.Errorf("the trunk that was to stay is %+v", got)

@@ -1,6 +1,5 @@
-// Package endpoints serves a VPC on this machine: the EC2 API and the instance
-// metadata service, each on a loopback port, within the calling process. Any
-// number of clouds may run side by side.
+// Package endpoints serves a virtual cloud in the calling process: the EC2 API and the instance metadata
+// service, each on a loopback port. Several clouds may run at once.
 package endpoints
 
 import (
@@ -39,8 +38,8 @@ type StaticKey struct {
 	SecretAccessKey string
 }
 
-// Serve makes the cloud of a spec and serves its EC2 API on a loopback port of
-// the system's choice. Close it when done.
+// Serve makes the cloud of a spec and serves its EC2 API on any free loopback port. The caller must close
+// it.
 func Serve(s spec.Spec, opts ...vpc.Option) (*Cloud, error) { return ServeOn(anyPort, s, opts...) }
 
 // ServeOn is Serve with the EC2 API at a given address.
@@ -63,11 +62,10 @@ func (c *Cloud) Credentials() StaticKey {
 	return StaticKey{k.ID, k.Secret}
 }
 
-// IMDSURL is the endpoint URL of the metadata service as one instance, named
-// by ID or name, sees it. The service starts with the first call; the URL is
-// empty when no port is to be had or the cloud is closed.
+// IMDSURL is the endpoint URL of the metadata service for one instance, by ID or name. The service starts
+// with the first call. The URL is empty if there is no free port or the cloud is closed.
 func (c *Cloud) IMDSURL(instance string) string {
-	id := c.InstanceID(instance)
+	id := c.Instances.ID(instance)
 	c.mu.Lock()
 	url, ok := c.imds[id]
 	c.mu.Unlock()
@@ -87,7 +85,7 @@ func (c *Cloud) IMDSURL(instance string) string {
 // ServeIMDS serves the metadata service at an address for all instances. A
 // caller is the instance that owns its source address, else the one named.
 func (c *Cloud) ServeIMDS(addr, instance string) (url string, err error) {
-	id := c.InstanceID(instance)
+	id := c.Instances.ID(instance)
 	if _, ok := c.Snapshot().Instance(id); !ok {
 		return "", fmt.Errorf("serve instance metadata: no instance %q", instance)
 	}
@@ -103,8 +101,7 @@ func (c *Cloud) ServeIMDS(addr, instance string) (url string, err error) {
 	return url, nil
 }
 
-// listen serves h at an address, with what wrap makes of the listener, and
-// returns its URL.
+// listen serves h at an address, with the listener wrapped by wrap, and returns its URL.
 func (c *Cloud) listen(addr string, h http.Handler, wrap func(net.Listener) net.Listener) (string, error) {
 	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 	if err != nil {

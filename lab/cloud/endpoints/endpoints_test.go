@@ -40,7 +40,7 @@ func TestManyLabs(t *testing.T) {
 		clouds = append(clouds, cloud)
 		for _, node := range []string{"node-a", "node-b"} {
 			id, err := fetch(t, cloud.IMDSURL(node)+"/latest/meta-data/instance-id")
-			if err != nil || id != cloud.InstanceID(node) || seen[id] {
+			if err != nil || id != cloud.Instances.ID(node) || seen[id] {
 				t.Errorf("lab %d, %s is %q, %v", seed, node, id, err)
 			}
 			seen[id] = true

@@ -1,23 +1,27 @@
+// Package httpreply is what the lab's HTTP services share: how they send replies, how they fail
+// below HTTP, the faults that calls meet, and the log of calls.
 package httpreply
 
 import (
 	"bytes"
+	"compress/gzip"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
-// How long a client may take to send the header of a request, and all of it.
+// The time-outs for the header of a request and for the whole request.
 const (
 	headerTimeout  = 10 * time.Second
 	requestTimeout = 30 * time.Second
 )
 
 // Server serves h over HTTP and reads no request for longer than half a minute.
-// What net/http has to complain of goes to log at its debug level.
+// Errors of net/http go to log at the debug level.
 func Server(h http.Handler, log slog.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
@@ -29,8 +33,8 @@ func Server(h http.Handler, log slog.Handler) *http.Server {
 // net/http refuses what is no HTTP request. Why is net/http's own word for it.
 type Refusal func(status int, why string) (mediaType string, body []byte)
 
-// Refusing gives a listener's connections a service's own way to refuse what
-// is no HTTP request, which no handler gets to see.
+// Refusing makes a listener's connections reply with the service's own refusal to invalid HTTP requests,
+// which do not reach the handler.
 func Refusing(ln net.Listener, refuse Refusal) net.Listener { return &refusing{ln, refuse} }
 
 type refusing struct {
@@ -85,4 +89,42 @@ func (c *refusingConn) Write(b []byte) (int, error) {
 		return 0, err
 	}
 	return len(b), nil
+}
+
+// HangUp closes the connection of a request without any reply, which is what
+// a client sees of an unreachable service or of a reply lost on its way.
+func HangUp(w http.ResponseWriter) {
+	conn, _, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		http.Error(w, "the lab cannot close this connection: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	_ = conn.Close()
+}
+
+// A reply of up to segment bytes reaches a client in one read. Longer ones are
+// held back for a moment: smithy-go (1.28) closes the request's body as soon
+// as the reply begins, and if net/http is not quite done with that body it
+// drops the connection in the middle of the reply. Real networks are never as
+// fast as a loopback interface, so only a lab meets this.
+const (
+	segment = 3 << 10
+	moment  = 5 * time.Millisecond
+)
+
+// Send writes the body of a successful reply, compressed where the client
+// takes that and it pays.
+func Send(w http.ResponseWriter, r *http.Request, body []byte) {
+	if len(body) > 1<<10 && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		_, _ = z.Write(body) // a buffer takes everything
+		_ = z.Close()
+		body = b.Bytes()
+		w.Header().Set("Content-Encoding", "gzip")
+	}
+	if len(body) > segment {
+		time.Sleep(moment) //nolint:forbidigo // waits for a client that cannot be watched, see segment
+	}
+	_, _ = w.Write(body)
 }

@@ -18,7 +18,7 @@ type condition struct {
 	match    func(pattern, value string) bool
 }
 
-// operators are those understood, without IfExists and the set prefixes.
+// operators are the supported operators, without IfExists and the set prefixes.
 var operators = map[string]struct {
 	negated bool
 	match   func(pattern, value string) bool
@@ -52,7 +52,7 @@ func ResourceTag(tag string) string { return "aws:ResourceTag/" + tag }
 // RequestTag is described at ResourceTag.
 func RequestTag(tag string) string { return "aws:RequestTag/" + tag }
 
-// known tells whether a key is understood, and whether it is a list.
+// known reports whether a key is supported, and whether it is a list.
 func known(key string) (list, ok bool) {
 	lower := strings.ToLower(key)
 	for _, prefix := range []string{"aws:resourcetag/", "aws:requesttag/", "ec2:resourcetag/"} {
@@ -123,7 +123,7 @@ func parseCondition(operator, key string, data []byte) (condition, error) {
 	return c, nil
 }
 
-// holds judges the condition by what a request has for its key.
+// holds evaluates the condition for the request's values of its key.
 func (c condition) holds(keys map[string][]string) bool {
 	have, exists := keys[c.key]
 	if c.null {

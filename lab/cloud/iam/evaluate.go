@@ -15,18 +15,18 @@ type Request struct {
 	Keys map[string][]string
 }
 
-// Decision is what policies say of a request.
+// Decision is the result of evaluating policies.
 type Decision int
 
-// The decisions. Nothing is allowed that no statement allows, and a statement
-// that denies outranks all that allow.
+// The decisions. A request is denied unless a statement allows it; an explicit denial overrides all
+// allows.
 const (
 	NotAllowed Decision = iota
 	Allowed
 	Denied
 )
 
-// Decide judges a request.
+// Decide evaluates a request.
 func (p Policy) Decide(r Request) Decision {
 	keys := make(map[string][]string, len(r.Keys))
 	for k, v := range r.Keys {
@@ -45,7 +45,7 @@ func (p Policy) Decide(r Request) Decision {
 	return out
 }
 
-// Never tells whether no statement allows an action on anything.
+// Never reports whether no statement allows an action on anything.
 func (p Policy) Never(action string) bool {
 	return !slices.ContainsFunc(p.statements, func(s statement) bool { return !s.deny && s.covers(action) })
 }
@@ -70,7 +70,7 @@ func arnLike(pattern, arn string) bool {
 	return len(p) == arnParts && len(a) == arnParts && slices.EqualFunc(p, a, glob)
 }
 
-// glob tells whether text is what a pattern with * and ? stands for.
+// glob reports whether a text matches a pattern with * and ?.
 func glob(pattern, text string) bool {
 	// Where the last * was, and how much of text it stands for so far.
 	star, mark, p, t := -1, 0, 0, 0

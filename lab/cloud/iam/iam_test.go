@@ -110,7 +110,7 @@ func TestActionsAndResources(t *testing.T) {
 	}
 }
 
-// What is not understood is refused by its name, not ignored.
+// Unknown elements are refused by name, not ignored.
 func TestRefusedPolicies(t *testing.T) {
 	statement := func(s string) string { return `{"Version": "2012-10-17", "Statement": [` + s + `]}` }
 	condition := func(s string) string {

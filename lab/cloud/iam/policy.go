@@ -1,3 +1,8 @@
+// Package iam evaluates identity-based policies for EC2 calls like AWS IAM (IAM User Guide, "Policy
+// evaluation logic", "IAM JSON policy elements: Condition operators" and "Multivalued context keys"). It
+// refuses to parse policies with other elements or condition keys than those below.
+//
+// It is pure: the caller passes the resources of a call and their tags.
 package iam
 
 import (
@@ -10,10 +15,10 @@ import (
 	"strings"
 )
 
-// Version is the only version of the policy language that is understood.
+// Version is the only supported version of the policy language.
 const Version = "2012-10-17"
 
-// Policy is what one or more policy documents say. The zero Policy allows nothing.
+// Policy are the statements of policy documents. The zero Policy allows nothing.
 type Policy struct {
 	statements []statement
 }
@@ -37,7 +42,7 @@ func Allow(actions ...string) Policy {
 	return Policy{[]statement{s}}
 }
 
-// Join is the policy of somebody to whom several are attached.
+// Join combines policies.
 func Join(policies ...Policy) (out Policy) {
 	for _, p := range policies {
 		out.statements = append(out.statements, p.statements...)
@@ -82,7 +87,7 @@ func bad(path, format string, args ...any) error {
 	return &fieldError{path, fmt.Sprintf(format, args...)}
 }
 
-// fields reads an object that has no fields but those known.
+// fields parses an object without unknown fields.
 func fields(path string, data []byte, known ...string) (map[string]json.RawMessage, error) {
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(data, &m); err != nil || m == nil {
@@ -157,7 +162,7 @@ func parseResources(data json.RawMessage) ([]string, error) {
 	return list, nil
 }
 
-// texts reads one value or a list of them. Booleans count as text.
+// texts parses one value or a list. Booleans count as text.
 func texts(data json.RawMessage) ([]string, error) {
 	list := []json.RawMessage{data}
 	if len(data) > 0 && data[0] == '[' {
@@ -178,7 +183,7 @@ func texts(data json.RawMessage) ([]string, error) {
 	return out, nil
 }
 
-// brief is a value as errors quote it.
+// brief is a value for errors.
 func brief(data []byte) string {
 	switch {
 	case len(data) == 0:

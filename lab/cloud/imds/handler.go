@@ -1,3 +1,7 @@
+// Package imds serves the instance metadata service of a vpc.Cloud, versions 2
+// (with session tokens) and 1 (EC2 User Guide, "Use instance metadata to
+// manage your EC2 instance"). It lags behind EC2 by the cloud's IMDS delay and
+// hands out the expiring credentials of the instance's role.
 package imds
 
 import (
@@ -45,15 +49,14 @@ type session struct {
 	expires    time.Time
 }
 
-// Handler serves the metadata of the instance that identify finds a request to
-// come from. A request from nowhere gets 404.
+// Handler serves the metadata of the instance that identify returns for a request. Other requests get 404.
 func Handler(cloud *vpc.Cloud, identify func(*http.Request) (instanceID string, ok bool)) http.Handler {
 	return &handler{cloud: cloud, identify: identify, tokens: map[string]session{}}
 }
 
 // ServeHTTP answers one request.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if h.cloud.IMDSDown() {
+	if h.cloud.IMDS.Down() {
 		httpreply.HangUp(w)
 		return
 	}
@@ -101,7 +104,7 @@ func (h *handler) token(w http.ResponseWriter, r *http.Request, id string) {
 	fmt.Fprint(w, token)
 }
 
-// open remembers a session and forgets those that are over.
+// open adds a session and removes expired ones.
 func (h *handler) open(token string, s session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,14 +117,13 @@ func (h *handler) open(token string, s session) {
 	h.tokens[token] = s
 }
 
-// authorized tells whether a request carries a session of its instance, or
-// needs none.
+// authorized reports whether a request has a session of its instance, or needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
 	given, there := r.Header[sessionHeader]
 	if !there {
-		return h.cloud.IMDSv1()
+		return h.cloud.IMDS.V1()
 	}
-	token := given[0] // an empty one is a token that nobody was given
+	token := given[0] // an empty one is invalid
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, ok := h.tokens[token]

@@ -88,7 +88,7 @@ func TestMetadata(t *testing.T) {
 	i, _ := books.Instance("node-a")
 	enis := books.InstanceENIs(i.ID)
 	e := enis[0]
-	six, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
+	six, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
 	ok(t, err)
 	at := "network/interfaces/macs/" + e.MAC.String() + "/"
 	for path, want := range map[string]string{
@@ -135,7 +135,7 @@ func TestMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 
 	doc, err := client(cloud, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
-	if err != nil || doc.InstanceID != cloud.InstanceID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
+	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
 		t.Errorf("document %+v, %v", doc, err)
 	}
 	region, err := client(cloud, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
@@ -208,7 +208,7 @@ func TestTokens(t *testing.T) {
 	fake.Advance(60 * time.Second)
 	want(http.StatusUnauthorized, tokenHeader, token)
 
-	cloud.SetIMDSv1(true)
+	cloud.IMDS.SetV1(true)
 	want(http.StatusOK)
 	want(http.StatusUnauthorized, tokenHeader, token)
 }
@@ -235,9 +235,9 @@ func TestLagAndOutage(t *testing.T) {
 	s.IMDS.Delay = spec.Duration(3 * time.Second)
 	cloud := serve(t, s, vpc.WithClock(fake))
 	c := client(cloud, "node-a")
-	e := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))[0]
+	e := cloud.Snapshot().InstanceENIs(cloud.Instances.ID("node-a"))[0]
 	path := "network/interfaces/macs/" + e.MAC.String() + "/local-ipv4s"
-	if _, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
+	if _, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{1, 1, 1, 3} {
@@ -248,7 +248,7 @@ func TestLagAndOutage(t *testing.T) {
 		fake.Advance(time.Second)
 	}
 	// A new instance knows itself at once.
-	i, err := cloud.RunInstance(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
+	i, err := cloud.Instances.Launch(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
 	ok(t, err)
 	if got, err := read(t, client(cloud, "late"), "instance-id"); err != nil || got != i.ID {
 		t.Fatalf("%q, %v", got, err)
@@ -256,11 +256,11 @@ func TestLagAndOutage(t *testing.T) {
 	if got, err := read(t, client(cloud, "late"), "mac"); err != nil || got == "" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	cloud.IMDSOutage(true)
+	cloud.IMDS.Outage(true)
 	if _, err := read(t, c, path); err == nil {
 		t.Fatal("answered during an outage")
 	}
-	cloud.IMDSOutage(false)
+	cloud.IMDS.Outage(false)
 	if _, err := read(t, c, path); err != nil {
 		t.Fatal(err)
 	}
@@ -309,10 +309,10 @@ func TestTrunkMetadata(t *testing.T) {
 	s := instant()
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk"}}
 	cloud := serve(t, s)
-	enis := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))
-	branch, err := cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: enis[0].SubnetID})
+	enis := cloud.Snapshot().InstanceENIs(cloud.Instances.ID("node-a"))
+	branch, err := cloud.ENIs.Create(vpc.CreateRequest{SubnetID: enis[0].SubnetID})
 	ok(t, err)
-	_, err = cloud.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: enis[1].ID, BranchID: branch.ID, VLAN: 7})
+	_, err = cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: enis[1].ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
 	c := client(cloud, "node-a")
 	macs, err := read(t, c, "network/interfaces/macs/")
@@ -327,7 +327,7 @@ func TestTrunkMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 }
 
-// An instance in a subnet of IPv6 alone has no paths of IPv4 but its VPC's, and is named by its ID.
+// An instance in an IPv6-only subnet has no paths of IPv4 but its VPC's, and is named by its ID.
 func TestMetadataOfIPv6Alone(t *testing.T) {
 	s := instant()
 	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}
@@ -349,5 +349,39 @@ func TestMetadataOfIPv6Alone(t *testing.T) {
 	for _, path := range []string{"local-ipv4", at + "local-ipv4s", at + "subnet-ipv4-cidr-block"} {
 		_, err := read(t, c, path)
 		wantStatus(t, err, http.StatusNotFound)
+	}
+}
+
+// What the service does not have is not found, and a token header counts even
+// when it is empty.
+func TestStrictPaths(t *testing.T) {
+	cloud := serve(t, instant())
+	base := cloud.IMDSURL("node-a")
+	for _, tc := range []struct {
+		path   string
+		header []string
+		want   int
+	}{
+		{"/latest/meta-data/instance-id", nil, http.StatusOK},
+		{"/latest/meta-data/instance-id/", nil, http.StatusNotFound},
+		{"/latest/meta-data", nil, http.StatusOK},
+		{"/latest/meta-data/", nil, http.StatusOK},
+		{"/latest/meta-data/placement/", nil, http.StatusOK},
+		{"/2021-03-23/meta-data/instance-id", nil, http.StatusOK},
+		{"/2021-99-99/meta-data/instance-id", nil, http.StatusNotFound},
+		{"/aaaaaaaaaa/meta-data/instance-id", nil, http.StatusNotFound},
+		{"/2031-01-01/", nil, http.StatusNotFound},
+		{"/latest/meta-data/instance-id", []string{tokenHeader, ""}, http.StatusUnauthorized},
+		{"/latest/meta-data/instance-id", []string{tokenHeader, "made-up"}, http.StatusUnauthorized},
+	} {
+		got, body := get(t, http.MethodGet, base+tc.path, tc.header...)
+		if got != tc.want {
+			t.Errorf("%s with %q: %d, want %d: %.60q", tc.path, tc.header, got, tc.want, body)
+		}
+	}
+	for _, ttl := range []string{"", "0", "21601"} {
+		if got, _ := get(t, http.MethodPut, base+"/latest/api/token", ttlHeader, ttl); got != http.StatusBadRequest {
+			t.Errorf("a token for %q seconds: %d", ttl, got)
+		}
 	}
 }

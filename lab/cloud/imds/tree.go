@@ -16,9 +16,8 @@ import (
 // tree is the metadata of one instance: values by path, without the version.
 type tree map[string]string
 
-// get returns the value at a path or the listing of what is below it, one
-// name a line, those with more below ending in a slash. A listing's path may
-// end in a slash, a value's may not.
+// get returns the value at a path, or the names below it, one a line, with a slash after names that have
+// others below them. The path of a listing may end in a slash, that of a value must not.
 func (t tree) get(path string) (string, bool) {
 	if v, ok := t[path]; ok {
 		return v, true
@@ -46,7 +45,7 @@ func (t tree) get(path string) (string, bool) {
 	return strings.Join(names, "\n"), len(names) > 0
 }
 
-// tree makes the metadata of an instance as it is seen now.
+// tree makes the current metadata of an instance.
 func (h *handler) tree(id string) (tree, bool) {
 	view := h.cloud.Metadata()
 	i, enis := view.Self(id)
@@ -112,7 +111,7 @@ func (b builder) instance(c *vpc.Cloud) {
 	b.tree["dynamic/instance-identity/document"] = object(document)
 }
 
-// eni sets what is below network/interfaces/macs/MAC.
+// eni sets the values below network/interfaces/macs/MAC.
 func (b builder) eni(c *vpc.Cloud, e *vpc.ENI) {
 	set := func(name, value string) { b.set("network/interfaces/macs/"+e.MAC.String()+"/"+name, value) }
 	set("device-number", strconv.Itoa(e.Attachment.DeviceIndex))
@@ -164,7 +163,7 @@ func (b builder) groupNames(e *vpc.ENI) string {
 
 // role sets the credentials of the instance's role.
 func (b builder) role(c *vpc.Cloud) {
-	role, key, ok := c.RoleCredentials(b.i.ID)
+	role, key, ok := c.Keys.RoleCredentials(b.i.ID)
 	if !ok {
 		return
 	}

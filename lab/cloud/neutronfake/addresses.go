@@ -5,23 +5,23 @@ import (
 	"slices"
 )
 
-// wanted is an address that a request asks for: of a subnet, a certain one, or both.
+// wanted is a requested address: of a subnet, a given one, or both.
 type wanted struct {
 	Subnet *string `json:"subnet_id"`
 	IP     *string `json:"ip_address"`
 }
 
-// addresses are those of a new port: what is asked for or, with nothing asked for, one
-// of each family that the network has. c.mu is held, as in all below.
-func (c *Cloud) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) {
+// addresses chooses the addresses of a new port: the requested ones or, without a request, one of each
+// family of the network. The lock is held, as in all below.
+func (a *api) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) {
 	out := []FixedIP{}
 	if want == nil {
 		for _, v4 := range []bool{true, false} {
-			of := slices.DeleteFunc(c.subnetsOf(network), func(s Subnet) bool { return s.CIDR.Addr().Is4() != v4 })
+			of := slices.DeleteFunc(a.networks.subnetsOf(network), func(s Subnet) bool { return s.CIDR.Addr().Is4() != v4 })
 			if len(of) == 0 {
 				continue
 			}
-			a, ok := c.freeOfAny(network, of)
+			a, ok := a.ports.freeOfAny(network, of)
 			if !ok {
 				return nil, noAddresses(network)
 			}
@@ -30,7 +30,7 @@ func (c *Cloud) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) 
 		return out, nil
 	}
 	for _, w := range *want {
-		a, err := c.address(network, w, out)
+		a, err := a.address(network, w, out)
 		if err != nil {
 			return nil, err
 		}
@@ -39,23 +39,23 @@ func (c *Cloud) addresses(network string, want *[]wanted) ([]FixedIP, *refusal) 
 	return out, nil
 }
 
-func (c *Cloud) freeOfAny(network string, subnets []Subnet) (FixedIP, bool) {
+func (ps *ports) freeOfAny(network string, subnets []Subnet) (FixedIP, bool) {
 	for _, s := range subnets {
-		if ip, ok := c.free(network, s, nil); ok {
+		if ip, ok := ps.free(network, s, nil); ok {
 			return FixedIP{s.ID, ip}, true
 		}
 	}
 	return FixedIP{}, false
 }
 
-// address is one address. As in Neutron it may be the gateway's, if that is asked for.
-func (c *Cloud) address(network string, w wanted, with []FixedIP) (FixedIP, *refusal) {
-	s, err := c.subnetFor(network, w)
+// address chooses one address. As in Neutron, the gateway's address can be requested.
+func (a *api) address(network string, w wanted, with []FixedIP) (FixedIP, *refusal) {
+	s, err := a.networks.subnetFor(network, w)
 	if err != nil {
 		return FixedIP{}, err
 	}
 	if w.IP == nil {
-		ip, ok := c.free(network, s, with)
+		ip, ok := a.ports.free(network, s, with)
 		if !ok {
 			return FixedIP{}, noAddresses(network)
 		}
@@ -67,16 +67,16 @@ func (c *Cloud) address(network string, w wanted, with []FixedIP) (FixedIP, *ref
 		return FixedIP{}, badRequest("Invalid input for fixed_ips. Reason: '%s' is not a valid IP address.", *w.IP)
 	case !s.CIDR.Contains(ip) || ip == s.CIDR.Masked().Addr() || ip.Is4() && ip == last(s.CIDR):
 		return FixedIP{}, refuse(400, "InvalidIpForSubnet", "IP address %s is not a valid IP for the specified subnet.", ip)
-	case c.taken(network, ip, with):
+	case a.ports.taken(network, ip, with):
 		return FixedIP{}, refuse(409, "IpAddressAlreadyAllocated", "IP address %s already allocated in subnet %s", ip, s.ID)
 	}
 	return FixedIP{s.ID, ip}, nil
 }
 
-// subnetFor is the subnet that an address is asked for of, by its ID or by the address.
-func (c *Cloud) subnetFor(network string, w wanted) (Subnet, *refusal) {
+// subnetFor is the subnet of a requested address.
+func (ns *networks) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	if w.Subnet != nil {
-		s, ok := c.subnets[*w.Subnet]
+		s, ok := ns.subnets[*w.Subnet]
 		switch {
 		case !uuid(*w.Subnet):
 			return s, badRequest("Invalid input for fixed_ips. Reason: '%s' is not a valid UUID.", *w.Subnet)
@@ -91,7 +91,7 @@ func (c *Cloud) subnetFor(network string, w wanted) (Subnet, *refusal) {
 		return Subnet{}, refuse(400, "InvalidInput", "Invalid input for operation: IP allocation requires subnet_id or ip_address.")
 	}
 	ip, err := netip.ParseAddr(*w.IP)
-	for _, s := range c.subnetsOf(network) {
+	for _, s := range ns.subnetsOf(network) {
 		if err == nil && s.CIDR.Contains(ip) {
 			return s, nil
 		}
@@ -99,24 +99,23 @@ func (c *Cloud) subnetFor(network string, w wanted) (Subnet, *refusal) {
 	return Subnet{}, refuse(400, "InvalidIpForNetwork", "IP address %s is not a valid IP for any of the subnets on the specified network.", *w.IP)
 }
 
-// free is the lowest address of a subnet's allocation pool that no port has. The pool is
-// all hosts but the gateway.
-func (c *Cloud) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool) {
+// free is the lowest free address of a subnet's allocation pool, which has all hosts except the gateway.
+func (ps *ports) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool) {
 	end := last(s.CIDR)
 	for ip := s.CIDR.Masked().Addr().Next(); s.CIDR.Contains(ip) && (ip.Is6() || ip != end); ip = ip.Next() {
-		if ip != s.Gateway && !c.taken(network, ip, with) {
+		if ip != s.Gateway && !ps.taken(network, ip, with) {
 			return ip, true
 		}
 	}
 	return netip.Addr{}, false
 }
 
-func (c *Cloud) taken(network string, ip netip.Addr, with []FixedIP) bool {
-	return c.ips[place{network, ip}] > 0 || slices.ContainsFunc(with, func(f FixedIP) bool { return f.IP == ip })
+func (ps *ports) taken(network string, ip netip.Addr, with []FixedIP) bool {
+	return ps.ips[place{network, ip}] > 0 || slices.ContainsFunc(with, func(f FixedIP) bool { return f.IP == ip })
 }
 
-func (c *Cloud) subnetsOf(network string) (out []Subnet) {
-	for _, s := range c.subnets {
+func (ns *networks) subnetsOf(network string) (out []Subnet) {
+	for _, s := range ns.subnets {
 		if s.Network == network {
 			out = append(out, s)
 		}
@@ -135,8 +134,8 @@ func last(p netip.Prefix) netip.Addr {
 	return ip
 }
 
-// noAddresses is what Neutron says of a full subnet: it names the network, also where
-// the request names the subnet.
+// noAddresses is Neutron's error for a full subnet. It names the network even if the request names the
+// subnet.
 func noAddresses(network string) *refusal {
 	return refuse(409, "IpAddressGenerationFailure", "No more IP addresses available on network %s.", network)
 }

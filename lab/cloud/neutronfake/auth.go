@@ -14,50 +14,52 @@ type User struct {
 	Project, ProjectID  string // name (empty: berth) and ID (empty: the cloud's first)
 	ProjectDomain       string // name; empty: Default
 	Credential, Secret  string // ID and secret of an application credential; empty: none
-	Reader              bool   // sees and does nothing but in its own project
+	Reader              bool   // limited to its own project
 	Denied              []string
-	TokensWithoutAccess bool // Neutron takes no token of it (a Neutron that asks another Keystone)
+	TokensWithoutAccess bool // Neutron refuses its tokens (as if it asked another Keystone)
 }
 
-// AddUser adds a user, and so puts Keystone in front of Neutron. Denied are rules of
-// policy that are not for it, such as create_port, create_port:mac_address,
-// update_port:binding:host_id, or get_port:binding:vif_type.
-func (c *Cloud) AddUser(u User) {
+// AddUser adds a user, and so puts Keystone in front of Neutron. User.Denied are policy rules that the
+// user lacks, such as create_port, create_port:mac_address, update_port:binding:host_id, or
+// get_port:binding:vif_type.
+func (k *Keystone) AddUser(u User) {
 	u.Domain, u.ProjectDomain = cmp.Or(u.Domain, "Default"), cmp.Or(u.ProjectDomain, "Default")
 	u.Project, u.ProjectID = cmp.Or(u.Project, "berth"), cmp.Or(u.ProjectID, firstProject)
-	c.set(func() { c.users = append(c.users, u) })
+	k.set(func() { k.users = append(k.users, u) })
 }
 
-// EditUsers changes users, such as their passwords and what is denied to them.
-func (c *Cloud) EditUsers(edit func(*User)) {
-	c.set(func() {
-		for i := range c.users {
-			edit(&c.users[i])
+// EditUsers changes users, such as their passwords and denied rules.
+func (k *Keystone) EditUsers(edit func(*User)) {
+	k.set(func() {
+		for i := range k.users {
+			edit(&k.users[i])
 		}
 	})
 }
 
-// caller is who makes a request of Neutron.
+// caller is the client of a request to Neutron.
 type caller struct {
 	project string // ID; empty: none
 	admin   bool
-	rules   []string // that are not for it
+	rules   []string // denied policy rules
 }
 
 func (w caller) sees(project string) bool { return w.admin || w.project == project }
 func (w caller) denied(rule string) bool  { return slices.Contains(w.rules, rule) }
 
-// caller is who a request's token says. Without users everybody is an administrator of no
-// project. c.mu is held.
-func (c *Cloud) caller(r *http.Request) (caller, bool) {
-	if len(c.users) == 0 {
+// caller is the client of a request, by its token. Without users every client is an administrator without
+// a project.
+func (k *Keystone) caller(r *http.Request) (caller, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.users) == 0 {
 		return caller{admin: true}, true
 	}
-	t, ok := c.tokens[r.Header.Get("X-Auth-Token")]
-	if !ok || !c.clock.Now().Before(t.expires) {
+	t, ok := k.tokens[r.Header.Get("X-Auth-Token")]
+	if !ok || !k.clock.Now().Before(t.expires) {
 		return caller{}, false
 	}
-	for _, u := range c.users {
+	for _, u := range k.users {
 		if u.Name == t.user && u.Domain == t.domain && !u.TokensWithoutAccess {
 			return caller{project: u.ProjectID, admin: !u.Reader, rules: u.Denied}, true
 		}
@@ -65,14 +67,14 @@ func (c *Cloud) caller(r *http.Request) (caller, bool) {
 	return caller{}, false
 }
 
-// unauthenticated is what keystonemiddleware answers.
+// unauthenticated is the reply of keystonemiddleware.
 func unauthenticated() reply {
 	r := keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
-	r.header["WWW-Authenticate"] = `Keystone uri="http://keystone.invalid/v3"`
+	r.Header["WWW-Authenticate"] = `Keystone uri="http://keystone.invalid/v3"`
 	return r
 }
 
-// permits judges an action and the attributes that it sets by policy.
+// permits checks the policy for an action and the attributes that it sets.
 func (w caller) permits(action string, b *portBody) *refusal {
 	rules := []string{action}
 	if b != nil {

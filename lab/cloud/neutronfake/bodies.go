@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// portBody is a port as a request has it; nil is what it does not name.
+// portBody is a port in a request; nil fields are missing.
 type portBody struct {
 	Name     *string   `json:"name"`
 	Network  *string   `json:"network_id"`
@@ -23,8 +23,8 @@ type portBody struct {
 	AdminUp  *bool     `json:"admin_state_up"`
 }
 
-// The attributes of a port by where they may be set. What the lab would take and
-// do nothing about is not among them.
+// The attributes of a port by the methods that may set them, without those that the lab does not
+// support.
 var (
 	postAttributes = []string{
 		"name", "network_id", "project_id", "tenant_id", "device_id", "device_owner", "mac_address", "fixed_ips", "security_groups",
@@ -34,8 +34,8 @@ var (
 	readAttributes = []string{"id", "status", "revision_number", "created_at", "updated_at", "tags", "binding:vif_type", "binding:vif_details"}
 )
 
-// ports are those of a request: of {"port": {}} or {"ports": [{}, {}]}.
-func ports(body []byte) (out []*portBody, bulk bool, err *refusal) {
+// portsOf decodes the ports of a request: {"port": {}} or {"ports": [{}, {}]}.
+func portsOf(body []byte) (out []*portBody, bulk bool, err *refusal) {
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(body, &envelope) != nil || envelope == nil {
 		return nil, false, badRequest("Body contains invalid data")
@@ -64,8 +64,7 @@ func ports(body []byte) (out []*portBody, bulk bool, err *refusal) {
 	}
 }
 
-// port reads one port, and refuses attributes that it does not know or that may not be
-// set by the method.
+// port decodes one port, and refuses unknown attributes and those that the method may not set.
 func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	var attributes map[string]json.RawMessage
 	if json.Unmarshal(body, &attributes) != nil || attributes == nil {
@@ -89,7 +88,7 @@ func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	return b, b.check(method)
 }
 
-// check judges values that need no books (neutron-lib, api/definitions/port.py).
+// check checks the values of attributes (neutron-lib, api/definitions/port.py).
 func (b *portBody) check(method string) *refusal {
 	if method == "POST" && b.Network == nil {
 		return badRequest("Failed to parse request. Required attribute 'network_id' not specified")
@@ -121,7 +120,7 @@ func (b *portBody) check(method string) *refusal {
 	return nil
 }
 
-// project is the ID of the project that a new port is in; empty where nobody names one.
+// project is the ID of the project of a new port; empty if neither the request nor the caller has one.
 func (b *portBody) project(who caller) string {
 	for _, p := range []*string{b.Project, b.Tenant} {
 		if p != nil {
@@ -131,7 +130,7 @@ func (b *portBody) project(who caller) string {
 	return who.project
 }
 
-// copyTo sets what the request names and needs no decision.
+// copyTo copies plain attributes of the request.
 func (b *portBody) copyTo(p *Port) {
 	for _, s := range []struct{ from, to *string }{{b.Name, &p.Name}, {b.Device, &p.Device}, {b.Owner, &p.Owner}, {b.MAC, &p.MAC}} {
 		if s.from != nil {
@@ -141,7 +140,7 @@ func (b *portBody) copyTo(p *Port) {
 	p.MAC = strings.ToLower(p.MAC)
 }
 
-// portEnvelope is what a request has as its port; nil for none.
+// portEnvelope is the port of a request; nil without one.
 func portEnvelope(body []byte) json.RawMessage {
 	var envelope struct {
 		Port json.RawMessage `json:"port"`

@@ -1,13 +1,14 @@
 package neutronfake
 
 import (
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/berthnet/berth/lab/cloud/httpreply"
 )
 
-// refusal is an error as Neutron tells it.
+// refusal is an error of Neutron.
 type refusal struct {
 	status    int
 	kind, why string
@@ -17,12 +18,12 @@ func refuse(status int, kind, format string, args ...any) *refusal {
 	return &refusal{status, kind, fmt.Sprintf(format, args...)}
 }
 
-// badRequest is a request that Neutron's API layer refuses, before any plugin sees it.
+// badRequest is the error for a request that Neutron's API layer refuses.
 func badRequest(format string, args ...any) *refusal {
 	return refuse(400, "HTTPBadRequest", format, args...)
 }
 
-// notFound is what Neutron says of what it does not have, or does not show to this one.
+// notFound is the error for a resource that does not exist or is not visible to the caller.
 func notFound() *refusal { return refuse(404, "HTTPNotFound", "The resource could not be found.") }
 
 func (r *refusal) reply() reply {
@@ -33,21 +34,13 @@ var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a
 
 func uuid(s string) bool { return uuidForm.MatchString(strings.ToLower(s)) }
 
-// reply is an answer before it is sent.
-type reply struct {
-	status int
-	header map[string]string
-	body   []byte
-}
+type reply = httpreply.Reply
 
-func jsonReply(status int, body any) reply {
-	b, err := json.Marshal(body)
-	if err != nil {
-		return textReply(500, "the lab cannot write its answer: "+err.Error())
-	}
-	return reply{status, map[string]string{"Content-Type": "application/json"}, b}
-}
+func jsonReply(status int, body any) reply { return httpreply.JSON(status, body) }
 
 func textReply(status int, text string) reply {
-	return reply{status, map[string]string{"Content-Type": "text/plain; charset=UTF-8"}, []byte(text)}
+	return reply{Status: status, Header: map[string]string{"Content-Type": "text/plain; charset=UTF-8"}, Body: []byte(text)}
 }
+
+// Fault makes calls fail, see httpreply.
+type Fault = httpreply.Fault

@@ -4,8 +4,26 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
+
+	"github.com/berthnet/berth/internal/clock"
 )
+
+// Keystone is the identity service. It is safe for concurrent use.
+type Keystone struct {
+	clock     clock.Clock
+	tokenLife time.Duration
+	region    string
+
+	mu      sync.Mutex // guards all below
+	users   []User
+	tokens  map[string]token
+	catalog string // Neutron's URL in the catalog; empty: the one by which Keystone was reached
+	made    int    // tokens so far
+}
+
+func (k *Keystone) set(do func()) { k.mu.Lock(); defer k.mu.Unlock(); do() }
 
 // token is one that Keystone gave.
 type token struct {
@@ -13,18 +31,18 @@ type token struct {
 	expires      time.Time
 }
 
-// SetCatalog says which URL of Neutron Keystone's catalog has. Empty: that by which
-// Keystone itself was reached, without its path.
-func (c *Cloud) SetCatalog(url string) { c.set(func() { c.catalog = url }) }
+// SetCatalog sets the URL of Neutron in Keystone's catalog. Empty: the URL by which Keystone was reached,
+// without its path.
+func (k *Keystone) SetCatalog(url string) { k.set(func() { k.catalog = url }) }
 
-// RevokeTokens makes all tokens void, as a restart of Keystone with other keys does.
-func (c *Cloud) RevokeTokens() { c.set(func() { clear(c.tokens) }) }
+// RevokeTokens invalidates all tokens, like a restart of Keystone with other keys.
+func (k *Keystone) RevokeTokens() { k.set(func() { clear(k.tokens) }) }
 
-// Tokens is how many tokens are good.
-func (c *Cloud) Tokens() (n int) {
-	c.set(func() {
-		for _, t := range c.tokens {
-			if c.clock.Now().Before(t.expires) {
+// Tokens is the number of valid tokens.
+func (k *Keystone) Tokens() (n int) {
+	k.set(func() {
+		for _, t := range k.tokens {
+			if k.clock.Now().Before(t.expires) {
 				n++
 			}
 		}
@@ -66,9 +84,11 @@ type authRequest struct {
 	} `json:"auth"`
 }
 
-// keystone answers what is below /v3. c.mu is held.
-func (c *Cloud) keystone(r *http.Request, body []byte) reply {
-	if len(c.users) == 0 || r.URL.Path != "/v3/auth/tokens" {
+// serve replies to requests below /v3.
+func (k *Keystone) serve(r *http.Request, body []byte) reply {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.users) == 0 || r.URL.Path != "/v3/auth/tokens" {
 		return keystoneError(404, "Not Found", "The resource could not be found.")
 	}
 	if r.Method != http.MethodPost {
@@ -78,16 +98,16 @@ func (c *Cloud) keystone(r *http.Request, body []byte) reply {
 	if err := json.Unmarshal(body, &req); err != nil || len(req.Auth.Identity.Methods) == 0 {
 		return keystoneError(400, "Bad Request", "Expecting to find identity in auth. The server could not comply with the request since it is either malformed or otherwise incorrect. The client is assumed to be in error.")
 	}
-	for _, u := range c.users {
+	for _, u := range k.users {
 		if u.proves(req) {
-			return c.newToken(u, req.Auth.Identity.Methods, r)
+			return k.newToken(u, req.Auth.Identity.Methods, r)
 		}
 	}
 	return keystoneError(401, "Unauthorized", "The request you have made requires authentication.")
 }
 
-// proves tells whether a request is this user's. The scope must be its project; an
-// application credential has its own, and takes none.
+// proves reports whether a request has the credentials of this user. The scope must be its project; an
+// application credential must have no scope.
 func (u User) proves(req authRequest) bool {
 	id := req.Auth.Identity
 	if len(id.Methods) != 1 {
@@ -105,12 +125,13 @@ func (u User) proves(req authRequest) bool {
 	}
 }
 
-func (c *Cloud) newToken(u User, methods []string, r *http.Request) reply {
-	c.made++
-	id := fmt.Sprintf("gAAAAAB%040x", c.made)
-	now := c.clock.Now()
-	c.tokens[id] = token{user: u.Name, domain: u.Domain, expires: now.Add(c.options.TokenLife)}
-	url := c.catalog
+// newToken answers with a new token. k.mu is held.
+func (k *Keystone) newToken(u User, methods []string, r *http.Request) reply {
+	k.made++
+	id := fmt.Sprintf("gAAAAAB%040x", k.made)
+	now := k.clock.Now()
+	k.tokens[id] = token{user: u.Name, domain: u.Domain, expires: now.Add(k.tokenLife)}
+	url := k.catalog
 	if url == "" {
 		url = "http://" + r.Host
 		if r.TLS != nil {
@@ -128,22 +149,22 @@ func (c *Cloud) newToken(u User, methods []string, r *http.Request) reply {
 		"project":    map[string]any{"id": u.ProjectID, "name": u.Project, "domain": map[string]any{"id": "default", "name": u.ProjectDomain}},
 		"is_domain":  false,
 		"roles":      []any{map[string]any{"id": "r-" + role, "name": role}},
-		"audit_ids":  []string{fmt.Sprintf("a-%d", c.made)},
+		"audit_ids":  []string{fmt.Sprintf("a-%d", k.made)},
 		"issued_at":  now.UTC().Format(micros),
-		"expires_at": now.Add(c.options.TokenLife).UTC().Format(micros),
+		"expires_at": now.Add(k.tokenLife).UTC().Format(micros),
 		"catalog": []any{
-			map[string]any{"id": "c-identity", "type": "identity", "name": "keystone", "endpoints": c.endpoints("i", url+"/v3")},
-			map[string]any{"id": "c-network", "type": "network", "name": "neutron", "endpoints": c.endpoints("n", url)},
+			map[string]any{"id": "c-identity", "type": "identity", "name": "keystone", "endpoints": k.endpoints("i", url+"/v3")},
+			map[string]any{"id": "c-network", "type": "network", "name": "neutron", "endpoints": k.endpoints("n", url)},
 		},
 	}})
-	out.header["X-Subject-Token"] = id
+	out.Header["X-Subject-Token"] = id
 	return out
 }
 
-// endpoints are those of a service: public is the URL, the others lead nowhere.
-func (c *Cloud) endpoints(id, url string) (out []any) {
+// endpoints are the endpoints of a service. Only the public one works.
+func (k *Keystone) endpoints(id, url string) (out []any) {
 	for _, e := range []struct{ face, url string }{{"admin", "http://admin.invalid"}, {"internal", "http://internal.invalid"}, {"public", url}} {
-		out = append(out, map[string]any{"id": id + "-" + e.face, "interface": e.face, "region": c.options.Region, "region_id": c.options.Region, "url": e.url})
+		out = append(out, map[string]any{"id": id + "-" + e.face, "interface": e.face, "region": k.region, "region_id": k.region, "url": e.url})
 	}
 	return out
 }

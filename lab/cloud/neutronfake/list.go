@@ -9,24 +9,23 @@ import (
 	"strconv"
 )
 
-// What a listing may be narrowed by, of each collection. Neutron has more.
+// filters are the supported filters of each collection. Neutron has more.
 var filters = map[string][]string{
 	"ports":    {"id", "name", "network_id", "project_id", "tenant_id", "device_id", "device_owner", "mac_address", "status"},
 	"networks": {"id", "name", "project_id", "tenant_id"},
 	"subnets":  {"id", "name", "network_id"},
 }
 
-// page is what a listing asks for besides filters.
+// page are the parameters for pages.
 type page struct {
 	limit  int // 0: no pages
 	marker string
 }
 
-// list narrows a collection, takes a page of it in the order of IDs, and of its items the
-// fields that are asked for.
-func (c *Cloud) list(r *http.Request, collection string, all []map[string]any) reply {
+// list filters a collection, and returns a page of it, ordered by ID, with the requested fields.
+func (a *api) list(r *http.Request, collection string, all []map[string]any) reply {
 	query := r.URL.Query()
-	p, err := c.page(query)
+	p, err := a.page(query)
 	if err != nil {
 		return err.reply()
 	}
@@ -45,7 +44,7 @@ func (c *Cloud) list(r *http.Request, collection string, all []map[string]any) r
 	slices.SortFunc(all, func(a, b map[string]any) int { return cmp.Compare(id(a), id(b)) })
 	out := map[string]any{}
 	if p.limit > 0 {
-		if all, err = c.after(collection, all, p.marker); err != nil {
+		if all, err = a.after(collection, all, p.marker); err != nil {
 			return err.reply()
 		}
 		all = all[:min(len(all), p.limit)]
@@ -63,7 +62,7 @@ func (c *Cloud) list(r *http.Request, collection string, all []map[string]any) r
 
 func id(o map[string]any) string { return fmt.Sprint(o["id"]) }
 
-func (c *Cloud) page(query url.Values) (page, *refusal) {
+func (a *api) page(query url.Values) (page, *refusal) {
 	p := page{marker: query.Get("marker")}
 	if s := query.Get("limit"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -72,18 +71,18 @@ func (c *Cloud) page(query url.Values) (page, *refusal) {
 		}
 		p.limit = n
 	}
-	if c.options.MaxPage > 0 && (p.limit == 0 || p.limit > c.options.MaxPage) {
-		p.limit = c.options.MaxPage
+	if a.options.MaxPage > 0 && (p.limit == 0 || p.limit > a.options.MaxPage) {
+		p.limit = a.options.MaxPage
 	}
 	return p, nil
 }
 
-// after are the items behind a marker, which must be of something that there is.
-func (c *Cloud) after(collection string, all []map[string]any, marker string) ([]map[string]any, *refusal) {
+// after are the items behind a marker, which must exist.
+func (a *api) after(collection string, all []map[string]any, marker string) ([]map[string]any, *refusal) {
 	if marker == "" {
 		return all, nil
 	}
-	if _, ok := c.ports[marker]; collection == "ports" && !ok {
+	if _, ok := a.ports.byID[marker]; collection == "ports" && !ok {
 		return nil, refuse(404, "PortNotFound", "Port %s could not be found.", marker)
 	}
 	return slices.DeleteFunc(all, func(o map[string]any) bool { return id(o) <= marker }), nil

@@ -9,7 +9,7 @@ import (
 type Network struct {
 	ID, Name string
 	Project  string // ID; empty: the cloud's first
-	Shared   bool   // all projects see it
+	Shared   bool   // visible to all projects
 	MTU      int    // bytes; 0: 1442, which Geneve leaves of 1500
 }
 
@@ -46,10 +46,10 @@ type Port struct {
 	Revision                   int
 	Created, Updated           time.Time
 
-	pluggedAt string // the host at which somebody plugged it; empty: nowhere
+	pluggedAt string // the host where it is plugged; empty: none
 }
 
-// VIF is what came of binding a port.
+// VIF is the result of binding a port.
 type VIF struct {
 	Type    string         // unbound, binding_failed, ovs, ...
 	Details map[string]any // binding:vif_details
@@ -58,19 +58,19 @@ type VIF struct {
 // Group is a security group.
 type Group struct {
 	ID, Name, Project string
-	// Rules are for who carries packets: the API does not show them.
+	// Rules are for the fabric: the API does not show them.
 	Rules []Rule
 }
 
-// Rule lets packets of a group's ports through, and the answers to them.
+// Rule allows packets of a group's ports, and the replies to them.
 type Rule struct {
 	Egress   bool
 	Protocol string       // tcp, udp, icmp; empty: any
 	Port     uint16       // of tcp and udp, at the receiver; 0: any
-	Remote   netip.Prefix // the other side; zero: anybody
-	Group    string       // ID of the group that the other side is in; empty: anybody
+	Remote   netip.Prefix // the other side; zero: any
+	Group    string       // ID of the other side's group; empty: any
 }
 
-// defaultRules are those of a project's default group: everything out, and in what comes
-// from the group itself (Neutron's API reference, security groups).
+// defaultRules are the rules of a project's default group: all egress, and ingress from the group itself
+// (Neutron's API reference, security groups).
 func defaultRules(id string) []Rule { return []Rule{{Egress: true}, {Group: id}} }

@@ -70,7 +70,7 @@ func (c *client) do(method, path, body string, header ...string) (int, map[strin
 	return resp.StatusCode, out, resp.Header
 }
 
-// fill replaces what tables name: $NET, $SUB, $PROJECT, $PORT.
+// fill replaces the placeholders of tables: $NET, $SUB, $PROJECT, $PORT.
 func (c *client) fill(s, port string) string {
 	return strings.NewReplacer("$NET", c.net.ID, "$SUB", c.sub.ID, "$PROJECT", project, "$PORT", port, "$ABSENT", absent).Replace(s)
 }
@@ -138,7 +138,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What servers do not read is refused by them, not by Neutron.
+// Requests that are too large are refused by the server, not by Neutron.
 func TestTooLarge(t *testing.T) {
 	c := served(t, neutronfake.Options{})
 	if status, body, _ := c.do("POST", "/v2.0/ports", strings.Repeat(" ", 114689)); status != 413 || body["text"] != "Request is too large." {
@@ -281,11 +281,11 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// Keystone gives a token to who proves who it is, and Neutron takes it until it ends.
+// Keystone gives a token for valid credentials, and Neutron accepts it until it expires.
 func TestTokens(t *testing.T) {
 	now := clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC))
 	c := served(t, neutronfake.Options{Clock: now, TokenLife: time.Minute})
-	c.cloud.AddUser(neutronfake.User{Name: "u", Password: "p", Credential: "ac", Secret: "s"})
+	c.cloud.Keystone.AddUser(neutronfake.User{Name: "u", Password: "p", Credential: "ac", Secret: "s"})
 	scope := `, "scope": {"project": {"name": "berth", "domain": {"name": "Default"}}}`
 	password := func(name, word, scope string) string {
 		return `{"auth": {"identity": {"methods": ["password"], "password": {"user": {"name": "` + name + `", "password": "` + word + `", "domain": {"name": "Default"}}}}` + scope + `}}`
@@ -322,7 +322,7 @@ func TestTokens(t *testing.T) {
 	get("with a token", 200)
 	now.Advance(time.Minute)
 	get("once it ended", 401)
-	if n := c.cloud.Tokens(); n != 0 {
+	if n := c.cloud.Keystone.Tokens(); n != 0 {
 		t.Errorf("%d tokens are good", n)
 	}
 	c.token = ""
@@ -338,7 +338,7 @@ func TestTokens(t *testing.T) {
 // A fault is met by the calls that it names, and spent.
 func TestFaults(t *testing.T) {
 	c := served(t, neutronfake.Options{})
-	c.cloud.Inject(neutronfake.Fault{Method: "POST", Path: "/v2.0/ports", Skip: 1, Times: 2, After: true, Status: 504, Message: "late", RetryAfter: 3})
+	c.cloud.HTTP.Inject(neutronfake.Fault{Method: "POST", Path: "/v2.0/ports", Skip: 1, Times: 2, After: true, Status: 504, Message: "late", RetryAfter: 3})
 	want := []int{201, 504, 504, 201}
 	for i, w := range want {
 		status, body, header := c.do("POST", "/v2.0/ports", c.fill(`{"port": {"network_id": "$NET", "project_id": "$PROJECT"}}`, ""))
@@ -349,20 +349,20 @@ func TestFaults(t *testing.T) {
 	if n := len(c.cloud.Ports()); n != 4 {
 		t.Errorf("%d ports, want also those whose replies were lost", n)
 	}
-	c.cloud.Inject(neutronfake.Fault{Method: "DELETE", HangUp: true}) // net/http repeats a GET by itself
+	c.cloud.HTTP.Inject(neutronfake.Fault{Method: "DELETE", HangUp: true}) // net/http repeats a GET by itself
 	if status, _, _ := c.do("DELETE", "/v2.0/ports/x", ""); status != 0 {
 		t.Errorf("hung up: %d", status)
 	}
-	c.cloud.Inject(neutronfake.Fault{Falsify: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("ports"), []byte("PORTS")) }})
+	c.cloud.HTTP.Inject(neutronfake.Fault{Falsify: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("ports"), []byte("PORTS")) }})
 	if _, body, _ := c.do("GET", "/v2.0/ports", ""); body["PORTS"] == nil {
 		t.Errorf("falsified: %v", body)
 	}
-	c.cloud.ClearFaults()
-	if got := c.cloud.Count("POST", "/v2.0/*"); got != 4 || c.cloud.Calls()[1].Status != 504 || c.cloud.Calls()[0].Ports != 1 {
-		t.Errorf("%d calls: %+v", got, c.cloud.Calls())
+	c.cloud.HTTP.ClearFaults()
+	if got := c.cloud.HTTP.Count("POST", "/v2.0/*"); got != 4 || c.cloud.HTTP.Calls()[1].Status != 504 || strings.Count(c.cloud.HTTP.Calls()[0].Body, `"network_id"`) != 1 {
+		t.Errorf("%d calls: %+v", got, c.cloud.HTTP.Calls())
 	}
-	c.cloud.ResetCalls()
-	if n := len(c.cloud.Calls()); n != 0 {
+	c.cloud.HTTP.ResetCalls()
+	if n := len(c.cloud.HTTP.Calls()); n != 0 {
 		t.Errorf("%d calls", n)
 	}
 }

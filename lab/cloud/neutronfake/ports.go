@@ -4,24 +4,24 @@ import (
 	"slices"
 )
 
-// create makes all ports of a request or none. c.mu is held, as in all below.
-func (c *Cloud) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
-	more := map[string]int{} // by project; all are held against the quota before anything else
+// create makes the ports of a request, all or none. The lock is held, as in all below.
+func (a *api) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
+	more := map[string]int{} // by project; the quota is checked first
 	for _, b := range bodies {
 		of := b.project(who)
 		if of == "" {
 			return nil, badRequest("Running without keystone AuthN requires that tenant_id is specified")
 		}
-		if more[of]++; c.quota >= 0 && c.portsOf(of)+more[of] > c.quota {
+		if more[of]++; a.quota >= 0 && a.ports.portsOf(of)+more[of] > a.quota {
 			return nil, refuse(409, "OverQuota", "Quota exceeded for resources: ['port'].")
 		}
 	}
 	var made []*Port
 	for _, b := range bodies {
-		p, err := c.createOne(who, b)
+		p, err := a.createOne(who, b)
 		if err != nil {
 			for _, undone := range made {
-				c.drop(undone.ID)
+				a.ports.drop(undone.ID)
 			}
 			return nil, err
 		}
@@ -30,47 +30,46 @@ func (c *Cloud) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
 	return made, nil
 }
 
-func (c *Cloud) createOne(who caller, b *portBody) (*Port, *refusal) {
-	if who.admin && b.FixedIPs != nil && len(*b.FixedIPs) > 0 && len(c.subnetsOf(*b.Network)) == 0 {
-		// Of an administrator's ports addresses come first, so also where there is no
-		// such network (ML2's bulk creation).
+func (a *api) createOne(who caller, b *portBody) (*Port, *refusal) {
+	if who.admin && b.FixedIPs != nil && len(*b.FixedIPs) > 0 && len(a.networks.subnetsOf(*b.Network)) == 0 {
+		// For administrators, ML2's bulk creation checks addresses before the network.
 		return nil, refuse(400, "InvalidInput", "Invalid input for operation: IP allocation requires subnets for network.")
 	}
-	n, err := c.network(who, *b.Network)
+	n, err := a.networks.network(who, *b.Network)
 	if err != nil {
 		return nil, err
 	}
-	p := &Port{Network: n.ID, Project: b.project(who), Created: c.clock.Now(), Status: "DOWN", VIF: VIF{Type: "unbound", Details: map[string]any{}}}
+	p := &Port{Network: n.ID, Project: b.project(who), Created: a.clock.Now(), Status: "DOWN", VIF: VIF{Type: "unbound", Details: map[string]any{}}}
 	b.copyTo(p)
-	if p.FixedIPs, err = c.addresses(n.ID, b.FixedIPs); err != nil {
+	if p.FixedIPs, err = a.addresses(n.ID, b.FixedIPs); err != nil {
 		return nil, err
 	}
 	switch {
 	case b.MAC == nil:
-		p.MAC = c.newMAC()
-	case c.macs[onNetwork(n.ID, p.MAC)] > 0:
+		p.MAC = a.ids.newMAC()
+	case a.ports.macs[onNetwork(n.ID, p.MAC)] > 0:
 		return nil, refuse(409, "MacAddressInUse", "Unable to complete operation for network %s. The mac address %s is in use.", n.ID, p.MAC)
 	}
-	if err := c.groupsFor(p, b.Groups); err != nil {
+	if err := a.networks.groupsFor(p, b.Groups); err != nil {
 		return nil, err
 	}
-	p.ID = c.newID()
+	p.ID = a.ids.newID()
 	if b.Host != nil && *b.Host != "" {
 		p.Host = *b.Host
-		c.bind(p, true)
+		a.hosts.bind(p, true)
 	}
-	c.enter(p)
+	a.ports.enter(p)
 	return p, nil
 }
 
-// groupsFor sets a port's security groups: those asked for, else the project's default.
-func (c *Cloud) groupsFor(p *Port, want *[]string) *refusal {
+// groupsFor sets the security groups of a port: the requested ones, or the project's default.
+func (ns *networks) groupsFor(p *Port, want *[]string) *refusal {
 	if want == nil {
-		p.Groups = []string{c.defaultGroup(p.Project)}
+		p.Groups = []string{ns.defaultGroup(p.Project)}
 		return nil
 	}
 	for _, g := range *want {
-		if _, ok := c.groups[g]; !ok {
+		if _, ok := ns.groups[g]; !ok {
 			return refuse(404, "SecurityGroupNotFound", "Security group %s does not exist", g)
 		}
 	}
@@ -78,22 +77,21 @@ func (c *Cloud) groupsFor(p *Port, want *[]string) *refusal {
 	return nil
 }
 
-func (c *Cloud) defaultGroup(project string) string {
-	for id, g := range c.groups {
+func (ns *networks) defaultGroup(project string) string {
+	for id, g := range ns.groups {
 		if g.Project == project && g.Name == "default" {
 			return id
 		}
 	}
-	id := c.newID()
-	c.groups[id] = Group{ID: id, Name: "default", Project: project, Rules: defaultRules(id)}
+	id := ns.ids.newID()
+	ns.groups[id] = Group{ID: id, Name: "default", Project: project, Rules: defaultRules(id)}
 	return id
 }
 
-// update changes a port. With a revision, which is -1 for none, only if it still has it. Every
-// request makes a revision, also one that changes nothing. It is late, so that the answer does
-// not have it, where the port itself stays as it was; binding it makes two, of which the second is
-// late (seen with Neutron 21.0).
-func (c *Cloud) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
+// update changes a port if it still has the revision; -1 matches any. Every request makes a new revision,
+// even one that changes nothing: then it is late, that is, not in the reply. A binding makes two
+// revisions, of which the second is late (observed with Neutron 21.0).
+func (a *api) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
 	if revision >= 0 && revision != p.Revision {
 		return false, refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
 	}
@@ -101,7 +99,7 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) (late bool, err *refu
 	touched := b.Name != nil || b.Device != nil || b.Owner != nil || b.AdminUp != nil
 	if b.Groups != nil {
 		had := p.Groups
-		if err := c.groupsFor(p, b.Groups); err != nil {
+		if err := a.networks.groupsFor(p, b.Groups); err != nil {
 			return false, err
 		}
 		touched = touched || !slices.Equal(slices.Sorted(slices.Values(had)), slices.Sorted(slices.Values(p.Groups)))
@@ -111,27 +109,27 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) (late bool, err *refu
 	if moved {
 		p.Host = *b.Host
 	}
-	c.bind(p, moved)
+	a.hosts.bind(p, moved)
 	binds := p.Host != "" && (moved || failed)
 	if binds || touched {
-		c.change(p, func() {})
+		a.ports.change(p, func() {})
 	}
 	return binds || !touched, nil
 }
 
-func (c *Cloud) network(who caller, id string) (Network, *refusal) {
+func (ns *networks) network(who caller, id string) (Network, *refusal) {
 	if !uuid(id) {
 		return Network{}, badRequest("Invalid input for network_id. Reason: '%s' is not a valid UUID.", id)
 	}
-	n, ok := c.networks[id]
+	n, ok := ns.byID[id]
 	if !ok || !who.sees(n.Project) && !n.Shared {
 		return n, refuse(404, "NetworkNotFound", "Network %s could not be found.", id)
 	}
 	return n, nil
 }
 
-func (c *Cloud) portsOf(project string) (n int) {
-	for _, p := range c.ports {
+func (ps *ports) portsOf(project string) (n int) {
+	for _, p := range ps.byID {
 		if p.Project == project {
 			n++
 		}

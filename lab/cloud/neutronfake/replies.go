@@ -7,7 +7,7 @@ import (
 
 const stamp = "2006-01-02T15:04:05Z"
 
-// described is a port as replies have it.
+// described converts a port for replies.
 func (p *Port) described(who caller) map[string]any {
 	ips := []map[string]any{}
 	for _, f := range p.FixedIPs {
@@ -38,9 +38,9 @@ func (p *Port) described(who caller) map[string]any {
 	return out
 }
 
-func (c *Cloud) describedNetwork(n Network) map[string]any {
+func (a *api) describedNetwork(n Network) map[string]any {
 	subnets := []string{}
-	for _, s := range c.subnetsOf(n.ID) {
+	for _, s := range a.networks.subnetsOf(n.ID) {
 		subnets = append(subnets, s.ID)
 	}
 	now := time.Unix(0, 0).UTC().Format(stamp)
@@ -52,7 +52,7 @@ func (c *Cloud) describedNetwork(n Network) map[string]any {
 	}
 }
 
-func (c *Cloud) describedSubnet(s Subnet) map[string]any {
+func (a *api) describedSubnet(s Subnet) map[string]any {
 	version := 4
 	if s.CIDR.Addr().Is6() {
 		version = 6
@@ -66,12 +66,12 @@ func (c *Cloud) describedSubnet(s Subnet) map[string]any {
 		routes = append(routes, map[string]any{"destination": r.Destination.String(), "nexthop": r.NextHop.String()})
 	}
 	first := netip.Addr{}
-	if ip, ok := c.free("", Subnet{CIDR: s.CIDR, Gateway: s.Gateway}, nil); ok {
+	if ip, ok := a.ports.free("", Subnet{CIDR: s.CIDR, Gateway: s.Gateway}, nil); ok {
 		first = ip
 	}
 	now := time.Unix(0, 0).UTC().Format(stamp)
 	return map[string]any{
-		"id": s.ID, "name": s.Name, "description": "", "tenant_id": c.networks[s.Network].Project, "project_id": c.networks[s.Network].Project,
+		"id": s.ID, "name": s.Name, "description": "", "tenant_id": a.networks.byID[s.Network].Project, "project_id": a.networks.byID[s.Network].Project,
 		"network_id": s.Network, "ip_version": version, "cidr": s.CIDR.String(), "gateway_ip": gateway, "enable_dhcp": true,
 		"allocation_pools": []map[string]any{{"start": first.String(), "end": last(s.CIDR).String()}},
 		"dns_nameservers":  []any{}, "host_routes": routes, "ipv6_ra_mode": nil, "ipv6_address_mode": nil, "subnetpool_id": nil,

@@ -6,16 +6,14 @@ import (
 	"time"
 )
 
-// DefaultAccessKey is the static key of a spec that names none. It may do
-// everything, and opens nothing but a lab.
+// DefaultAccessKey is the default static key of a spec. It has all permissions, in a lab only.
 func DefaultAccessKey() AccessKey {
 	return AccessKey{ID: "AKIALABLABLABLABLAB1", Secret: "lab-secret-access-key-that-opens-only-the-lab", Actions: []string{"*"}}
 }
 
-// Default is a lab to start with: one VPC with two subnets in two zones, a
-// security group that lets the VPC talk to itself, and two m5.large nodes
-// whose role may make every call. Describe calls see the world of 200 ms ago;
-// instances and ENIs attach and detach about as fast.
+// Default is a spec with one VPC, two subnets in two zones, a security group that allows traffic within the
+// VPC, and two m5.large nodes whose role has all permissions. Describe calls lag 200 ms behind; attaching
+// and detaching take about as long.
 func Default() Spec {
 	return Spec{
 		VPCs: []VPC{{
@@ -42,13 +40,12 @@ func Default() Spec {
 			Detach: Duration(200 * time.Millisecond),
 		},
 		// EC2 is eventually consistent (EC2 Developer Guide, "Eventual
-		// consistency"): a client that expects to see at once what it has just
-		// changed shall fail here too.
+		// consistency"): clients that rely on seeing their changes at once must fail here too.
 		Consistency: Consistency{Describe: Duration(200 * time.Millisecond)},
 	}
 }
 
-// withDefaults fills what may be left out.
+// withDefaults fills missing fields.
 func (s Spec) withDefaults() Spec {
 	s.Region = cmp.Or(s.Region, "lab-1")
 	s.Account = cmp.Or(s.Account, "123456789012")

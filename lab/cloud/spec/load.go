@@ -49,8 +49,8 @@ func Parse(b []byte) (Spec, error) {
 
 var textType = reflect.TypeFor[encoding.TextUnmarshaler]()
 
-// decode puts a JSON tree into v. It exists beside encoding/json because that
-// one names no path when a value's own parser refuses it.
+// decode decodes a JSON tree into v. Unlike encoding/json, it names the path of a value whose own parser
+// refuses it.
 func decode(path string, tree any, v reflect.Value) error {
 	if tree == nil {
 		return nil

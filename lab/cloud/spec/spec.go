@@ -1,5 +1,5 @@
-// Package spec is the description of a lab: what the virtual cloud contains
-// when it starts and how it behaves. It is written as YAML or as Go values.
+// Package spec describes a lab's virtual cloud: its initial resources and its behaviour, in YAML or as Go
+// values.
 package spec
 
 import (
@@ -23,8 +23,7 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d)
 // D is the duration as the standard library's type.
 func (d Duration) D() time.Duration { return time.Duration(d) }
 
-// Spec describes one lab. Names refer to things within the spec; IDs are made
-// from the seed unless given.
+// Spec describes one lab. Names refer to other parts of the spec. Missing IDs follow from the seed.
 type Spec struct {
 	Region  string `json:"region,omitempty"`  // default "lab-1"
 	Account string `json:"account,omitempty"` // 12 digits; default "123456789012"
@@ -33,10 +32,10 @@ type Spec struct {
 	VPCs      []VPC      `json:"vpcs"`
 	Instances []Instance `json:"instances,omitempty"`
 	Roles     []Role     `json:"roles,omitempty"`
-	// LaunchTags are given to every instance of this spec, or launched later as
-	// one, and to its primary ENI, as a launch template does.
+	// LaunchTags are the tags of every instance that is launched by a spec, and of its primary ENI, like
+	// those of a launch template.
 	LaunchTags map[string]string `json:"launchTags,omitempty"`
-	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one that may do everything
+	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one with all permissions
 
 	Delays      Delays      `json:"delays,omitempty"`
 	Consistency Consistency `json:"consistency,omitempty"`
@@ -59,7 +58,7 @@ type VPC struct {
 	CIDRs []netip.Prefix `json:"cidrs"`          // IPv4, /16 to /28; the first is the primary block
 	IPv6  []netip.Prefix `json:"ipv6,omitempty"` // /56
 	// EgressOnlyIPv6 gives the VPC an egress-only internet gateway for IPv6 in place
-	// of the internet gateway: connections begin inside only.
+	// of the internet gateway: outbound connections only.
 	EgressOnlyIPv6 bool              `json:"egressOnlyIPv6,omitempty"`
 	Tags           map[string]string `json:"tags,omitempty"`
 	Subnets        []Subnet          `json:"subnets"`
@@ -73,11 +72,11 @@ type Subnet struct {
 	Zone string       `json:"zone"`
 	CIDR netip.Prefix `json:"cidr,omitzero"`  // /16 to /28; none with IPv6Native
 	IPv6 netip.Prefix `json:"ipv6,omitempty"` // /64
-	// IPv6Native makes it a subnet of IPv6 alone: it has no IPv4 addresses, and its ENIs have
+	// IPv6Native makes it an IPv6-only subnet: it has no IPv4 addresses, and its ENIs have
 	// none. It assigns IPv6 addresses as with AssignIPv6.
 	IPv6Native bool `json:"ipv6Native,omitempty"`
-	// AssignIPv6 is the attribute AssignIpv6AddressOnCreation: an ENI that is created
-	// there gets an IPv6 address, unless the call says what it gets.
+	// AssignIPv6 is the attribute AssignIpv6AddressOnCreation: a new ENI gets an IPv6 address unless the
+	// call says otherwise.
 	AssignIPv6 bool              `json:"assignIPv6,omitempty"`
 	Public     bool              `json:"public,omitempty"`
 	Tags       map[string]string `json:"tags,omitempty"`
@@ -89,11 +88,11 @@ type SecurityGroup struct {
 	ID          string            `json:"id,omitempty"`
 	Description string            `json:"description,omitempty"`
 	Ingress     []Rule            `json:"ingress,omitempty"`
-	Egress      *[]Rule           `json:"egress,omitempty"` // absent: everything, as EC2 makes it
+	Egress      *[]Rule           `json:"egress,omitempty"` // absent: all traffic, the default of EC2
 	Tags        map[string]string `json:"tags,omitempty"`
 }
 
-// Rule lets traffic through in one direction.
+// Rule allows traffic in one direction.
 type Rule struct {
 	Protocol string         `json:"protocol"`           // "-1" (all), "tcp", "udp", "icmp", "icmpv6" or a number
 	FromPort int            `json:"fromPort,omitempty"` // for ICMP the type, -1 for any

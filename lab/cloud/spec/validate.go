@@ -160,7 +160,7 @@ func (v *validator) subnet(path string, p VPC, n Subnet) {
 	}
 }
 
-// subnetIPv4 checks a subnet's block of IPv4, which one of IPv6 alone does not have.
+// subnetIPv4 checks a subnet's IPv4 block, which an IPv6-only subnet does not have.
 func (v *validator) subnetIPv4(path string, p VPC, n Subnet) {
 	if n.IPv6Native {
 		if n.CIDR.IsValid() || n.Public {
@@ -285,7 +285,7 @@ func (v *validator) fault(path string, f Fault) {
 	}
 }
 
-// CheckFault tells what is wrong with a fault that is injected later.
+// CheckFault checks a fault.
 func CheckFault(f Fault) error {
 	v := validator{}
 	v.fault("fault", f)

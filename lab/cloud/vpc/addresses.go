@@ -17,8 +17,7 @@ import (
 // as many as the largest instance type takes.
 const maxDetached = 64
 
-// AddressRequest says which addresses a call asks for: given ones, or counts
-// that EC2 chooses.
+// AddressRequest are the addresses that a call requests: given ones, or numbers of any.
 type AddressRequest struct {
 	IPv4            []netip.Addr
 	IPv4Count       int
@@ -28,14 +27,13 @@ type AddressRequest struct {
 	IPv6Count       int
 	IPv6Prefixes    []netip.Prefix
 	IPv6PrefixCount int
-	// NoIPv6 is a count of 0 that was given: an ENI that is created gets no IPv6
-	// address, whatever its subnet assigns.
+	// NoIPv6 is an explicit count of 0: a new ENI gets no IPv6 address even if its subnet assigns one.
 	NoIPv6 bool
-	// AllowReassignment takes given secondary IPv4 addresses off other ENIs of the subnet.
+	// AllowReassignment moves given secondary IPv4 addresses from other ENIs of the subnet.
 	AllowReassignment bool
 }
 
-// Assigned is what a call assigned.
+// Assigned are addresses and prefixes that a call assigned.
 type Assigned struct {
 	IPv4         []netip.Addr
 	Prefixes     []netip.Prefix
@@ -43,38 +41,44 @@ type Assigned struct {
 	IPv6Prefixes []netip.Prefix
 }
 
-// AssignAddresses assigns everything a request asks for, or nothing.
-func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, err error) {
-	err = c.change(func() error {
-		e, err := c.findENI(eniID)
+// Assign assigns all that is requested, or nothing.
+func (es *ENIs) Assign(eniID string, r AddressRequest) (out Assigned, err error) {
+	err = es.world.change(func() error {
+		e, err := es.store.findENI(eniID)
 		if err != nil {
 			return err
 		}
 		n := e.Clone()
-		a := c.addresses(&n, c.holder(e))
+		a := es.pools.addresses(&n, es.store.holder(e))
 		if err := a.assign(r); err != nil {
 			a.rollback()
 			return err
 		}
 		out = a.got
-		c.putENI(&n)
-		c.countFree(e.SubnetID)
+		es.store.putENI(&n)
+		es.pools.countFree(e.SubnetID)
 		for _, id := range slices.Sorted(maps.Keys(a.losers)) {
-			c.putENI(a.losers[id])
-			c.emit(AddressesChanged, c.holder(a.losers[id]), a.losers[id])
+			es.store.putENI(a.losers[id])
+			es.world.emit(AddressesChanged, es.store.holder(a.losers[id]), a.losers[id])
 		}
-		c.emit(AddressesChanged, c.holder(&n), &n)
+		es.world.emit(AddressesChanged, es.store.holder(&n), &n)
 		return nil
 	})
 	return out, err
 }
 
-// addressing assigns addresses to an ENI that is not in the books yet (a new
-// one or a copy), and can take everything back.
+// pools are the free addresses of every subnet. The world's lock guards them.
+type pools struct {
+	store *store
+	v4    map[string]*space4 // by subnet ID; none of IPv6-only subnets
+	v6    map[string]*space6 // by subnet ID; only of subnets with IPv6
+}
+
+// addressing assigns addresses to a new ENI or to a copy of one, and can roll back.
 type addressing struct {
-	c      *Cloud
+	pools  *pools
 	e      *ENI
-	v4     *space4 // nil in a subnet of IPv6 alone
+	v4     *space4 // nil in an IPv6-only subnet
 	v6     *space6 // nil without IPv6
 	limits limits.Limits
 	itype  string
@@ -84,9 +88,9 @@ type addressing struct {
 }
 
 // addresses prepares to assign addresses to e, attached to i or to nothing. The lock is held.
-func (c *Cloud) addresses(e *ENI, i *Instance) *addressing {
+func (ps *pools) addresses(e *ENI, i *Instance) *addressing {
 	a := &addressing{
-		c: c, e: e, v4: c.space4[e.SubnetID], v6: c.space6[e.SubnetID], losers: map[string]*ENI{},
+		pools: ps, e: e, v4: ps.v4[e.SubnetID], v6: ps.v6[e.SubnetID], losers: map[string]*ENI{},
 		limits: limits.Limits{IPv4PerENI: maxDetached, IPv6PerENI: maxDetached, Prefixes: true},
 	}
 	if i != nil {
@@ -103,7 +107,7 @@ func (a *addressing) rollback() {
 	a.undo = nil
 }
 
-// create gives a new ENI its primary address and whatever else is asked for.
+// create assigns the primary address and the requested addresses of a new ENI.
 func (a *addressing) create(primary netip.Addr, r AddressRequest) error {
 	if err := a.createAll(primary, r); err != nil {
 		a.rollback()
@@ -128,8 +132,7 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 	return a.assign(r)
 }
 
-// takePrimary gives a new ENI the primary address that is asked for, or any; none in a subnet of
-// IPv6 alone.
+// takePrimary assigns the requested primary address, or any; none in an IPv6-only subnet.
 func (a *addressing) takePrimary(primary netip.Addr) error {
 	switch {
 	case a.v4 == nil && primary.IsValid():
@@ -137,7 +140,7 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	case a.v4 == nil:
 		return nil
 	case !primary.IsValid():
-		p, ok := a.v4.pick(a.c.rng)
+		p, ok := a.v4.pick(a.pools.store.world.rng)
 		if !ok {
 			return subnetFull()
 		}
@@ -155,8 +158,8 @@ func (a *addressing) takePrimary(primary netip.Addr) error {
 	return nil
 }
 
-// noIPv4 is the refusal of IPv4 in a subnet of IPv6 alone. The documentation has none; this is
-// what EC2 answers to other parameters that cannot be together.
+// noIPv4 is the refusal of IPv4 in an IPv6-only subnet. It is not documented; the
+// code is EC2's for other invalid combinations of parameters.
 func noIPv4() *Error {
 	return badCombination("You cannot specify IPv4 addresses or prefixes in an IPv6-only subnet")
 }
@@ -269,10 +272,10 @@ func (a *addressing) add4(x netip.Addr) {
 	a.got.IPv4 = append(a.got.IPv4, x)
 }
 
-// takeOver takes a secondary address off the ENI that has it, and tells whether it
-// could: primary addresses and those of prefixes do not move.
+// takeOver removes a secondary address from another ENI, and reports whether it did: primary addresses and
+// those of prefixes do not move.
 func (a *addressing) takeOver(x netip.Addr) bool {
-	for _, other := range a.c.enis.all() {
+	for _, other := range a.pools.store.enis.all() {
 		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
 			continue
 		}
@@ -293,7 +296,7 @@ func (a *addressing) chosen4(r AddressRequest) error {
 		return subnetFull()
 	}
 	for range r.IPv4Count {
-		x, ok := a.v4.pick(a.c.rng)
+		x, ok := a.v4.pick(a.pools.store.world.rng)
 		if !ok {
 			return subnetFull()
 		}
@@ -313,7 +316,7 @@ func (a *addressing) prefixes4(r AddressRequest) error {
 	})
 }
 
-// prefixSpace is what both families have in common.
+// prefixSpace is the space of prefixes of either family.
 type prefixSpace interface {
 	prefixFree(p netip.Prefix) bool
 	takePrefix(p netip.Prefix)
@@ -321,8 +324,7 @@ type prefixSpace interface {
 	pickPrefix(rng *rand.Rand) (netip.Prefix, bool)
 }
 
-// prefixes takes the given prefixes and count others out of a subnet's space
-// and notes each.
+// prefixes takes the given prefixes and count others from a subnet's space, and calls note for each.
 func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given []netip.Prefix, count int, note func(netip.Prefix)) error {
 	take := func(p netip.Prefix) {
 		s.takePrefix(p)
@@ -339,7 +341,7 @@ func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given 
 		take(p)
 	}
 	for range count {
-		p, ok := s.pickPrefix(a.c.rng)
+		p, ok := s.pickPrefix(a.pools.store.world.rng)
 		if !ok {
 			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
 		}
@@ -373,7 +375,7 @@ func (a *addressing) take6(x netip.Addr) {
 
 func (a *addressing) chosen6(r AddressRequest) error {
 	for range r.IPv6Count {
-		a.take6(a.v6.pick(a.c.rng))
+		a.take6(a.v6.pick(a.pools.store.world.rng))
 	}
 	return nil
 }
@@ -400,10 +402,10 @@ func prefixesUnsupported(instanceType string) *Error {
 	return Errorf("UnsupportedOperation", "The instance type %s does not support prefixes on network interfaces.", instanceType)
 }
 
-// Unassign takes addresses and prefixes off an ENI, all or none.
-func (c *Cloud) Unassign(eniID string, r Assigned) error {
-	return c.change(func() error {
-		e, err := c.findENI(eniID)
+// Unassign removes addresses and prefixes from an ENI, all or none.
+func (es *ENIs) Unassign(eniID string, r Assigned) error {
+	return es.world.change(func() error {
+		e, err := es.store.findENI(eniID)
 		if err != nil {
 			return err
 		}
@@ -416,15 +418,15 @@ func (c *Cloud) Unassign(eniID string, r Assigned) error {
 		if !ok {
 			return invalid("Some of the specified addresses are not assigned to interface %s", eniID)
 		}
-		c.release(e.SubnetID, r)
-		c.putENI(&n)
-		c.countFree(e.SubnetID)
-		c.emit(AddressesChanged, c.holder(&n), &n)
+		es.pools.release(e.SubnetID, r)
+		es.store.putENI(&n)
+		es.pools.countFree(e.SubnetID)
+		es.world.emit(AddressesChanged, es.store.holder(&n), &n)
 		return nil
 	})
 }
 
-// remove takes every item of gone out of list and tells whether all were there.
+// remove removes the items of gone from list, and reports whether all were in it.
 func remove[T comparable](list *[]T, gone []T) bool {
 	for _, g := range gone {
 		i := slices.Index(*list, g)
@@ -436,22 +438,35 @@ func remove[T comparable](list *[]T, gone []T) bool {
 	return true
 }
 
-func (c *Cloud) release(subnetID string, r Assigned) {
+// release gives addresses and prefixes back to a subnet. The lock is held.
+func (ps *pools) release(subnetID string, r Assigned) {
 	for _, a := range r.IPv4 {
-		c.space4[subnetID].release(a)
+		ps.v4[subnetID].release(a)
 	}
 	for _, p := range r.Prefixes {
-		c.space4[subnetID].releasePrefix(p)
+		ps.v4[subnetID].releasePrefix(p)
 	}
 	for _, a := range r.IPv6 {
-		c.space6[subnetID].release(a)
+		ps.v6[subnetID].release(a)
 	}
 	for _, p := range r.IPv6Prefixes {
-		c.space6[subnetID].releasePrefix(p)
+		ps.v6[subnetID].releasePrefix(p)
 	}
 }
 
-// String lists what was assigned, for logs.
+// countFree notes a subnet's free count after it changed, unless it is IPv6-only. The lock is held.
+func (ps *pools) countFree(subnetID string) {
+	s := *ps.store.subnets.get(subnetID)
+	if s.IPv6Native() {
+		return
+	}
+	if free := ps.v4[subnetID].free; free != s.Free {
+		s.Free = free
+		ps.store.subnets.put(subnetID, &s, ps.store.world.clock.Now(), ps.store.keep())
+	}
+}
+
+// String lists the addresses and prefixes, for logs.
 func (a Assigned) String() string {
 	return fmt.Sprint(a.IPv4, a.Prefixes, a.IPv6, a.IPv6Prefixes)
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// BenchmarkNodeOf2000 is what one node of a large cluster costs the lab: a new
-// ENI, its attachment, an assignment, and a description of the node.
+// BenchmarkNodeOf2000 measures the calls of one node in a large cluster: a new ENI, its attachment, an
+// assignment, and a description of the node.
 func BenchmarkNodeOf2000(b *testing.B) {
 	s := spec.Default()
 	s.Delays, s.Consistency, s.Quotas.NetworkInterfaces = spec.Delays{}, spec.Consistency{}, 1<<20
@@ -30,24 +30,24 @@ func BenchmarkNodeOf2000(b *testing.B) {
 	for b.Loop() {
 		instance := books.Instances[n%2000].ID
 		n++
-		e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnet})
+		e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnet})
 		if err != nil {
 			b.Fatal(err)
 		}
-		attachment, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: instance, DeviceIndex: 1})
+		attachment, err := c.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: instance, DeviceIndex: 1})
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 9}); err != nil {
+		if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 9}); err != nil {
 			b.Fatal(err)
 		}
 		if got := len(c.Described().InstanceENIs(instance)); got != 2 {
 			b.Fatalf("%d ENIs", got)
 		}
-		if err := c.DetachNetworkInterface(attachment, false); err != nil {
+		if err := c.ENIs.Detach(attachment, false); err != nil {
 			b.Fatal(err)
 		}
-		if err := c.DeleteNetworkInterface(e.ID); err != nil {
+		if err := c.ENIs.Delete(e.ID); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -9,62 +9,28 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// names resolves the spec's names to IDs while the cloud is built and when
-// the lab launches instances later.
-func (c *Cloud) subnetNamed(name string) *Subnet {
-	for _, s := range c.subnets.all() {
-		if s.Name == name || s.ID == name {
-			return s
-		}
-	}
-	return nil
-}
-
-func (c *Cloud) groupsNamed(vpcID string, names []string) []string {
-	if len(names) == 0 {
-		names = []string{"default"}
-	}
-	var ids []string
-	for _, n := range names {
-		for _, g := range c.groups.all() {
-			if g.VPCID == vpcID && (g.Name == n || g.ID == n) {
-				ids = append(ids, g.ID)
-			}
-		}
-	}
-	return ids
-}
-
-// build fills the books from the spec. Everything it makes has always been
-// there, so that no lag hides it; its delays are none.
+// build makes the resources of the spec, without delays. Lagging readers see them too.
 func (c *Cloud) build() error {
 	for _, v := range c.spec.VPCs {
 		c.buildVPC(v)
 	}
 	for _, in := range c.spec.Instances {
-		if _, err := c.launchSpec(in); err != nil {
+		if _, err := c.Instances.launchSpec(in); err != nil {
 			return fmt.Errorf("instance %s: %w", in.Name, err)
 		}
 	}
-	for id, vs := range c.enis.rows {
-		c.enis.rows[id] = []version[ENI]{{time.Time{}, vs[len(vs)-1].value}}
+	for id, vs := range c.store.enis.rows {
+		c.store.enis.rows[id] = []version[ENI]{{time.Time{}, vs[len(vs)-1].value}}
 	}
-	for id, vs := range c.instances.rows {
-		c.instances.rows[id] = []version[Instance]{{time.Time{}, vs[len(vs)-1].value}}
+	for id, vs := range c.store.instances.rows {
+		c.store.instances.rows[id] = []version[Instance]{{time.Time{}, vs[len(vs)-1].value}}
 	}
-	for id, vs := range c.subnets.rows {
-		c.subnets.rows[id] = []version[Subnet]{{time.Time{}, vs[len(vs)-1].value}}
+	for id, vs := range c.store.subnets.rows {
+		c.store.subnets.rows[id] = []version[Subnet]{{time.Time{}, vs[len(vs)-1].value}}
 	}
-	c.queue = nil
-	c.delays = c.spec.Delays
+	c.world.events.queue = nil
+	c.world.delays = c.spec.Delays
 	return nil
-}
-
-func (c *Cloud) orNewID(id, prefix string) string {
-	if id != "" {
-		return id
-	}
-	return c.newID(prefix)
 }
 
 func named(name string, tags map[string]string) Tags {
@@ -74,8 +40,8 @@ func named(name string, tags map[string]string) Tags {
 }
 
 func (c *Cloud) buildVPC(s spec.VPC) {
-	id := c.orNewID(s.ID, "vpc")
-	c.vpcs.put(id, &VPC{ID: id, Name: s.Name, CIDRs: s.CIDRs, IPv6CIDRs: s.IPv6, Tags: named(s.Name, s.Tags)}, time.Time{}, 0)
+	id := c.world.orNewID(s.ID, "vpc")
+	c.store.vpcs.put(id, &VPC{ID: id, Name: s.Name, CIDRs: s.CIDRs, IPv6CIDRs: s.IPv6, Tags: named(s.Name, s.Tags)}, time.Time{}, 0)
 	for _, n := range s.Subnets {
 		c.buildSubnet(id, n)
 	}
@@ -85,17 +51,17 @@ func (c *Cloud) buildVPC(s spec.VPC) {
 
 func (c *Cloud) buildSubnet(vpcID string, n spec.Subnet) {
 	s := &Subnet{
-		ID: c.orNewID(n.ID, "subnet"), Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6, AssignIPv6: n.AssignIPv6 || n.IPv6Native,
+		ID: c.world.orNewID(n.ID, "subnet"), Name: n.Name, VPCID: vpcID, Zone: n.Zone, CIDR: n.CIDR, IPv6: n.IPv6, AssignIPv6: n.AssignIPv6 || n.IPv6Native,
 		Public: n.Public, Tags: named(n.Name, n.Tags),
 	}
 	if !s.IPv6Native() {
-		c.space4[s.ID] = newSpace4(n.CIDR)
-		s.Free = c.space4[s.ID].free
+		c.pools.v4[s.ID] = newSpace4(n.CIDR)
+		s.Free = c.pools.v4[s.ID].free
 	}
 	if n.IPv6.IsValid() {
-		c.space6[s.ID] = newSpace6(n.IPv6)
+		c.pools.v6[s.ID] = newSpace6(n.IPv6)
 	}
-	c.subnets.put(s.ID, s, time.Time{}, 0)
+	c.store.subnets.put(s.ID, s, time.Time{}, 0)
 }
 
 // buildGroups makes the groups of a VPC, the one named default among them,
@@ -114,7 +80,7 @@ func (c *Cloud) buildGroups(vpcID string, s spec.VPC) {
 	}
 	ids := map[string]string{}
 	for _, g := range groups {
-		ids[g.Name] = c.orNewID(g.ID, "sg")
+		ids[g.Name] = c.world.orNewID(g.ID, "sg")
 	}
 	for _, g := range groups {
 		egress := []Rule{{Protocol: "-1", CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}}
@@ -125,7 +91,7 @@ func (c *Cloud) buildGroups(vpcID string, s spec.VPC) {
 		if description == "" {
 			description = g.Name
 		}
-		c.groups.put(ids[g.Name], &SecurityGroup{
+		c.store.groups.put(ids[g.Name], &SecurityGroup{
 			ID: ids[g.Name], Name: g.Name, Description: description, VPCID: vpcID,
 			Ingress: rules(g.Ingress, ids), Egress: egress, Tags: g.Tags,
 		}, time.Time{}, 0)
@@ -144,20 +110,56 @@ func rules(in []spec.Rule, ids map[string]string) []Rule {
 	return out
 }
 
-// buildRoutes makes the main route table: the VPC's own blocks are local, the
-// rest goes to an internet gateway, or IPv6 to an egress-only one.
+// buildRoutes makes the main route table: the VPC's own blocks are local, everything else goes to an
+// internet gateway, or IPv6 to an egress-only one.
 func (c *Cloud) buildRoutes(vpcID string, s spec.VPC) {
-	t := &RouteTable{ID: c.newID("rtb"), VPCID: vpcID, Main: true, Tags: Tags{}}
+	t := &RouteTable{ID: c.world.newID("rtb"), VPCID: vpcID, Main: true, Tags: Tags{}}
 	for _, p := range append(s.CIDRs[:len(s.CIDRs):len(s.CIDRs)], s.IPv6...) {
 		t.Routes = append(t.Routes, Route{p, "local"})
 	}
-	gateway := c.newID("igw")
+	gateway := c.world.newID("igw")
 	t.Routes = append(t.Routes, Route{netip.MustParsePrefix("0.0.0.0/0"), gateway})
 	if s.EgressOnlyIPv6 {
-		gateway = c.newID(egressOnlyGateway)
+		gateway = c.world.newID(egressOnlyGateway)
 	}
 	if len(s.IPv6) > 0 {
 		t.Routes = append(t.Routes, Route{netip.MustParsePrefix("::/0"), gateway})
 	}
-	c.routes.put(t.ID, t, time.Time{}, 0)
+	c.store.routes.put(t.ID, t, time.Time{}, 0)
+}
+
+// Berth does not change security groups. The following methods stand for other tools that do.
+
+// AddSecurityGroup makes a group and returns its ID. That of g may be empty.
+func (c *Cloud) AddSecurityGroup(g SecurityGroup) (id string, err error) {
+	err = c.world.change(func() error {
+		if c.store.vpcs.get(g.VPCID) == nil {
+			return Errorf("InvalidVpcID.NotFound", "The vpc ID '%s' does not exist", g.VPCID)
+		}
+		n := g.Clone()
+		n.ID = c.world.orNewID(n.ID, "sg")
+		if c.store.groups.get(n.ID) != nil {
+			return Errorf("InvalidGroup.Duplicate", "The security group '%s' already exists", n.ID)
+		}
+		id = n.ID
+		c.store.groups.put(id, &n, c.world.clock.Now(), c.store.keep())
+		c.world.emit(RulesChanged, nil, nil)
+		return nil
+	})
+	return id, err
+}
+
+// Authorize adds ingress rules to a group.
+func (c *Cloud) Authorize(groupID string, rules ...Rule) error {
+	return c.world.change(func() error {
+		g := c.store.groups.get(groupID)
+		if g == nil {
+			return Errorf("InvalidGroup.NotFound", "The security group '%s' does not exist", groupID)
+		}
+		n := g.Clone()
+		n.Ingress = append(n.Ingress, cloneRules(rules)...)
+		c.store.groups.put(n.ID, &n, c.world.clock.Now(), c.store.keep())
+		c.world.emit(RulesChanged, nil, nil)
+		return nil
+	})
 }

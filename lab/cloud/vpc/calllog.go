@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Bounds of the call log: how many calls it remembers, and of each how many
-// bytes of names and values of parameters. Together they are 16 MiB.
+// Limits of the call log: the number of calls, and the bytes of parameters of each. Together they are
+// 16 MiB.
 const (
 	callLogSize   = 4096
 	callLogParams = 4 << 10
@@ -20,8 +20,7 @@ type CallRecord struct {
 	Time      time.Time `json:"time"`
 	Action    string    `json:"action"`
 	Principal string    `json:"caller"` // ARN, "" when the call was not authenticated
-	// Params are what the call sent, as far as they fit; none of a call that
-	// was not authenticated.
+	// Params are the parameters that fit; none for a call that was not authenticated.
 	Params  map[string][]string `json:"params,omitempty"`
 	Omitted int                 `json:"omitted,omitempty"` // parameters that did not fit
 	Code    string              `json:"code,omitempty"`    // "" for success; "LostRequest" and "LostReply" for faults
@@ -52,8 +51,8 @@ func (l *callLog) after(seq uint64) []CallRecord {
 	return slices.DeleteFunc(out, func(r CallRecord) bool { return r.Seq <= seq })
 }
 
-// bounded copies those parameters that fit in the log, in the order of their
-// names. The copies share no memory with the request.
+// bounded copies the parameters that fit in the log, in the order of their names. The copies share no
+// memory with the request.
 func bounded(in map[string][]string) (out map[string][]string, omitted int) {
 	left := callLogParams
 	for _, name := range slices.Sorted(maps.Keys(in)) {
@@ -79,10 +78,10 @@ func bounded(in map[string][]string) (out map[string][]string, omitted int) {
 }
 
 // CallLog returns the last calls, oldest first.
-func (c *Cloud) CallLog() []CallRecord { return c.CallsAfter(0) }
+func (api *API) CallLog() []CallRecord { return api.CallsAfter(0) }
 
-// CallsAfter returns those of the last calls whose Seq is above seq, oldest first.
-func (c *Cloud) CallsAfter(seq uint64) (out []CallRecord) {
-	c.read(func() { out = c.gate.log.after(seq) })
+// CallsAfter returns the last calls with a Seq above seq, oldest first.
+func (api *API) CallsAfter(seq uint64) (out []CallRecord) {
+	api.world.read(func() { out = api.log.after(seq) })
 	return out
 }

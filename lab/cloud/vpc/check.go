@@ -8,9 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// Check verifies what must hold of any books: no address is held twice, each
-// lies in its ENI's subnet and is not reserved, free counts add up, and
-// attachments and associations respect the limits of the instance type.
+// Check verifies invariants of the state: no address is held twice, each is in its ENI's subnet and not
+// reserved, free counts add up, and attachments and associations respect the limits of the instance type.
 func (b Books) Check() error {
 	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}, branches: map[string]int{}}
 	for _, e := range b.ENIs {
@@ -35,7 +34,7 @@ func (b Books) Check() error {
 	for _, s := range b.Subnets {
 		if s.IPv6Native() {
 			if s.Free != 0 {
-				k.fail("subnet %s of IPv6 alone counts %d free addresses of IPv4", s.ID, s.Free)
+				k.fail("IPv6-only subnet %s counts %d free addresses of IPv4", s.ID, s.Free)
 			}
 			continue
 		}

@@ -76,7 +76,7 @@ func follow(c *vpc.Cloud) *story {
 	return s
 }
 
-// since returns what was recorded since the last call.
+// since returns the events since the last call.
 func (s *story) since() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func subnetID(t tester, c *vpc.Cloud, name string) string {
 
 func spare(t tester, c *vpc.Cloud) vpc.ENI {
 	t.Helper()
-	e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a")})
+	e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnetID(t, c, "a")})
 	ok(t, err)
 	return e
 }
@@ -113,18 +113,18 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 		c := newCloud(t, delayed())
 		s := follow(c)
 		e := spare(t, c)
-		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+		id, err := c.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.Instances.ID("node-a"), DeviceIndex: 1})
 		ok(t, err)
 		s.want(t)
 		pass(3*time.Second - 1)
 		s.want(t)
 		pass(time.Nanosecond)
 		s.want(t, "ENIAttached node-a 1")
-		if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+		if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 		s.want(t, "AddressesChanged node-a 1")
-		ok(t, c.DetachNetworkInterface(id, false))
+		ok(t, c.ENIs.Detach(id, false))
 		s.want(t)
 		pass(time.Second)
 		s.want(t, "ENIDetached node-a 1")
@@ -137,10 +137,10 @@ func TestDetachOvertakesLink(t *testing.T) {
 		c := newCloud(t, delayed())
 		s := follow(c)
 		e := spare(t, c)
-		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+		id, err := c.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.Instances.ID("node-a"), DeviceIndex: 1})
 		ok(t, err)
 		pass(2 * time.Second)
-		ok(t, c.DetachNetworkInterface(id, false))
+		ok(t, c.ENIs.Detach(id, false))
 		pass(time.Hour)
 		if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
 			t.Fatalf("events %q", got)
@@ -148,7 +148,7 @@ func TestDetachOvertakesLink(t *testing.T) {
 	})
 }
 
-// pass lets time pass in the bubble, and what falls due then be told.
+// pass advances the time of the bubble and delivers the events that are due.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's clock
 	synctest.Wait()
@@ -164,31 +164,31 @@ func instanceLifeInEvents(t *testing.T) {
 		pass(d)
 		s.want(t, want...)
 	}
-	i, err := c.RunInstance(spec.Instance{Name: "n", Type: "m5.large", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 2, DeleteOnTermination: true}, {DeviceIndex: 1}}})
+	i, err := c.Instances.Launch(spec.Instance{Name: "n", Type: "m5.large", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 2, DeleteOnTermination: true}, {DeviceIndex: 1}}})
 	if err != nil || i.State != vpc.Pending {
 		t.Fatal(i.State, err)
 	}
 	kept := c.Snapshot().InstanceENIs(i.ID)[1].ID
 	step(4 * time.Second)
 	step(time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
-	ok(t, c.StopInstance("n"))
+	ok(t, c.Instances.Stop("n"))
 	step(4*time.Second, "InstanceStopped n")
 	if e, _ := c.Snapshot().ENI(kept); e.Attachment == nil || e.Attachment.LinkUp {
 		t.Fatalf("of a stopped instance: %+v", e.Attachment)
 	}
-	ok(t, c.StartInstance("n"))
+	ok(t, c.Instances.Start("n"))
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
-	if err := c.ForceStop("n"); err == nil {
+	if err := c.Instances.ForceStop("n"); err == nil {
 		t.Error("a running instance was stopped by force")
 	}
-	ok(t, c.StopInstance("n"))
+	ok(t, c.Instances.Stop("n"))
 	step(time.Second)
-	ok(t, c.ForceStop("n"))
+	ok(t, c.Instances.ForceStop("n"))
 	step(0, "InstanceStopped n")
 	step(4 * time.Second)
-	ok(t, c.StartInstance("n"))
+	ok(t, c.Instances.Start("n"))
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
-	ok(t, c.TerminateInstance("n"))
+	ok(t, c.Instances.Terminate("n"))
 	step(4*time.Second, "ENIDetached n 0", "ENIDetached n 1", "ENIDetached n 2", "InstanceTerminated n")
 	books := c.Snapshot()
 	if e, ok := books.ENI(kept); !ok || e.Status() != "available" || len(books.ENIs) != 3 {
@@ -214,7 +214,7 @@ func TestRunInstanceMistakes(t *testing.T) {
 	} {
 		s := good
 		change(&s)
-		if _, err := c.RunInstance(s); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := c.Instances.Launch(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
@@ -246,14 +246,14 @@ func TestReassignmentTellsInOrder(t *testing.T) {
 	var moving []netip.Addr
 	var want []string
 	for range 8 {
-		e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Addresses: vpc.AddressRequest{IPv4Count: 1}})
+		e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Addresses: vpc.AddressRequest{IPv4Count: 1}})
 		ok(t, err)
 		moving, want = append(moving, e.Secondary...), append(want, e.ID)
 	}
 	to := spare(t, c)
 	var got []string
 	c.Subscribe(func(e vpc.Event) { got = append(got, e.ENI.ID) })
-	if _, err := c.AssignAddresses(to.ID, vpc.AddressRequest{IPv4: moving, AllowReassignment: true}); err != nil {
+	if _, err := c.ENIs.Assign(to.ID, vpc.AddressRequest{IPv4: moving, AllowReassignment: true}); err != nil {
 		t.Fatal(err)
 	}
 	slices.Sort(want)
@@ -273,7 +273,7 @@ func TestClosestRateLimitHolds(t *testing.T) {
 		for range 5 {
 			c := newCloud(t, s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
 			n := 0
-			for c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err == nil {
+			for c.API.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err == nil {
 				n++
 			}
 			if n != want {
@@ -290,7 +290,7 @@ func TestSharedRateLimit(t *testing.T) {
 	c := newCloud(t, s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
 	for i, want := range []bool{true, true, true, false, true, false} {
 		action := []string{"DescribeSubnets", "DescribeVpcs", "CreateTags", "DescribeInstances", "DescribeTags", "DescribeTags"}[i]
-		err := c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err
+		err := c.API.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err
 		if (err == nil) != want {
 			t.Errorf("call %d, %s: %v, want admitted %v", i+1, action, err, want)
 		}
@@ -322,24 +322,24 @@ func TestSubscriberMayCallBack(t *testing.T) {
 	cancel := c.Subscribe(func(ev vpc.Event) {
 		seqs = append(seqs, ev.Seq)
 		if len(seqs) == 1 {
-			if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+			if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 				t.Error(err)
 			}
 		}
 	})
-	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if books := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || books.Seq != seqs[1] {
 		t.Fatalf("events %v, books at %d", seqs, books.Seq)
 	}
 	cancel()
-	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil || len(seqs) != 2 {
+	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil || len(seqs) != 2 {
 		t.Fatalf("%v after the subscription ended, %v", seqs, err)
 	}
 }
 
-// Whatever is asked of the books, in any order and with any delays, they stay sound.
+// Random calls in any order and with any delays leave a consistent state.
 func TestBooksStaySound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		fake := clock.NewFake(time.Unix(1e9, 0))
@@ -359,26 +359,26 @@ func TestBooksStaySound(t *testing.T) {
 				r := vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Type: rapid.SampledFrom([]string{"", "trunk"}).Draw(t, "type")}
 				r.Addresses.IPv4Count = rapid.IntRange(0, 4).Draw(t, "addresses")
 				r.Addresses.PrefixCount = rapid.IntRange(0, 1).Draw(t, "prefixes")
-				_, _ = c.CreateNetworkInterface(r)
+				_, _ = c.ENIs.Create(r)
 			},
-			"delete": func(t *rapid.T) { _ = c.DeleteNetworkInterface(anENI(t).ID) },
+			"delete": func(t *rapid.T) { _ = c.ENIs.Delete(anENI(t).ID) },
 			"attach": func(t *rapid.T) {
-				_, _ = c.AttachNetworkInterface(vpc.AttachRequest{
+				_, _ = c.ENIs.Attach(vpc.AttachRequest{
 					ENIID: anENI(t).ID, InstanceID: rapid.SampledFrom(c.Snapshot().Instances).Draw(t, "instance").ID,
 					DeviceIndex: rapid.IntRange(0, 4).Draw(t, "device"),
 				})
 			},
 			"detach": func(t *rapid.T) {
 				if e := anENI(t); e.Attachment != nil {
-					_ = c.DetachNetworkInterface(e.Attachment.ID, rapid.Bool().Draw(t, "force"))
+					_ = c.ENIs.Detach(e.Attachment.ID, rapid.Bool().Draw(t, "force"))
 				}
 			},
 			"associate": func(t *rapid.T) {
-				_, _ = c.AssociateTrunkInterface(vpc.AssociateRequest{TrunkID: anENI(t).ID, BranchID: anENI(t).ID, VLAN: rapid.IntRange(1, 3).Draw(t, "VLAN")})
+				_, _ = c.ENIs.Associate(vpc.AssociateRequest{TrunkID: anENI(t).ID, BranchID: anENI(t).ID, VLAN: rapid.IntRange(1, 3).Draw(t, "VLAN")})
 			},
 			"disassociate": func(t *rapid.T) {
 				if e := anENI(t); e.Trunk != nil {
-					ok(t, c.DisassociateTrunkInterface(vpc.DisassociateRequest{AssociationID: e.Trunk.ID}))
+					ok(t, c.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: e.Trunk.ID}))
 				}
 			},
 			"assign": func(t *rapid.T) {
@@ -386,17 +386,17 @@ func TestBooksStaySound(t *testing.T) {
 				if other := anENI(t); len(other.Secondary) > 0 && rapid.Bool().Draw(t, "take over") {
 					r = vpc.AddressRequest{IPv4: other.Secondary[:1], AllowReassignment: true}
 				}
-				_, _ = c.AssignAddresses(anENI(t).ID, r)
+				_, _ = c.ENIs.Assign(anENI(t).ID, r)
 			},
 			"unassign": func(t *rapid.T) {
 				e := anENI(t)
-				_ = c.Unassign(e.ID, vpc.Assigned{IPv4: e.Secondary, Prefixes: e.Prefixes})
+				_ = c.ENIs.Unassign(e.ID, vpc.Assigned{IPv4: e.Secondary, Prefixes: e.Prefixes})
 			},
 			"terminate": func(t *rapid.T) {
-				_ = c.TerminateInstance(rapid.SampledFrom(c.Snapshot().Instances).Draw(t, "instance").ID)
+				_ = c.Instances.Terminate(rapid.SampledFrom(c.Snapshot().Instances).Draw(t, "instance").ID)
 			},
 			"launch": func(t *rapid.T) {
-				_, _ = c.RunInstance(spec.Instance{
+				_, _ = c.Instances.Launch(spec.Instance{
 					Name: "new", Type: rapid.SampledFrom([]string{"t3.small", "m4.large"}).Draw(t, "type"), Subnet: "a",
 					Prefixes: rapid.IntRange(0, 1).Draw(t, "prefixes"), Interfaces: []spec.Interface{{DeviceIndex: 1, Secondary: 2}},
 				})
@@ -417,19 +417,19 @@ func TestCountsAreBounded(t *testing.T) {
 	s.VPCs[0].Subnets[0].IPv6 = netip.MustParsePrefix("2001:db8::/64")
 	s.Instances[0].IPv6 = 1
 	c := newCloud(t, s)
-	e := c.Snapshot().InstanceENIs(c.InstanceID("node-a"))[0]
+	e := c.Snapshot().InstanceENIs(c.Instances.ID("node-a"))[0]
 	for _, r := range []vpc.AddressRequest{
 		{IPv4Count: math.MaxInt}, {PrefixCount: math.MaxInt}, {IPv6Count: math.MaxInt}, {IPv6PrefixCount: math.MaxInt},
 		{IPv4Count: math.MaxInt, PrefixCount: math.MaxInt}, {IPv6Count: math.MaxInt, IPv6PrefixCount: 2},
 	} {
-		if got, err := c.AssignAddresses(e.ID, r); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
+		if got, err := c.ENIs.Assign(e.ID, r); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
 			t.Errorf("%+v: got %v, %v", r, got, err)
 		}
-		if _, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: e.SubnetID, Addresses: r}); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
+		if _, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: e.SubnetID, Addresses: r}); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
 			t.Errorf("%+v of a new ENI: %v", r, err)
 		}
 	}
-	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv6Count: -1}); vpc.CodeOf(err) != "InvalidParameterValue" {
+	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6Count: -1}); vpc.CodeOf(err) != "InvalidParameterValue" {
 		t.Errorf("a count below zero: %v", err)
 	}
 }
@@ -443,20 +443,20 @@ func TestClientTokenOfTerminatedInstances(t *testing.T) {
 	c := newCloud(t, s, vpc.WithClock(now))
 	subnet, _ := c.Snapshot().Subnet("a")
 	r := vpc.LaunchRequest{SubnetID: subnet.ID, Count: 2, ClientToken: "once"}
-	first, err := c.RunInstances(r)
+	first, err := c.Instances.Run(r)
 	ok(t, err)
-	if _, err := c.TerminateInstances(first[0].ID); err != nil {
+	if _, err := c.Instances.TerminateAll(first[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := c.RunInstances(r); err != nil || len(again) != 1 || again[0].ID != first[1].ID {
+	if again, err := c.Instances.Run(r); err != nil || len(again) != 1 || again[0].ID != first[1].ID {
 		t.Fatalf("with one left: %v, %v", again, err)
 	}
-	if _, err := c.TerminateInstances(first[1].ID); err != nil {
+	if _, err := c.Instances.TerminateAll(first[1].ID); err != nil {
 		t.Fatal(err)
 	}
 	for _, later := range []time.Duration{0, time.Hour + time.Second} {
 		now.Advance(later)
-		if again, err := c.RunInstances(r); vpc.CodeOf(err) != "IdempotentInstanceTerminated" {
+		if again, err := c.Instances.Run(r); vpc.CodeOf(err) != "IdempotentInstanceTerminated" {
 			t.Errorf("%v later: %v, %v", later, again, err)
 		}
 	}
@@ -470,11 +470,11 @@ func TestDetachOfAnotherCard(t *testing.T) {
 	s.Instances[0].Type = "p4d.24xlarge"
 	s.Instances[0].Interfaces = []spec.Interface{{NetworkCard: 1, DeviceIndex: 0}}
 	c := newCloud(t, s)
-	enis := c.Snapshot().InstanceENIs(c.InstanceID("node-a"))
-	if err := c.DetachNetworkInterface(enis[0].Attachment.ID, false); vpc.CodeOf(err) != "OperationNotPermitted" {
+	enis := c.Snapshot().InstanceENIs(c.Instances.ID("node-a"))
+	if err := c.ENIs.Detach(enis[0].Attachment.ID, false); vpc.CodeOf(err) != "OperationNotPermitted" {
 		t.Errorf("the primary ENI: %v", err)
 	}
-	if err := c.DetachNetworkInterface(enis[1].Attachment.ID, false); err != nil {
+	if err := c.ENIs.Detach(enis[1].Attachment.ID, false); err != nil {
 		t.Errorf("index 0 of card 1: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ var idKinds = map[string]struct{ notFound, malformed, words string }{
 	"i":          {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "instance ID"},
 	"eni":        {"InvalidNetworkInterfaceID.NotFound", "InvalidNetworkInterfaceId.Malformed", "networkInterface ID"},
 	"eni-attach": {"InvalidAttachmentID.NotFound", "InvalidNetworkInterfaceAttachmentId.Malformed", "attachment ID"},
-	// EC2 is not known to have one for an association's ID that is none.
+	// The code for a malformed ID of an association is a guess.
 	"trunk-assoc": {"InvalidAssociationID.NotFound", "InvalidAssociationID.Malformed", "association ID"},
 	"subnet":      {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
 	"vpc":         {"InvalidVpcID.NotFound", "InvalidVpcID.Malformed", "vpc ID"},

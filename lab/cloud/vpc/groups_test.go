@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Groups and rules that somebody makes while the cloud runs are in its books, and told.
+// Groups and rules that are added while the cloud runs are in its state and cause events.
 func TestGroupsThatChange(t *testing.T) {
 	c, err := New(spec.Default())
 	if err != nil {

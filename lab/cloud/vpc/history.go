@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// table keeps the resources of one kind, each with the versions that lagging
-// readers may still see. The values are never changed once put.
+// table keeps the resources of one kind with the versions that lagging readers may still see. Values in it
+// do not change.
 type table[T any] struct {
 	rows map[string][]version[T] // by ID, oldest version first
 	ids  []string                // the keys of rows, sorted
@@ -19,7 +19,7 @@ type version[T any] struct {
 	value *T
 }
 
-// get returns the resource as it is now, nil when there is none.
+// get returns the current version; nil without one.
 func (t *table[T]) get(id string) *T {
 	if vs := t.rows[id]; len(vs) > 0 {
 		return vs[len(vs)-1].value
@@ -27,7 +27,7 @@ func (t *table[T]) get(id string) *T {
 	return nil
 }
 
-// asOf returns the resource as it was at a moment, nil when there was none.
+// asOf returns the version at a moment; nil without one.
 func (t *table[T]) asOf(id string, at time.Time) *T {
 	vs := t.rows[id]
 	for i := len(vs) - 1; i >= 0; i-- {
@@ -38,7 +38,7 @@ func (t *table[T]) asOf(id string, at time.Time) *T {
 	return nil
 }
 
-// first returns the oldest version that is still kept.
+// first returns the oldest version.
 func (t *table[T]) first(id string) *T {
 	if vs := t.rows[id]; len(vs) > 0 {
 		return vs[0].value
@@ -46,8 +46,7 @@ func (t *table[T]) first(id string) *T {
 	return nil
 }
 
-// put makes v (nil: deleted) the resource from now on, and forgets what no
-// reader that lags up to keep behind now can see.
+// put adds a version (nil: deleted) and drops versions that readers who lag at most keep cannot see.
 func (t *table[T]) put(id string, v *T, now time.Time, keep time.Duration) {
 	if t.rows == nil {
 		t.rows = map[string][]version[T]{}
@@ -78,7 +77,7 @@ func prune[T any](vs []version[T], horizon time.Time) []version[T] {
 	return slices.Delete(vs, 0, n)
 }
 
-// drop forgets a resource and its history.
+// drop removes a resource and its history.
 func (t *table[T]) drop(id string) {
 	if t.get(id) != nil {
 		t.live--

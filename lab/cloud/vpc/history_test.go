@@ -35,9 +35,9 @@ func slow(t *testing.T) (*Cloud, *clock.Fake) {
 
 func plugNew(t *testing.T, c *Cloud) (eniID, attachmentID string) {
 	t.Helper()
-	e, err := c.CreateNetworkInterface(CreateRequest{SubnetID: c.subnetNamed("a").ID})
+	e, err := c.ENIs.Create(CreateRequest{SubnetID: c.store.subnetNamed("a").ID})
 	ok(t, err)
-	a, err := c.AttachNetworkInterface(AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+	a, err := c.ENIs.Attach(AttachRequest{ENIID: e.ID, InstanceID: c.Instances.ID("node-a"), DeviceIndex: 1})
 	ok(t, err)
 	return e.ID, a
 }
@@ -53,17 +53,17 @@ func whatIsGoneIsForgotten(t *testing.T) {
 	for n := range 3 * callLogSize / 20 {
 		id, attachment := plugNew(t, c)
 		for range 20 {
-			c.Finish(Call{Action: "AttachNetworkInterface"}, "")
+			c.API.Finish(Call{Action: "AttachNetworkInterface"}, "")
 		}
 		fake.Advance(time.Second)
-		ok(t, c.DetachNetworkInterface(attachment, false))
+		ok(t, c.ENIs.Detach(attachment, false))
 		fake.Advance(time.Second)
-		ok(t, c.DeleteNetworkInterface(id))
+		ok(t, c.ENIs.Delete(id))
 		if n%10 == 0 {
-			i, err := c.RunInstance(spec.Instance{Name: "guest", Type: "t3.nano", Subnet: "a", Role: "node"})
+			i, err := c.Instances.Launch(spec.Instance{Name: "guest", Type: "t3.nano", Subnet: "a", Role: "node"})
 			ok(t, err)
-			c.RoleCredentials(i.ID)
-			if _, err := c.TerminateInstances(i.ID); err != nil {
+			c.Keys.RoleCredentials(i.ID)
+			if _, err := c.Instances.TerminateAll(i.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -72,18 +72,18 @@ func whatIsGoneIsForgotten(t *testing.T) {
 	c.Snapshot()    // settles what is due
 	synctest.Wait() // for timers of the cloud, which may still deliver events
 	for what, n := range map[string]int{
-		"ENIs": len(c.enis.rows) - 2, "their order": len(c.enis.ids) - 2, "instances": len(c.instances.rows) - 2,
-		"places of ENIs": len(c.everHosts) - 2, "ENIs ever attached": len(c.everAttached) - 2, "attached ENIs": len(c.attachedENIs) - 2, "attachments": len(c.attachments) - 2,
-		"timers": len(c.timers), "events": len(c.queue), "role keys": len(c.credentials.keys) - 1, "current keys": len(c.credentials.current),
+		"ENIs": len(c.store.enis.rows) - 2, "their order": len(c.store.enis.ids) - 2, "instances": len(c.store.instances.rows) - 2,
+		"places of ENIs": len(c.attachments.hosts) - 2, "ENIs ever attached": len(c.attachments.ever) - 2, "attached ENIs": len(c.attachments.current) - 2, "attachments": len(c.attachments.byID) - 2,
+		"timers": len(c.world.timers), "events": len(c.world.events.queue), "role keys": len(c.Keys.keys) - 1, "current keys": len(c.Keys.current),
 	} {
 		if n != 0 {
 			t.Errorf("%d too many: %s", n, what)
 		}
 	}
-	if n := len(c.CallLog()); n != callLogSize {
+	if n := len(c.API.CallLog()); n != callLogSize {
 		t.Errorf("the log holds %d calls, want the last %d", n, callLogSize)
 	}
-	for id, versions := range c.subnets.rows {
+	for id, versions := range c.store.subnets.rows {
 		if len(versions) > 10 { // those of the last five seconds of changes
 			t.Errorf("%d versions of %s", len(versions), id)
 		}
@@ -110,12 +110,12 @@ func TestCallLogIsBounded(t *testing.T) {
 		body := "A=1&B=" + strings.Repeat("b", 200<<10) + "&C=" + strings.Repeat("c", 2000) + "&N=" + strconv.Itoa(i)
 		form, err := url.ParseQuery(body)
 		ok(t, err)
-		c.Finish(Call{Action: "DescribeVpcs", Params: form}, "")
+		c.API.Finish(Call{Action: "DescribeVpcs", Params: form}, "")
 	}
 	if grown := heapBytes() - before; grown > 16<<20 {
 		t.Errorf("500 calls of 200 kB left %d bytes", grown)
 	}
-	log := c.CallLog()
+	log := c.API.CallLog()
 	got := log[len(log)-1]
 	if got.Params["N"][0] != "499" || got.Params["A"][0] != "1" || got.Omitted != 1 || len(got.Params) != 3 {
 		t.Errorf("kept %v and omitted %d", got.Params, got.Omitted)

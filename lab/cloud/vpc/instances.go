@@ -3,8 +3,6 @@ package vpc
 import (
 	"maps"
 	"net/netip"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
@@ -14,7 +12,19 @@ import (
 // (EC2 User Guide, "Terminate Amazon EC2 instances": about an hour).
 const terminatedShown = time.Hour
 
-// LaunchRequest asks for instances that are all alike.
+// Instances are the virtual machines of a Cloud.
+type Instances struct {
+	world       *world
+	store       *store
+	attachments *attachments
+	tokens      *clientTokens
+	enis        *ENIs
+	keys        *Keys
+	account     string
+	tags        map[string]string // of all instances and ENIs that the spec launches
+}
+
+// LaunchRequest is a request for identical instances.
 type LaunchRequest struct {
 	Name        string
 	Type        string
@@ -32,23 +42,15 @@ type LaunchRequest struct {
 	id          string
 }
 
-// idempotent is what a client token stands for.
-type idempotent struct {
-	request any
-	enis    []ENI
-	ids     []string
-	at      time.Time
-}
-
-// RunInstances launches instances, all or none, and returns them as pending
+// Run launches instances, all or none, and returns them as pending
 // (or running, when launching takes no time). The same ClientToken with the
-// same request gives those of its instances that are not terminated, and
-// IdempotentInstanceTerminated when all are (EC2 API Reference, "Error codes").
-func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
-	err = c.change(func() error {
-		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+// same request returns its instances that are not terminated, or
+// IdempotentInstanceTerminated if all are (EC2 API Reference, "Error codes").
+func (is *Instances) Run(r LaunchRequest) (out []Instance, err error) {
+	err = is.world.change(func() error {
+		if prior, ok, err := is.tokens.replay(r.ClientToken, r); err != nil || ok {
 			for _, id := range prior.ids {
-				if i := c.instances.get(id); i != nil && i.State != Terminated {
+				if i := is.store.instances.get(id); i != nil && i.State != Terminated {
 					out = append(out, i.Clone())
 				}
 			}
@@ -57,12 +59,12 @@ func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
 			}
 			return err
 		}
-		reservation := c.newID("r")
+		reservation := is.world.newID("r")
 		for index := range max(1, r.Count) {
-			i, err := c.launch(r, reservation, index)
+			i, err := is.launch(r, reservation, index)
 			if err != nil {
 				for _, done := range out {
-					c.erase(done.ID)
+					is.erase(done.ID)
 				}
 				out = nil
 				return err
@@ -73,147 +75,113 @@ func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
 		for n, i := range out {
 			ids[n] = i.ID
 		}
-		c.remember(r.ClientToken, idempotent{request: r, ids: ids})
+		is.tokens.remember(r.ClientToken, idempotent{request: r, ids: ids})
 		for _, i := range out {
-			c.after(c.delays.Launch.D(), func() { c.start(i.ID) })
+			is.world.after(is.world.delays.Launch.D(), func() { is.start(i.ID) })
 		}
 		for n := range out {
-			out[n] = c.instances.get(out[n].ID).Clone()
+			out[n] = is.store.instances.get(out[n].ID).Clone()
 		}
 		return nil
 	})
 	return out, err
 }
 
-// replay finds what a client token already stands for. An empty token never
-// stands for anything. The lock is held.
-func (c *Cloud) replay(token string, request any) (idempotent, bool, error) {
-	prior, ok := c.tokens[token]
-	if !ok || token == "" {
-		return idempotent{}, false, nil
-	}
-	if !reflect.DeepEqual(prior.request, request) {
-		return idempotent{}, false, Errorf("IdempotentParameterMismatch",
-			"Arguments on this idempotent request are inconsistent with arguments used in previous request(s).")
-	}
-	return prior, true, nil
-}
-
-// remember keeps what a client token stands for, for a day. The lock is held.
-func (c *Cloud) remember(token string, v idempotent) {
-	if token == "" {
-		return
-	}
-	v.at = c.clock.Now()
-	c.tokens[token] = v
-	c.eventually(24*time.Hour, func() { delete(c.tokens, token) })
-}
-
 // launch makes one pending instance with its primary ENI. The lock is held.
-func (c *Cloud) launch(r LaunchRequest, reservation string, index int) (*Instance, error) {
+func (is *Instances) launch(r LaunchRequest, reservation string, index int) (*Instance, error) {
 	if r.Type == "" {
 		r.Type = "m5.large"
 	}
 	if _, ok := limits.Lookup(r.Type); !ok {
 		return nil, invalid("Invalid value '%s' for InstanceType.", r.Type)
 	}
-	subnet := c.subnets.get(r.SubnetID)
+	subnet := is.store.subnets.get(r.SubnetID)
 	if subnet == nil {
 		return nil, NotFound("subnet", r.SubnetID)
 	}
 	id := r.id
 	if id == "" {
-		id = c.newID("i")
+		id = is.world.newID("i")
 	}
 	i := &Instance{
 		ID: id, Name: r.Name, ReservationID: reservation, Type: r.Type, State: Pending,
 		VPCID: subnet.VPCID, SubnetID: subnet.ID, Zone: subnet.Zone, Role: r.Role, ImageID: r.ImageID,
-		Launched: c.clock.Now(), Tags: maps.Clone(r.Tags), ClientToken: r.ClientToken, LaunchIndex: index,
+		Launched: is.world.clock.Now(), Tags: maps.Clone(r.Tags), ClientToken: r.ClientToken, LaunchIndex: index,
 	}
 	if i.Name == "" {
 		i.Name = r.Tags["Name"]
 	}
-	if _, err := c.checkGroups(subnet.VPCID, r.Groups); CodeOf(err) == unknownGroup {
+	if _, err := is.store.checkGroups(subnet.VPCID, r.Groups); CodeOf(err) == unknownGroup {
 		return nil, NotFound("sg", r.Groups...)
 	} else if err != nil {
 		return nil, err
 	}
-	c.putInstance(i)
-	e, err := c.create(CreateRequest{
+	is.store.putInstance(i)
+	e, err := is.enis.create(CreateRequest{
 		SubnetID: subnet.ID, Groups: r.Groups, Primary: r.Primary, Addresses: r.Addresses, Tags: r.ENITags, Requester: r.Requester,
 	})
 	if err == nil {
-		if err = c.room(i, e); err != nil {
-			c.delete(e)
+		if err = is.store.room(i, e); err != nil {
+			is.enis.delete(e)
 			if CodeOf(err) == "PrivateIpAddressLimitExceeded" {
 				err = Errorf("InvalidInterface.IpAddressLimitExceeded", "The number of private addresses exceeds the limit for %s.", i.Type)
 			}
 		}
 	}
 	if err != nil {
-		c.instances.drop(id)
+		is.store.instances.drop(id)
 		return nil, err
 	}
-	c.recordAttachment(i, e, 0, 0, Attached, true)
+	is.attachments.recordAttachment(i, e, 0, 0, Attached, true)
 	return i, nil
 }
 
 // erase undoes a launch that was part of a failed request. The lock is held.
-func (c *Cloud) erase(id string) {
-	for _, e := range c.instanceENIs(id) {
-		c.endAttachment(e)
-		c.delete(c.enis.get(e.ID))
+func (is *Instances) erase(id string) {
+	for _, e := range is.attachments.instanceENIs(id) {
+		is.attachments.endAttachment(e)
+		is.enis.delete(is.store.enis.get(e.ID))
 	}
-	c.instances.drop(id)
+	is.store.instances.drop(id)
 }
 
 // start makes a pending instance run. The lock is held.
-func (c *Cloud) start(id string) {
-	i := c.instances.get(id)
+func (is *Instances) start(id string) {
+	i := is.store.instances.get(id)
 	if i == nil || i.State != Pending {
 		return
 	}
-	i = c.setState(i, Running)
-	c.emit(InstanceLaunched, i, nil)
-	for _, e := range c.instanceENIs(id) {
+	i = is.setState(i, Running)
+	is.world.emit(InstanceLaunched, i, nil)
+	for _, e := range is.attachments.instanceENIs(id) {
 		if e.Attachment.Status == Attached {
-			c.linkUp(e.ID, e.Attachment.ID)
+			is.attachments.linkUp(e.ID, e.Attachment.ID)
 		}
 	}
 }
 
-func (c *Cloud) setState(i *Instance, s InstanceState) *Instance {
+func (is *Instances) setState(i *Instance, s InstanceState) *Instance {
 	n := *i
 	n.State = s
-	c.putInstance(&n)
+	is.store.putInstance(&n)
 	return &n
 }
 
-// instanceENIs lists an instance's ENIs by network card and device index. The lock is held.
-func (c *Cloud) instanceENIs(instanceID string) []*ENI {
-	var out []*ENI
-	for id := range c.attachedENIs[instanceID] {
-		out = append(out, c.enis.get(id))
-	}
-	slices.SortFunc(out, func(a, b *ENI) int { return bySlot(a.Attachment, b.Attachment) })
-	return out
-}
-
-// StateChange is what StopInstances and its like answer for one instance.
+// StateChange is the result of StopAll, StartAll and TerminateAll for one instance.
 type StateChange struct {
 	InstanceID        string
 	Previous, Current InstanceState
 }
 
-// StopInstances begins to stop instances. Stopped ones are left as they are.
-func (c *Cloud) StopInstances(ids ...string) ([]StateChange, error) {
-	return c.transition(ids, func(i *Instance) error {
+// StopAll starts to stop instances. Stopped ones are left as they are.
+func (is *Instances) StopAll(ids ...string) ([]StateChange, error) {
+	return is.transition(ids, func(i *Instance) error {
 		switch i.State {
 		case Stopped, Stopping:
 			return nil
 		case Running:
-			c.setState(i, Stopping)
-			c.after(c.delays.Stop.D(), func() { c.stopped(i.ID) })
+			is.setState(i, Stopping)
+			is.world.after(is.world.delays.Stop.D(), func() { is.stopped(i.ID) })
 			return nil
 		default:
 			return Errorf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be stopped.", i.ID)
@@ -221,29 +189,29 @@ func (c *Cloud) StopInstances(ids ...string) ([]StateChange, error) {
 	})
 }
 
-func (c *Cloud) stopped(id string) {
-	i := c.instances.get(id)
+func (is *Instances) stopped(id string) {
+	i := is.store.instances.get(id)
 	if i == nil || i.State != Stopping {
 		return
 	}
-	i = c.setState(i, Stopped)
-	for _, e := range c.instanceENIs(id) {
+	i = is.setState(i, Stopped)
+	for _, e := range is.attachments.instanceENIs(id) {
 		n := e.Clone()
 		n.Attachment.LinkUp = false
-		c.putENI(&n)
+		is.store.putENI(&n)
 	}
-	c.emit(InstanceStopped, i, nil)
+	is.world.emit(InstanceStopped, i, nil)
 }
 
-// StartInstances begins to start stopped instances.
-func (c *Cloud) StartInstances(ids ...string) ([]StateChange, error) {
-	return c.transition(ids, func(i *Instance) error {
+// StartAll starts stopped instances.
+func (is *Instances) StartAll(ids ...string) ([]StateChange, error) {
+	return is.transition(ids, func(i *Instance) error {
 		switch i.State {
 		case Running, Pending:
 			return nil
 		case Stopped:
-			c.setState(i, Pending)
-			c.after(c.delays.Launch.D(), func() { c.start(i.ID) })
+			is.setState(i, Pending)
+			is.world.after(is.world.delays.Launch.D(), func() { is.start(i.ID) })
 			return nil
 		default:
 			return Errorf("IncorrectInstanceState", "The instance '%s' is not in a state from which it can be started.", i.ID)
@@ -251,47 +219,47 @@ func (c *Cloud) StartInstances(ids ...string) ([]StateChange, error) {
 	})
 }
 
-// TerminateInstances begins to terminate instances. Their ENIs go with them or
-// become available, as each attachment's DeleteOnTermination says.
-func (c *Cloud) TerminateInstances(ids ...string) ([]StateChange, error) {
-	return c.transition(ids, func(i *Instance) error {
+// TerminateAll starts to terminate instances. Their ENIs are deleted or become available, by each
+// attachment's DeleteOnTermination.
+func (is *Instances) TerminateAll(ids ...string) ([]StateChange, error) {
+	return is.transition(ids, func(i *Instance) error {
 		if i.State == Terminated || i.State == ShuttingDown {
 			return nil
 		}
-		c.setState(i, ShuttingDown)
-		c.after(c.delays.Terminate.D(), func() { c.terminated(i.ID) })
+		is.setState(i, ShuttingDown)
+		is.world.after(is.world.delays.Terminate.D(), func() { is.terminated(i.ID) })
 		return nil
 	})
 }
 
-func (c *Cloud) terminated(id string) {
-	i := c.instances.get(id)
+func (is *Instances) terminated(id string) {
+	i := is.store.instances.get(id)
 	if i == nil || i.State != ShuttingDown {
 		return
 	}
-	for _, e := range c.instanceENIs(id) {
+	for _, e := range is.attachments.instanceENIs(id) {
 		gone := e.Attachment.DeleteOnTermination
-		c.endAttachment(e)
+		is.attachments.endAttachment(e)
 		if gone {
-			c.delete(c.enis.get(e.ID))
+			is.enis.delete(is.store.enis.get(e.ID))
 		}
 	}
 	n := *i
-	n.State, n.Ended = Terminated, c.clock.Now()
-	c.putInstance(&n)
-	c.emit(InstanceTerminated, &n, nil)
-	c.eventually(terminatedShown, func() {
-		c.instances.put(id, nil, c.clock.Now(), 0)
-		delete(c.credentials.current, id)
+	n.State, n.Ended = Terminated, is.world.clock.Now()
+	is.store.putInstance(&n)
+	is.world.emit(InstanceTerminated, &n, nil)
+	is.world.eventually(terminatedShown, func() {
+		is.store.instances.put(id, nil, is.world.clock.Now(), 0)
+		delete(is.keys.current, id)
 	})
 }
 
-// transition applies f to each instance, all or none of the IDs existing.
-func (c *Cloud) transition(ids []string, f func(*Instance) error) (out []StateChange, err error) {
-	err = c.change(func() error {
+// transition applies f to each instance if all of them exist.
+func (is *Instances) transition(ids []string, f func(*Instance) error) (out []StateChange, err error) {
+	err = is.world.change(func() error {
 		var missing []string
 		for _, id := range ids {
-			if c.instances.get(id) == nil {
+			if is.store.instances.get(id) == nil {
 				missing = append(missing, id)
 			}
 		}
@@ -299,56 +267,55 @@ func (c *Cloud) transition(ids []string, f func(*Instance) error) (out []StateCh
 			return NotFound("i", missing...)
 		}
 		for _, id := range ids {
-			before := c.instances.get(id).State
-			if err := f(c.instances.get(id)); err != nil {
+			before := is.store.instances.get(id).State
+			if err := f(is.store.instances.get(id)); err != nil {
 				return err
 			}
-			out = append(out, StateChange{id, before, c.instances.get(id).State})
+			out = append(out, StateChange{id, before, is.store.instances.get(id).State})
 		}
 		return nil
 	})
 	return out, err
 }
 
-// TerminateInstance begins to terminate an instance, named by ID or name.
-func (c *Cloud) TerminateInstance(id string) error {
-	_, err := c.TerminateInstances(c.InstanceID(id))
+// Terminate starts to terminate an instance, by ID or name.
+func (is *Instances) Terminate(id string) error {
+	_, err := is.TerminateAll(is.ID(id))
 	return err
 }
 
-// StopInstance begins to stop an instance, named by ID or name.
-func (c *Cloud) StopInstance(id string) error {
-	_, err := c.StopInstances(c.InstanceID(id))
+// Stop starts to stop an instance, by ID or name.
+func (is *Instances) Stop(id string) error {
+	_, err := is.StopAll(is.ID(id))
 	return err
 }
 
-// ForceStop stops an instance, named by ID or name, that is stopping, at once,
-// however long that would have taken yet (EC2 API reference, StopInstances, Force).
-func (c *Cloud) ForceStop(id string) error {
-	id = c.InstanceID(id)
-	return c.change(func() error {
-		switch i := c.instances.get(id); {
+// ForceStop stops a stopping instance at once, by ID or name (EC2 API reference, StopInstances, Force).
+func (is *Instances) ForceStop(id string) error {
+	id = is.ID(id)
+	return is.world.change(func() error {
+		switch i := is.store.instances.get(id); {
 		case i == nil:
 			return NotFound("i", id)
 		case i.State != Stopping:
 			return Errorf("IncorrectInstanceState", "The instance '%s' is not stopping: it is '%s'.", id, i.State)
 		}
-		c.stopped(id)
+		is.stopped(id)
 		return nil
 	})
 }
 
-// StartInstance begins to start an instance, named by ID or name.
-func (c *Cloud) StartInstance(id string) error {
-	_, err := c.StartInstances(c.InstanceID(id))
+// Start starts an instance, by ID or name.
+func (is *Instances) Start(id string) error {
+	_, err := is.StartAll(is.ID(id))
 	return err
 }
 
-// InstanceID finds an instance by name; an ID or an unknown name is returned as it is.
-func (c *Cloud) InstanceID(name string) string {
+// ID finds an instance by name; an ID or an unknown name is returned as it is.
+func (is *Instances) ID(name string) string {
 	id := name
-	c.read(func() {
-		for _, i := range c.instances.all() {
+	is.world.read(func() {
+		for _, i := range is.store.instances.all() {
 			if i.Name == name && i.State != Terminated {
 				id = i.ID
 			}

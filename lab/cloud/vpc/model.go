@@ -27,16 +27,16 @@ type Subnet struct {
 	Name  string
 	VPCID string
 	Zone  string
-	CIDR  netip.Prefix // zero of IPv6 alone
+	CIDR  netip.Prefix // zero if the subnet is IPv6-only
 	IPv6  netip.Prefix // zero without IPv6
-	// AssignIPv6: an ENI that is created here gets an IPv6 address unless told otherwise.
+	// AssignIPv6: by default a new ENI gets an IPv6 address.
 	AssignIPv6 bool
 	Free       int // free IPv4 addresses; reserved ones are not free
 	Public     bool
 	Tags       Tags
 }
 
-// IPv6Native tells whether it is a subnet of IPv6 alone, whose ENIs have no IPv4 address.
+// IPv6Native reports whether it is an IPv6-only subnet, whose ENIs have no IPv4 address.
 func (s Subnet) IPv6Native() bool { return !s.CIDR.IsValid() }
 
 // SecurityGroup is a stateful filter of ENIs.
@@ -50,7 +50,7 @@ type SecurityGroup struct {
 	Tags        Tags
 }
 
-// Rule lets traffic through in one direction. Protocol is "-1" (everything),
+// Rule allows traffic in one direction. Protocol is "-1" (everything),
 // "tcp", "udp", "icmp", "icmpv6" or a number. The ports are inclusive; for
 // ICMP they are type and code, -1 for any.
 type Rule struct {
@@ -80,11 +80,11 @@ type Route struct {
 // egressOnlyGateway begins the IDs of egress-only internet gateways.
 const egressOnlyGateway = "eigw"
 
-// EgressOnly tells whether the target is an egress-only internet gateway: connections
-// begin inside only (VPC User Guide, "Egress-only internet gateways").
+// EgressOnly reports whether the target is an egress-only internet gateway, which allows outbound
+// connections only (VPC User Guide, "Egress-only internet gateways").
 func (r Route) EgressOnly() bool { return strings.HasPrefix(r.Target, egressOnlyGateway+"-") }
 
-// InstanceState is where an instance is in its life.
+// InstanceState is the state of an instance.
 type InstanceState string
 
 // The states, as EC2 spells them.
@@ -97,7 +97,7 @@ const (
 	Stopped      InstanceState = "stopped"
 )
 
-// Instance is one virtual machine. Its ENIs are found by their attachments.
+// Instance is a virtual machine. Its ENIs have attachments to it.
 type Instance struct {
 	ID            string
 	Name          string // the tag Name at launch
@@ -116,7 +116,7 @@ type Instance struct {
 	Tags          Tags
 }
 
-// AttachmentStatus is where an attachment is in its life.
+// AttachmentStatus is the status of an attachment.
 type AttachmentStatus string
 
 // The attachment states, as EC2 spells them.
@@ -139,8 +139,7 @@ type Attachment struct {
 	Time                time.Time
 }
 
-// Primary tells whether the attachment is that of an instance's primary ENI,
-// which an instance is launched with and keeps: index 0 of card 0.
+// Primary reports whether the attachment is that of an instance's primary ENI: index 0 of card 0.
 func (a *Attachment) Primary() bool { return a.DeviceIndex == 0 && a.NetworkCard == 0 }
 
 // ENI is one elastic network interface.
@@ -152,7 +151,7 @@ type ENI struct {
 	MAC             net.HardwareAddr
 	Type            string // as created: "interface", "efa", "efa-only", "trunk"
 	Description     string
-	Primary         netip.Addr     // zero of type "efa-only", which has no addresses, and in a subnet of IPv6 alone
+	Primary         netip.Addr     // zero for the type "efa-only" and in IPv6-only subnets
 	Secondary       []netip.Addr   // in order of assignment
 	Prefixes        []netip.Prefix // IPv4 /28
 	IPv6            []netip.Addr
@@ -166,13 +165,11 @@ type ENI struct {
 	Trunk           *Association // nil unless it is a branch
 }
 
-// available is the status of an ENI that nothing has.
+// available is the status of an unused ENI.
 const available = "available"
 
-// Status is "available", or "in-use" from attach until detached, and while it is a branch,
-// which has no attachment. The documentation has no status of branches. It is what EC2
-// describes of those that the Amazon VPC resource controller makes, which finds those that
-// it lost by "available".
+// Status is "in-use" while the ENI is attached or a branch, else "available". The status of branches is not
+// documented; the Amazon VPC resource controller relies on it to find branches that it lost.
 func (e *ENI) Status() string {
 	if e.Attachment == nil && e.Trunk == nil {
 		return available
@@ -188,14 +185,14 @@ func (e *ENI) InterfaceType() string {
 	return e.Type
 }
 
-// Owns tells whether packets from and to addr belong to this ENI.
+// Owns reports whether packets from and to addr belong to this ENI.
 func (e *ENI) Owns(addr netip.Addr) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(addr) }
 	return addr == e.Primary || slices.Contains(e.Secondary, addr) || slices.Contains(e.IPv6, addr) ||
 		slices.ContainsFunc(e.Prefixes, has) || slices.ContainsFunc(e.IPv6Prefixes, has)
 }
 
-// IPv4 lists the ENI's IPv4 addresses, the primary one first; none without that.
+// IPv4 lists the ENI's IPv4 addresses, the primary one first.
 func (e *ENI) IPv4() []netip.Addr {
 	if !e.Primary.IsValid() {
 		return nil
@@ -203,11 +200,11 @@ func (e *ENI) IPv4() []netip.Addr {
 	return append([]netip.Addr{e.Primary}, e.Secondary...)
 }
 
-// IPv6Native tells whether the ENI has IPv6 addresses alone, as those of a subnet of these.
+// IPv6Native reports whether the ENI has only IPv6 addresses, as in IPv6-only subnets.
 func (e *ENI) IPv6Native() bool { return !e.Primary.IsValid() && len(e.IPv6)+len(e.IPv6Prefixes) > 0 }
 
-// Own lists the addresses that a system gives the link of the ENI where it is its instance's primary
-// one: the primary IPv4 address, if it has one, and its IPv6 addresses.
+// Own lists the addresses that an operating system assigns to the link of a primary ENI: the primary IPv4
+// address, if any, and the IPv6 addresses.
 func (e *ENI) Own() []netip.Addr {
 	var out []netip.Addr
 	if e.Primary.IsValid() {

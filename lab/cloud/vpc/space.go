@@ -15,8 +15,8 @@ const (
 	blockSize   = 1 << (32 - prefixBits4)
 )
 
-// space4 is the IPv4 address space of one subnet: a bit an address. Single
-// addresses are taken at random, as EC2 does, which is what fragments a subnet.
+// space4 is the IPv4 address space of one subnet, with a bit an address. As in EC2, single addresses are
+// chosen at random, which fragments the subnet.
 type space4 struct {
 	cidr netip.Prefix
 	base uint32
@@ -70,7 +70,7 @@ func (s *space4) taken(a netip.Addr) bool { return s.has(s.index(a)) }
 func (s *space4) take(a netip.Addr)    { s.set(s.index(a)); s.free-- }
 func (s *space4) release(a netip.Addr) { s.clear(s.index(a)); s.free++ }
 
-// prefixFree tells whether all sixteen addresses of a prefix are free.
+// prefixFree reports whether all sixteen addresses of a prefix are free.
 func (s *space4) prefixFree(p netip.Prefix) bool { return s.block(s.index(p.Addr())) == 0 }
 
 func (s *space4) takePrefix(p netip.Prefix) {
@@ -116,8 +116,7 @@ func (s *space4) pickPrefix(rng *rand.Rand) (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// space6 is the IPv6 address space of one subnet, a /64. It is far too large
-// to run full; only what is taken is kept.
+// space6 is the IPv6 address space of one subnet, a /64. It keeps the taken addresses and prefixes only.
 type space6 struct {
 	cidr     netip.Prefix
 	addrs    map[netip.Addr]bool
@@ -167,7 +166,7 @@ func (s *space6) pick(rng *rand.Rand) netip.Addr {
 	}
 }
 
-// pickPrefix leaves out the first and the last prefix, which hold reserved addresses.
+// pickPrefix skips the first and the last prefix, which have reserved addresses.
 func (s *space6) pickPrefix(rng *rand.Rand) (netip.Prefix, bool) {
 	const prefixes = 1 << (prefixBits6 - 64)
 	start := rng.IntN(prefixes)

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of tags (EC2 User Guide, "Tag restrictions"), and of the resources
-// that one call may tag (EC2 API Reference, CreateTags).
+// Limits of tags (EC2 User Guide, "Tag restrictions"), and of the resources in a call (EC2 API Reference,
+// CreateTags).
 const (
 	maxTagged   = 1000
 	maxTags     = 50
@@ -15,7 +15,7 @@ const (
 	maxTagValue = 256
 )
 
-// checkTags tells whether tags may be added to what a resource has.
+// checkTags checks tags that are added to a resource.
 func checkTags(has, add Tags) error {
 	n := len(has)
 	for k, v := range add {
@@ -52,8 +52,8 @@ func (c *Cloud) CreateTags(ids []string, tags Tags) error {
 	})
 }
 
-// DeleteTags removes tags: each key of tags, if its value is nil or equal; all
-// tags when tags is empty. Tags that are not there are no error.
+// DeleteTags removes each tag whose value in tags is nil or equal, or all tags if tags is empty. Missing
+// tags are no error.
 func (c *Cloud) DeleteTags(ids []string, tags map[string]*string) error {
 	return c.retag(ids, func(has Tags) (Tags, error) {
 		out := Tags{}
@@ -73,10 +73,10 @@ func (c *Cloud) retag(ids []string, f func(Tags) (Tags, error)) error {
 	if len(ids) > maxTagged {
 		return invalid("The maximum number of resources in a call is %d.", maxTagged)
 	}
-	return c.change(func() error {
+	return c.world.change(func() error {
 		var commits []func()
 		for _, id := range ids {
-			has, put, err := c.tagged(id)
+			has, put, err := c.store.tagged(id)
 			if err != nil {
 				return err
 			}
@@ -91,40 +91,4 @@ func (c *Cloud) retag(ids []string, f func(Tags) (Tags, error)) error {
 		}
 		return nil
 	})
-}
-
-// tagged finds any resource by ID, with its tags and the way to replace them. The lock is held.
-func (c *Cloud) tagged(id string) (Tags, func(Tags), error) {
-	now, keep := c.clock.Now(), c.keep()
-	kind, _, _ := strings.Cut(id, "-")
-	switch kind {
-	case "eni":
-		if e, err := c.findENI(id); err == nil {
-			return e.Tags, func(t Tags) { n := e.Clone(); n.Tags = t; c.putENI(&n) }, nil
-		}
-	case "i":
-		if i, err := c.findInstance(id); err == nil {
-			return i.Tags, func(t Tags) { n := *i; n.Tags = t; c.putInstance(&n) }, nil
-		}
-	case "subnet":
-		if s := c.subnets.get(id); s != nil {
-			return s.Tags, func(t Tags) { n := *s; n.Tags = t; c.subnets.put(id, &n, now, keep) }, nil
-		}
-	case "vpc":
-		if v := c.vpcs.get(id); v != nil {
-			return v.Tags, func(t Tags) { n := *v; n.Tags = t; c.vpcs.put(id, &n, now, keep) }, nil
-		}
-	case "sg":
-		if g := c.groups.get(id); g != nil {
-			return g.Tags, func(t Tags) { n := *g; n.Tags = t; c.groups.put(id, &n, now, keep) }, nil
-		}
-	case "rtb":
-		if r := c.routes.get(id); r != nil {
-			return r.Tags, func(t Tags) { n := *r; n.Tags = t; c.routes.put(id, &n, now, keep) }, nil
-		}
-	}
-	if _, ok := idKinds[kind]; !ok {
-		return nil, nil, Errorf("InvalidID", "The ID '%s' is not valid", id)
-	}
-	return nil, nil, NotFound(kind, id)
 }

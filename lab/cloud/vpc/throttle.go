@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -45,39 +46,54 @@ var (
 	}
 )
 
-// takeToken takes a token of the call's bucket, and tells whether there was one.
-func (g *gate) takeToken(call Call, now time.Time) bool {
-	limit, name, ok := g.limitOf(call)
+// throttle are the token buckets of the actions.
+type throttle struct {
+	documented bool                      // the documented buckets are in force
+	spec       map[string]spec.RateLimit // limits of the spec, by action pattern
+	limits     map[string]spec.RateLimit // in force in place of the documented ones, by action pattern
+	buckets    map[string]*bucket
+}
+
+func newThrottle(s spec.Spec) throttle {
+	limits := maps.Clone(s.RateLimits)
+	if limits == nil {
+		limits = map[string]spec.RateLimit{}
+	}
+	return throttle{documented: s.Throttle == "documented", spec: s.RateLimits, limits: limits, buckets: map[string]*bucket{}}
+}
+
+// take takes a token from the call's bucket, and reports whether there was one.
+func (t *throttle) take(call Call, now time.Time) bool {
+	limit, name, ok := t.limitOf(call)
 	if !ok {
 		return true
 	}
-	b := g.buckets[name]
+	b := t.buckets[name]
 	if b == nil {
 		b = &bucket{limit, limit.Bucket, now}
-		g.buckets[name] = b
+		t.buckets[name] = b
 	}
 	return b.take(now)
 }
 
-// limitOf finds the bucket of a call: one set for its action, else for the
-// longest pattern that covers it (of equally long ones the last by name), else
-// the documented one. Each action has a bucket of its own even where a pattern
-// sets the limit, unless that says that it is shared.
-func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
+// limitOf finds the limit of a call: that of its action, else that of the longest pattern that covers it
+// (of equally long ones the last by name), else the documented one. Each action has its own bucket, unless
+// the limit of a pattern is shared.
+func (t *throttle) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	var best []string
-	for p := range g.limits {
+	for p := range t.limits {
 		if Covers(p, call.Action) {
 			best = append(best, p)
 		}
 	}
 	if len(best) > 0 {
 		pattern := slices.MaxFunc(best, func(a, b string) int { return narrower(a, b, call.Action) })
-		if l = g.limits[pattern]; l.Shared {
+		if l = t.limits[pattern]; l.Shared {
 			return l, pattern, true
 		}
 		return l, call.Action, true
 	}
-	if !g.throttle {
+	if !t.documented {
 		return l, "", false
 	}
 	if l, ok := documented[call.Action]; ok {
@@ -106,28 +122,24 @@ func narrower(a, b, action string) int {
 
 // SetRateLimit sets the token bucket of an action (name or pattern) and fills
 // it; calls that share a pattern have a bucket an action, unless it is Shared.
-func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
-	c.read(func() {
-		if c.gate.limits == nil {
-			c.gate.limits = map[string]spec.RateLimit{}
-		}
-		c.gate.limits[action] = l
-		c.gate.buckets = map[string]*bucket{}
+func (api *API) SetRateLimit(action string, l spec.RateLimit) {
+	api.world.read(func() {
+		api.throttle.limits[action] = l
+		clear(api.throttle.buckets)
 	})
 }
 
-// ClearRateLimit takes a SetRateLimit of the same action name or pattern back:
-// what remains is the spec's limit, if it sets one, or the documented bucket.
-func (c *Cloud) ClearRateLimit(action string) {
-	c.read(func() {
-		delete(c.gate.limits, action)
-		if l, ok := c.spec.RateLimits[action]; ok {
-			c.gate.limits[action] = l
+// ClearRateLimit reverts a SetRateLimit of the same action name or pattern to the limit of the spec or the
+// documented one.
+func (api *API) ClearRateLimit(action string) {
+	api.world.read(func() {
+		delete(api.throttle.limits, action)
+		if l, ok := api.throttle.spec[action]; ok {
+			api.throttle.limits[action] = l
 		}
-		c.gate.buckets = map[string]*bucket{}
+		clear(api.throttle.buckets)
 	})
 }
 
-// SetThrottle turns the documented token buckets on or off; limits set for
-// an action stand either way.
-func (c *Cloud) SetThrottle(on bool) { c.read(func() { c.gate.throttle = on }) }
+// SetThrottle enables or disables the documented token buckets. Other limits stay in force.
+func (api *API) SetThrottle(on bool) { api.world.read(func() { api.throttle.documented = on }) }

@@ -9,19 +9,19 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// The types of trunks and of branches. A branch is created as an ordinary ENI, and has its
-// type while it is associated: "branch" is none that CreateNetworkInterface supports (EC2
-// API Reference, InterfaceType), and the Amazon VPC resource controller asks for no type.
+// The types of trunks and branches. A branch is created as an ordinary ENI, and has its type while it is
+// associated: CreateNetworkInterface does not support "branch" (EC2 API Reference, InterfaceType), and the
+// Amazon VPC resource controller requests no type.
 const (
 	trunk  = "trunk"
 	branch = "branch"
 )
 
-// maxVLAN is the last ID of a VLAN that frames may carry (IEEE 802.1Q).
+// maxVLAN is the highest VLAN ID (IEEE 802.1Q).
 const maxVLAN = 4094
 
-// Association makes an ENI a branch of a trunk: its packets are those frames on the
-// trunk's link that carry the VLAN's ID.
+// Association makes an ENI a branch of a trunk: frames on the trunk's link with the VLAN's ID belong to
+// it.
 type Association struct {
 	ID       string
 	TrunkID  string
@@ -30,7 +30,15 @@ type Association struct {
 	Time     time.Time
 }
 
-// AssociateRequest asks for a branch.
+// trunks say which ENIs are branches of which trunks. The world's lock guards them.
+type trunks struct {
+	world    *world
+	store    *store
+	branches map[string]map[string]struct{} // trunk ID to the IDs of its branches
+	byID     map[string]string              // association ID to the branch's ID
+}
+
+// AssociateRequest is a request for an association.
 type AssociateRequest struct {
 	BranchID    string
 	TrunkID     string
@@ -38,26 +46,26 @@ type AssociateRequest struct {
 	ClientToken string
 }
 
-// AssociateTrunkInterface makes an available ENI a branch of an attached trunk. The same
+// Associate makes an available ENI a branch of an attached trunk. The same
 // ClientToken with the same request gives the same association.
 //
-// EC2 documents no errors of this action. The Amazon VPC resource controller goes by
-// InvalidVlanId.Duplicate, and by InvalidAssociationID.NotFound where a branch is taken back;
-// the others are those that other actions have for the like. That a trunk has to be attached
-// is the lab's: nothing says what becomes of branches of one that is not.
-func (c *Cloud) AssociateTrunkInterface(r AssociateRequest) (out Association, err error) {
-	err = c.change(func() error {
-		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+// EC2 documents no errors of this action. The Amazon VPC resource controller relies on
+// InvalidVlanId.Duplicate, and on InvalidAssociationID.NotFound for the end of an association; the other
+// codes are those of similar actions. That a trunk must be attached is a rule of the lab: the behaviour of
+// a detached trunk is not documented.
+func (es *ENIs) Associate(r AssociateRequest) (out Association, err error) {
+	err = es.world.change(func() error {
+		if prior, ok, err := es.tokens.replay(r.ClientToken, r); err != nil || ok {
 			if ok {
 				out = *prior.enis[0].Trunk
 			}
 			return err
 		}
-		e, err := c.associate(r)
+		e, err := es.trunks.associate(r)
 		if err != nil {
 			return err
 		}
-		c.remember(r.ClientToken, idempotent{request: r, enis: []ENI{e.Clone()}})
+		es.tokens.remember(r.ClientToken, idempotent{request: r, enis: []ENI{e.Clone()}})
 		out = *e.Trunk
 		return nil
 	})
@@ -65,34 +73,34 @@ func (c *Cloud) AssociateTrunkInterface(r AssociateRequest) (out Association, er
 }
 
 // associate makes a branch. The lock is held.
-func (c *Cloud) associate(r AssociateRequest) (*ENI, error) {
-	t, err := c.findENI(r.TrunkID)
+func (ts *trunks) associate(r AssociateRequest) (*ENI, error) {
+	t, err := ts.store.findENI(r.TrunkID)
 	if err != nil {
 		return nil, err
 	}
-	e, err := c.findENI(r.BranchID)
+	e, err := ts.store.findENI(r.BranchID)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.mayAssociate(t, e, r.VLAN); err != nil {
+	if err := ts.mayAssociate(t, e, r.VLAN); err != nil {
 		return nil, err
 	}
 	n := e.Clone()
-	n.Trunk = &Association{ID: c.newID("trunk-assoc"), TrunkID: t.ID, BranchID: e.ID, VLAN: r.VLAN, Time: c.clock.Now()}
-	if c.branches[t.ID] == nil {
-		c.branches[t.ID] = map[string]struct{}{}
+	n.Trunk = &Association{ID: ts.world.newID("trunk-assoc"), TrunkID: t.ID, BranchID: e.ID, VLAN: r.VLAN, Time: ts.world.clock.Now()}
+	if ts.branches[t.ID] == nil {
+		ts.branches[t.ID] = map[string]struct{}{}
 	}
-	c.branches[t.ID][e.ID] = struct{}{}
-	c.associations[n.Trunk.ID] = e.ID
-	c.putENI(&n)
+	ts.branches[t.ID][e.ID] = struct{}{}
+	ts.byID[n.Trunk.ID] = e.ID
+	ts.store.putENI(&n)
 	if t.Attachment.LinkUp {
-		c.emit(ENIAssociated, c.holder(&n), &n)
+		ts.world.emit(ENIAssociated, ts.store.holder(&n), &n)
 	}
 	return &n, nil
 }
 
 // mayAssociate checks whether an ENI may become a branch of a trunk. The lock is held.
-func (c *Cloud) mayAssociate(t, e *ENI, vlan int) error {
+func (ts *trunks) mayAssociate(t, e *ENI, vlan int) error {
 	switch {
 	case t.Type != trunk:
 		return invalid("Interface '%s' is not a trunk interface: its type is '%s'.", t.ID, t.InterfaceType())
@@ -109,30 +117,32 @@ func (c *Cloud) mayAssociate(t, e *ENI, vlan int) error {
 	case e.Zone != t.Zone:
 		return badCombination("You may not associate a branch interface with a trunk interface if they are not in the same availability zone")
 	}
-	for _, other := range c.trunkBranches(t.ID) {
+	for _, other := range ts.trunkBranches(t.ID) {
 		if other.Trunk.VLAN == vlan {
 			return Errorf("InvalidVlanId.Duplicate", "VlanId '%d' is in use", vlan)
 		}
 	}
-	i := c.holder(t)
-	if n, most := c.countBranches(i.ID)+1, limits.Branches(i.Type); n > most {
+	i := ts.store.holder(t)
+	if n, most := ts.countBranches(i.ID)+1, limits.Branches(i.Type); n > most {
 		return Errorf("AttachmentLimitExceeded", "Branch interface count %d exceeds the limit for %s", n, i.Type)
 	}
-	return c.room(i, e)
+	return ts.store.room(i, e)
 }
 
 // countBranches counts the branches of an instance. The lock is held.
-func (c *Cloud) countBranches(instanceID string) (n int) {
-	for id := range c.attachedENIs[instanceID] {
-		n += len(c.branches[id])
+func (ts *trunks) countBranches(instanceID string) (n int) {
+	for trunkID, branches := range ts.branches {
+		if i := ts.store.holder(ts.store.enis.get(trunkID)); i != nil && i.ID == instanceID {
+			n += len(branches)
+		}
 	}
 	return n
 }
 
 // trunkBranches lists a trunk's branches by VLAN. The lock is held.
-func (c *Cloud) trunkBranches(trunkID string) (out []*ENI) {
-	for id := range c.branches[trunkID] {
-		out = append(out, c.enis.get(id))
+func (ts *trunks) trunkBranches(trunkID string) (out []*ENI) {
+	for id := range ts.branches[trunkID] {
+		out = append(out, ts.store.enis.get(id))
 	}
 	slices.SortFunc(out, byVLAN)
 	return out
@@ -140,45 +150,45 @@ func (c *Cloud) trunkBranches(trunkID string) (out []*ENI) {
 
 func byVLAN(a, b *ENI) int { return cmp.Compare(a.Trunk.VLAN, b.Trunk.VLAN) }
 
-// DisassociateRequest takes a branch back.
+// DisassociateRequest is a request to end an association.
 type DisassociateRequest struct {
 	AssociationID string
 	ClientToken   string
 }
 
-// DisassociateTrunkInterface makes a branch an available ENI again.
-func (c *Cloud) DisassociateTrunkInterface(r DisassociateRequest) error {
-	return c.change(func() error {
-		if _, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+// Disassociate makes a branch an available ENI again.
+func (es *ENIs) Disassociate(r DisassociateRequest) error {
+	return es.world.change(func() error {
+		if _, ok, err := es.tokens.replay(r.ClientToken, r); err != nil || ok {
 			return err
 		}
-		e := c.enis.get(c.associations[r.AssociationID])
-		if e == nil || c.tooFresh(!has(c.enis.asOf(e.ID, c.clock.Now().Add(-c.lag)), r.AssociationID)) {
+		e := es.store.enis.get(es.trunks.byID[r.AssociationID])
+		if e == nil || es.store.tooFresh(!has(es.store.enis.asOf(e.ID, es.world.clock.Now().Add(-es.store.lag)), r.AssociationID)) {
 			return NotFound("trunk-assoc", r.AssociationID)
 		}
-		c.endAssociation(e)
-		c.remember(r.ClientToken, idempotent{request: r})
+		es.trunks.endAssociation(e)
+		es.tokens.remember(r.ClientToken, idempotent{request: r})
 		return nil
 	})
 }
 
-// has tells whether an ENI has an association.
+// has reports whether an ENI has an association.
 func has(e *ENI, associationID string) bool {
 	return e != nil && e.Trunk != nil && e.Trunk.ID == associationID
 }
 
 // endAssociation ends a branch's association. The lock is held.
-func (c *Cloud) endAssociation(e *ENI) {
-	i := c.holder(e)
-	delete(c.branches[e.Trunk.TrunkID], e.ID)
-	if len(c.branches[e.Trunk.TrunkID]) == 0 {
-		delete(c.branches, e.Trunk.TrunkID)
+func (ts *trunks) endAssociation(e *ENI) {
+	i := ts.store.holder(e)
+	delete(ts.branches[e.Trunk.TrunkID], e.ID)
+	if len(ts.branches[e.Trunk.TrunkID]) == 0 {
+		delete(ts.branches, e.Trunk.TrunkID)
 	}
-	delete(c.associations, e.Trunk.ID)
+	delete(ts.byID, e.Trunk.ID)
 	last, n := e.Clone(), e.Clone()
 	n.Trunk = nil
-	c.putENI(&n)
-	c.emit(ENIDisassociated, i, &last)
+	ts.store.putENI(&n)
+	ts.world.emit(ENIDisassociated, i, &last)
 }
 
 // Branches lists a trunk's branches by VLAN.

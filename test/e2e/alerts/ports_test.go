@@ -160,23 +160,23 @@ func TestAlertsOfPorts(t *testing.T) {
 	end()
 
 	t.Log("listings that fail")
-	model.Neutron.Inject(neutronfake.Fault{Method: "GET", Path: "/v2.0/ports", Status: 500, Type: "HTTPInternalServerError", Message: "no database"})
+	model.Neutron.HTTP.Inject(neutronfake.Fault{Method: "GET", Path: "/v2.0/ports", Status: 500, Type: "HTTPInternalServerError", Message: "no database"})
 	p.fires(t, "BerthPortListingsFail")
-	model.Neutron.ClearFaults()
+	model.Neutron.HTTP.ClearFaults()
 	p.resolves(t, "BerthPortListingsFail")
 
 	t.Log("credentials")
 	var password string
-	model.Neutron.EditUsers(func(u *neutronfake.User) { password, u.Password = u.Password, "another" })
-	model.Neutron.RevokeTokens()
+	model.Neutron.Keystone.EditUsers(func(u *neutronfake.User) { password, u.Password = u.Password, "another" })
+	model.Neutron.Keystone.RevokeTokens()
 	p.fires(t, "BerthVPCCredentialsRefused")
-	model.Neutron.EditUsers(func(u *neutronfake.User) { u.Password = password })
+	model.Neutron.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = password })
 	p.resolves(t, "BerthVPCCredentialsRefused")
 
 	t.Log("a provider that is away")
-	model.Neutron.Inject(neutronfake.Fault{HangUp: true})
+	model.Neutron.HTTP.Inject(neutronfake.Fault{HangUp: true})
 	p.fires(t, "BerthVPCUnreachable")
-	model.Neutron.ClearFaults()
+	model.Neutron.HTTP.ClearFaults()
 	p.resolves(t, "BerthVPCUnreachable")
 
 	t.Log("a subnet that there is not")

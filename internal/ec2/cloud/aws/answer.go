@@ -12,19 +12,18 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// peekSize is how much of an answer is looked at to find its root element.
+// peekSize is how many bytes are searched for the root element of a reply.
 const peekSize = 4096
 
-// badAnswer is an answer that EC2 would not give: cut short, from something
-// in between, or with a field that cannot be read.
+// badAnswer is the error for a reply that EC2 would not send: truncated, from a proxy, or with an
+// unreadable field.
 type badAnswer struct{ err error }
 
 func (e *badAnswer) Error() string { return "malformed answer: " + e.err.Error() }
 func (e *badAnswer) Unwrap() error { return e.err }
 
-// checkAnswers refuses successful answers whose root element is not that of
-// the action. The SDK takes an empty body, or a proxy's log-in page, for an
-// empty listing; a caller would take that for a cloud in which nothing exists.
+// checkAnswers refuses successful replies whose root element is not that of the action. The SDK takes an
+// empty body, or the log-in page of a proxy, for an empty listing, which would mean that nothing exists.
 func checkAnswers(s *middleware.Stack) error {
 	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("berth/checkAnswer",
 		func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
@@ -40,7 +39,7 @@ func checkAnswers(s *middleware.Stack) error {
 			want := sdkmw.GetOperationName(ctx) + "Response"
 			first, perr := head.Peek(1)
 			if perr == nil {
-				// One read's worth is enough; it need not fill the buffer.
+				// The first read is enough; it need not fill the buffer.
 				first, _ = head.Peek(head.Buffered())
 			}
 			if root := rootElement(first); root != want {
@@ -51,8 +50,7 @@ func checkAnswers(s *middleware.Stack) error {
 		}), middleware.After)
 }
 
-// rootElement returns the name of the first element in the beginning of an
-// XML document; empty when there is none.
+// rootElement returns the name of the first element of an XML document; empty without one.
 func rootElement(head []byte) string {
 	d := xml.NewDecoder(bytes.NewReader(head))
 	for {

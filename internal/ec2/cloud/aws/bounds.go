@@ -9,19 +9,17 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// Who answers for EC2 or the metadata service decides how much it answers, and
-// the SDK keeps all of it in memory. So answers are bounded, well above what is
-// asked for: a page of a thousand ENIs with 50 addresses and 50 tags each has
-// some 40 MB and 700,000 elements, and elements are ten deep.
+// The SDK keeps whole replies in memory, so their size is limited, well above that of legitimate ones: a
+// page of a thousand ENIs with 50 addresses and 50 tags each has some 40 MB and 700,000 elements, and
+// elements are nested ten deep.
 const (
 	maxAnswer   = 64 << 20 // bytes
-	maxRefusal  = 1 << 20  // bytes of an answer that is an error
+	maxRefusal  = 1 << 20  // bytes of an error reply
 	maxElements = 1_000_000
 	maxDepth    = 100
 )
 
-// boundAnswers is a change of an SDK's stack that bounds how many bytes of an
-// answer are read.
+// boundAnswers changes a stack of the SDK so that it limits the size of replies.
 func boundAnswers(answer, refusal int64) func(*middleware.Stack) error {
 	return func(s *middleware.Stack) error {
 		return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("berth/boundAnswer",
@@ -39,13 +37,13 @@ func boundAnswers(answer, refusal int64) func(*middleware.Stack) error {
 	}
 }
 
-// body reads from elsewhere than it closes.
+// body reads from one source and closes another.
 type body struct {
 	io.Reader
 	io.Closer
 }
 
-// bounded is a reader that fails once it has read so many bytes and there are more.
+// bounded is a reader that fails after so many bytes if there are more.
 type bounded struct {
 	from       io.Reader
 	most, left int64
@@ -66,19 +64,18 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// shallow is a reader of XML that fails when it has more elements, or deeper ones, than an
-// answer of EC2. It knows no more of XML than it takes not to be deceived: what
-// EC2 does not use, and could hide elements, is refused.
+// shallow is a reader of XML that fails when there are more or deeper elements than in a reply of EC2.
+// It refuses constructs that EC2 does not use and that could hide elements, such as CDATA sections.
 type shallow struct {
 	from            io.Reader
 	at              place
 	last            byte
 	depth, elements int
-	begun           bool // there was an element
+	begun           bool // an element has started
 	err             error
 }
 
-// place is what a byte of XML is part of.
+// place is the construct that a byte of XML is part of.
 type place byte
 
 const (
@@ -138,7 +135,7 @@ func (s *shallow) next(c byte) error {
 	return nil
 }
 
-// open takes the first byte after '<'.
+// open handles the first byte after '<'.
 func (s *shallow) open(c byte) error {
 	switch {
 	case c == '/':

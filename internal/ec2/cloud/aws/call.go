@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// invoke sends one EC2 call. Its error is a *pace.Reply; credentials that EC2
-// calls expired are its Cure.
+// invoke sends one EC2 call. Its error is a *pace.Reply, with new credentials as the Cure if EC2 says
+// that they have expired.
 func invoke[In, Out any](ctx context.Context, c *Client, what pace.Call,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
 ) (Out, error) {
@@ -31,7 +31,7 @@ func invoke[In, Out any](ctx context.Context, c *Client, what pace.Call,
 	return out, r
 }
 
-// ask sends one EC2 call and reads its answer.
+// ask sends one EC2 call and decodes its reply.
 func ask[In, Out, T any](ctx context.Context, c *Client, what pace.Call,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In, read func(*reading, Out) T,
 ) (out T, err error) {
@@ -47,8 +47,8 @@ func ask[In, Out, T any](ctx context.Context, c *Client, what pace.Call,
 	return value, nil
 }
 
-// page asks for a page of a listing and reads each of its elements. Answered are
-// the elements of an answer and the token of the next page.
+// page requests a page of a listing and decodes its elements. Answered extracts the elements and the
+// token of the next page from a reply.
 func page[In, Out, Element, T any](ctx context.Context, c *Client, what pace.Call,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
 	answered func(Out) ([]Element, *string), one func(*reading, *Element) T,
@@ -64,13 +64,12 @@ func page[In, Out, Element, T any](ctx context.Context, c *Client, what pace.Cal
 	return list, next, err
 }
 
-// useless is the error of a call that had its effect, for what is wrong with its
-// answer.
+// useless is the error of a call that took effect but whose reply is invalid.
 func useless(op pace.Call, err error) error {
 	return &pace.Reply{Err: fail(op.Action, err), Answered: true}
 }
 
-// localCode is the code for an Observer of an error that has none of EC2's.
+// localCode is the code, for an Observer, of an error without one of EC2's.
 func localCode(err error) string {
 	if _, ok := errors.AsType[*noCredentials](err); ok {
 		return pace.CodeCredentials

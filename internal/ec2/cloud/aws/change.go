@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// positive returns n for a field of a request that leaves out zero.
+// positive returns n as a parameter that is omitted for zero.
 func positive(n int) *int32 {
 	if n == 0 {
 		return nil
@@ -46,7 +46,7 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 	if req.Description != "" {
 		in.Description = &req.Description
 	}
-	if req.Type != cloud.InterfaceOrdinary { // which EC2 has no name for here
+	if req.Type != cloud.InterfaceOrdinary { // the request has no name for the ordinary type
 		in.InterfaceType = types.NetworkInterfaceCreationType(req.Type)
 	}
 	if req.Primary.IsValid() {
@@ -139,7 +139,7 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amou
 	})
 }
 
-// assignIPv6 is AssignAddresses for IPv6, which is another action of EC2.
+// assignIPv6 is AssignAddresses for IPv6, a separate action of EC2.
 func (c *Client) assignIPv6(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
 	in := &ec2.AssignIpv6AddressesInput{
 		NetworkInterfaceId: &eniID,

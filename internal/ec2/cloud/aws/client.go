@@ -1,3 +1,20 @@
+// Package aws implements pace.Calls with the EC2 API and cloud.Metadata with the
+// instance metadata service, through the official SDK.
+//
+// The SDK signs, sends and parses. Package pace reacts to failures, because the reaction depends on
+// whether a call may be repeated:
+//
+//	throttled        no effect; the limiter slows down and the call is made again
+//	transient        repeated if the call is idempotent, else reported: its effect is unknown,
+//	                 and the caller has to look first
+//	expired          credentials are fetched again, and the call made once more
+//	everything else  reported at once, sorted into the classes of package cloud
+//
+// The idempotent calls are describe calls, creations (they always have a client token), and calls that
+// name what they remove or set: delete, detach, unassign, modify and tag. Attaching and assigning a
+// number of addresses are not idempotent.
+//
+// Package pace also learns EC2's rate limits from refused calls.
 package aws
 
 import (
@@ -16,8 +33,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// Client sends calls to the EC2 API, each once; pace.Cloud makes a cloud.API of
-// it. It is safe for concurrent use.
+// Client sends calls to the EC2 API, each once; pace.Cloud turns it into a cloud.API. It is safe for
+// concurrent use.
 type Client struct {
 	api    *ec2.Client
 	creds  *credentials
@@ -26,8 +43,8 @@ type Client struct {
 
 var _ pace.Calls = (*Client)(nil)
 
-// New returns a client. It sends nothing to EC2; when no region is configured
-// it asks the metadata service. Errors name the option that is missing or wrong.
+// New returns a client. It makes no calls to EC2. Without a configured region it asks the metadata
+// service. Errors name the missing or invalid option.
 func New(ctx context.Context, o Options) (*Client, error) {
 	o = o.withDefaults()
 	for _, u := range []struct{ name, value string }{{"EC2 endpoint", o.EC2Endpoint}, {"metadata endpoint", o.IMDSEndpoint}} {
@@ -96,3 +113,38 @@ func checkURL(s string) error {
 	}
 	return nil
 }
+
+// credentials wraps errors of fetching credentials in noCredentials, to distinguish them from errors of
+// the calls that need them.
+type credentials struct {
+	cache *sdk.CredentialsCache
+}
+
+// noCredentials is the error of fetching credentials; no call was sent.
+type noCredentials struct{ err error }
+
+func (e *noCredentials) Error() string {
+	return "no AWS credentials (give the pod an IAM role, the instance an instance profile with metadata reachable, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY): " + e.err.Error()
+}
+
+func (e *noCredentials) Unwrap() error { return e.err }
+
+func newCredentials(p sdk.CredentialsProvider) *credentials {
+	cache, ok := p.(*sdk.CredentialsCache)
+	if !ok {
+		cache = sdk.NewCredentialsCache(p)
+	}
+	return &credentials{cache}
+}
+
+// Retrieve implements the SDK's CredentialsProvider.
+func (c *credentials) Retrieve(ctx context.Context) (sdk.Credentials, error) {
+	v, err := c.cache.Retrieve(ctx)
+	if err != nil {
+		return v, &noCredentials{err}
+	}
+	return v, nil
+}
+
+// forget makes the next Retrieve fetch new credentials.
+func (c *credentials) forget() { c.cache.Invalidate() }

@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// family is an IP version with the size of the prefixes that are delegated to
-// ENIs (EC2 User Guide, "Prefix delegation").
+// family is an IP version with the size of its delegated prefixes (EC2 User Guide, "Prefix
+// delegation").
 type family struct {
 	name      string
 	bits      int
@@ -24,10 +24,10 @@ var (
 	ipv6 = family{"IPv6", 128, 80}
 )
 
-// has tells whether an address is of the family, in its own form.
+// has reports whether an address is of the family, and not IPv4-mapped or with a zone.
 func (f family) has(a netip.Addr) bool { return a.BitLen() == f.bits && !a.Is4In6() && a.Zone() == "" }
 
-// addr reads an address; false when s is none of the family.
+// addr parses an address; false if it is not of the family.
 func (f family) addr(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || !f.has(a) {
@@ -36,14 +36,14 @@ func (f family) addr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// reading collects the first thing in an answer that cannot be read, by the
-// path of its field, so that the conversions read as plain assignments.
+// reading keeps the first error of decoding a reply, with the path of the field, so that conversions can
+// be plain assignments.
 type reading struct {
 	path string
 	err  error
 }
 
-// in opens a part of the answer; its errors are named under it.
+// in adds an element to the path of errors, until the returned function is called.
 func (r *reading) in(field, id string) func() {
 	was := r.path
 	r.path += field + "[" + id + "]."
@@ -90,7 +90,7 @@ func (r *reading) prefix(f family, field string, s *string) netip.Prefix {
 	return p
 }
 
-// delegated reads a prefix that is delegated to an ENI.
+// delegated parses a delegated prefix.
 func (r *reading) delegated(f family, field string, s *string) netip.Prefix {
 	p := r.prefix(f, field, s)
 	if p.IsValid() && p.Bits() != f.delegated {
@@ -119,7 +119,7 @@ func tagsOf(tags []types.Tag) map[string]string {
 	return m
 }
 
-// eni reads an element of networkInterfaceSet.
+// eni decodes an element of networkInterfaceSet.
 func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 	defer r.in("networkInterfaceSet", sdk.ToString(n.NetworkInterfaceId))()
 	e := cloud.ENI{
@@ -148,7 +148,7 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 		e.Prefixes = append(e.Prefixes, r.delegated(ipv4, "ipv4PrefixSet", p.Ipv4Prefix))
 	}
 	if !e.Primary.IsValid() && len(e.Addresses)+len(e.Prefixes) > 0 {
-		r.bad("privateIpAddress", "", "a value, as there are further IPv4 addresses")
+		r.bad("privateIpAddress", "", "a value, because the ENI has further IPv4 addresses")
 	}
 	for _, a := range n.Ipv6Addresses {
 		e.IPv6 = append(e.IPv6, r.addr(ipv6, "ipv6AddressesSet", a.Ipv6Address))
@@ -162,8 +162,7 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 	return e
 }
 
-// attachment reads an ENI's attachment. Those that AWS services make have no
-// instance.
+// attachment decodes an attachment. Attachments by AWS services have no instance.
 func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachment {
 	out := &cloud.Attachment{
 		ID:                  r.text("attachment.attachmentId", a.AttachmentId),
@@ -178,7 +177,7 @@ func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachm
 	return out
 }
 
-// subnet reads an element of subnetSet.
+// subnet decodes an element of subnetSet.
 func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	defer r.in("subnetSet", sdk.ToString(s.SubnetId))()
 	out := cloud.Subnet{
@@ -197,8 +196,8 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	return out
 }
 
-// subnetIPv4 reads what a subnet has of IPv4: a block and the count of its free addresses, or
-// neither. One of IPv6 alone counts 0, or leaves that out.
+// subnetIPv4 decodes the IPv4 block of a subnet and its count of free addresses. An IPv6-only subnet has
+// no block, and a count of 0 or none.
 func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
 	if out.IPv6Native {
 		if sdk.ToString(s.CidrBlock) != "" || sdk.ToInt32(s.AvailableIpAddressCount) != 0 {
@@ -210,15 +209,15 @@ func (r *reading) subnetIPv4(s *types.Subnet, out *cloud.Subnet) {
 	out.CIDR = r.prefix(ipv4, "cidrBlock", s.CidrBlock)
 	switch {
 	case !out.CIDR.IsValid():
-	case !isVPCBlock(out.CIDR): // as large or small as a VPC's
+	case !isVPCBlock(out.CIDR): // subnets have the same limits as VPCs
 		r.bad("cidrBlock", out.CIDR.String(), "a size that a subnet can have")
 	case out.Free > 1<<(32-out.CIDR.Bits()):
-		r.bad("availableIpAddressCount", fmt.Sprint(out.Free), "no more than "+out.CIDR.String()+" has")
+		r.bad("availableIpAddressCount", fmt.Sprint(out.Free), "at most the size of "+out.CIDR.String())
 	}
 }
 
-// instance reads an element of instancesSet, without its ENIs: that answer
-// does not have their tags. A terminated instance has lost its addresses.
+// instance decodes an element of instancesSet, without its ENIs, which have no tags there. A terminated
+// instance has no addresses.
 func (r *reading) instance(i *types.Instance) cloud.Instance {
 	defer r.in("instancesSet", sdk.ToString(i.InstanceId))()
 	out := cloud.Instance{
@@ -243,11 +242,10 @@ func (r *reading) instance(i *types.Instance) cloud.Instance {
 	return out
 }
 
-// maxLimit is more than any limit of an instance type: the largest known is 64
-// (package limits).
+// maxLimit is above all limits of instance types; the highest known is 64 (package limits).
 const maxLimit = 1024
 
-// some is number for what there is little of.
+// some is number with maxLimit as the maximum.
 func (r *reading) some(field string, n *int32) int {
 	if sdk.ToInt32(n) > maxLimit {
 		r.bad(field, fmt.Sprint(*n), fmt.Sprintf("at most %d", maxLimit))
@@ -255,7 +253,7 @@ func (r *reading) some(field string, n *int32) int {
 	return r.number(field, n)
 }
 
-// limits reads an element of instanceTypeSet.
+// limits decodes an element of instanceTypeSet.
 func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 	defer r.in("instanceTypeSet", string(t.InstanceType))()
 	n := t.NetworkInfo
@@ -283,7 +281,7 @@ func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 	return l
 }
 
-// routeTable reads an element of routeTableSet.
+// routeTable decodes an element of routeTableSet.
 func (r *reading) routeTable(t *types.RouteTable) cloud.RouteTable {
 	defer r.in("routeTableSet", sdk.ToString(t.RouteTableId))()
 	out := cloud.RouteTable{ID: r.text("routeTableId", t.RouteTableId)}

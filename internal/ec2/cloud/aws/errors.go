@@ -85,8 +85,7 @@ var codes = map[string]cloud.Class{
 	"DryRunOperation":             cloud.Bug,
 }
 
-// expired are the refusals that newly fetched credentials may cure. They say
-// that the call had no effect.
+// expired are the error codes that new credentials may cure. The call had no effect.
 var expired = map[string]bool{
 	"ExpiredToken":          true,
 	"ExpiredTokenException": true,
@@ -95,8 +94,7 @@ var expired = map[string]bool{
 	"InvalidAccessKeyId":    true,
 }
 
-// phrases sort what EC2 packs into one of its two catch-all codes, by what
-// the message says. They are what EC2 was observed to say.
+// phrases classify errors with one of EC2's two catch-all codes by their messages, as observed.
 var phrases = []struct {
 	part  string
 	class cloud.Class
@@ -113,7 +111,7 @@ var phrases = []struct {
 	{"does not exist", cloud.Gone},                                   // a subnet or group that was deleted
 }
 
-// classOf sorts an EC2 error.
+// classOf classifies an EC2 error.
 func classOf(code, message string, status int) cloud.Class {
 	code = strings.TrimPrefix(strings.TrimPrefix(code, "Client."), "Server.")
 	if c, ok := codes[code]; ok {
@@ -158,7 +156,7 @@ func fail(op string, err error) *cloud.Error {
 		e.Code, e.Message = api.ErrorCode(), api.ErrorMessage()
 		e.Class = classOf(e.Code, e.Message, status)
 		if e.Code == unknownCode {
-			// An error page of something between us and EC2.
+			// The error page of a proxy.
 			e.Class, e.Message = cloud.Transient, http.StatusText(status)
 			if status >= 400 && status < 500 && status != http.StatusRequestTimeout {
 				e.Class = classOf("", "", status)
@@ -170,7 +168,7 @@ func fail(op string, err error) *cloud.Error {
 	return e
 }
 
-// unknownCode is what the SDK reports for an error reply without a code.
+// unknownCode is the SDK's code for an error reply without one.
 const unknownCode = "UnknownError"
 
 // statusOf returns the HTTP status of the reply; 0 when there was none.
@@ -181,14 +179,14 @@ func statusOf(err error) int {
 	return 0
 }
 
-// unanswered tells whether an error is that no answer came.
+// unanswered reports whether there was no reply.
 func unanswered(err error) bool {
 	_, send := errors.AsType[*smithyhttp.RequestSendError](err)
 	_, canceled := errors.AsType[*smithy.CanceledError](err)
 	return send || canceled || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// plainClass sorts an error without an EC2 error code.
+// plainClass classifies an error without an EC2 error code.
 func plainClass(err error) cloud.Class {
 	_, parse := errors.AsType[*smithy.DeserializationError](err)
 	_, params := errors.AsType[*smithy.InvalidParamsError](err)
@@ -204,8 +202,8 @@ func plainClass(err error) cloud.Class {
 	return cloud.Transient
 }
 
-// credentialsClass sorts a failure to fetch credentials: Transient when their
-// source did not answer, Permission when it answered that there are none.
+// credentialsClass classifies an error of fetching credentials: Transient if their source did not reply,
+// Permission if it replied that there are none.
 func credentialsClass(err error) cloud.Class {
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		switch classOf(api.ErrorCode(), api.ErrorMessage(), statusOf(err)) {

@@ -102,7 +102,7 @@ func TestErrorClasses(t *testing.T) {
 	}
 }
 
-// TestForeignReplies: what proxies and load balancers answer is no verdict of EC2.
+// TestForeignReplies: error pages of proxies and load balancers are not errors of EC2.
 func TestForeignReplies(t *testing.T) {
 	tests := []struct {
 		name string

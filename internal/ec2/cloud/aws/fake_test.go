@@ -128,7 +128,7 @@ func (s *server) sent(action string) []url.Values {
 	return out
 }
 
-// record is an Observer that keeps what it is told.
+// record is an Observer that records calls.
 type record struct {
 	mu      sync.Mutex
 	codes   map[string]int

@@ -27,7 +27,7 @@ func hostile(t *testing.T, answer http.HandlerFunc, change ...func(*setup)) clou
 	return client(t, &server{Server: h}, change...)
 }
 
-// byteByByte writes a letter over and over, until nobody reads it any more.
+// byteByByte writes a letter until the client closes the connection.
 func byteByByte(w http.ResponseWriter, letter string, pause time.Duration) {
 	for {
 		if _, err := io.WriteString(w, letter); err != nil {
@@ -40,7 +40,7 @@ func byteByByte(w http.ResponseWriter, letter string, pause time.Duration) {
 	}
 }
 
-// doubtful fails unless err is of class Transient and says what is wrong.
+// doubtful fails unless err is of class Transient and has a text.
 func doubtful(t *testing.T, err error, says string) {
 	t.Helper()
 	if cloud.ClassOf(err) != cloud.Transient || !strings.Contains(fmt.Sprint(err), says) {
@@ -48,7 +48,7 @@ func doubtful(t *testing.T, err error, says string) {
 	}
 }
 
-// What is read of an answer, and kept of it in memory, is bounded.
+// The size of replies, and of what is kept of them, is limited.
 func TestAnswersAreBounded(t *testing.T) {
 	blank := []byte(strings.Repeat(" ", 1<<20))
 	for _, tt := range []struct {
@@ -81,7 +81,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// What cannot be sent in a moment is refused likewise.
+// Replies that would take too long are refused likewise.
 func TestReadersOfAnswersAreBounded(t *testing.T) {
 	endless := func(text string) io.Reader { return &repeat{text: text} }
 	n, err := io.Copy(io.Discard, &bounded{from: endless(" "), most: maxAnswer, left: maxAnswer})

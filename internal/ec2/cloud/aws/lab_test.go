@@ -90,7 +90,7 @@ func eventually(t *testing.T, call func() error) {
 func TestLabLife(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
-	id := lab.Cloud.InstanceID("node")
+	id := lab.Cloud.Instances.ID("node")
 
 	node := must[cloud.Instance](t)(c.Instance(ctx, id))
 	if node.Type != "t3.small" || node.State != "running" || len(node.ENIs) != 1 || node.ENIs[0].Primary != node.Primary || node.ENIs[0].Attachment.DeviceIndex != 0 {
@@ -146,12 +146,12 @@ func TestLabLife(t *testing.T) {
 		list[0].Attachment.InstanceID != id || list[0].Attachment.DeviceIndex != 1 || list[0].Tags["owner"] != "node" {
 		t.Fatalf("attached %+v", list)
 	}
-	both := must[[]cloud.Instance](t)(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.InstanceID("xen")}))
+	both := must[[]cloud.Instance](t)(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.Instances.ID("xen")}))
 	if len(both) != 2 || both[0].State != "running" || both[0].VPCID != node.VPCID {
 		t.Errorf("instances %+v", both)
 	}
 	tagged := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{
-		InstanceIDs: []string{id, lab.Cloud.InstanceID("xen")}, VPCID: node.VPCID, Status: "in-use", Tags: map[string]string{"owner": "node"},
+		InstanceIDs: []string{id, lab.Cloud.Instances.ID("xen")}, VPCID: node.VPCID, Status: "in-use", Tags: map[string]string{"owner": "node"},
 	}))
 	if len(tagged) != 1 || tagged[0].ID != eni.ID {
 		t.Errorf("interfaces of both nodes with the tag: %+v", tagged)
@@ -190,7 +190,7 @@ func TestLabLife(t *testing.T) {
 func TestLabIPv6(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
-	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("node")))
+	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("node")))
 	block := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{node.SubnetID}}))[0].IPv6[0]
 	for _, n := range []cloud.Amount{{IPv6: 2}, {IPv6Prefixes: 1}, {Addresses: 1, IPv6Prefixes: 2}, {Prefixes: 1, IPv6: 1}} {
 		e := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Amount: n}))
@@ -227,9 +227,9 @@ func TestLabRefusals(t *testing.T) {
 	s.Quotas.NetworkInterfaces = 8
 	lab, c := labClient(t, s)
 	ctx := t.Context()
-	id := lab.Cloud.InstanceID("node")
+	id := lab.Cloud.Instances.ID("node")
 	node := must[cloud.Instance](t)(c.Instance(ctx, id))
-	xen := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("xen")))
+	xen := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("xen")))
 	tiny := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID}))
 	tiny = slices.DeleteFunc(tiny, func(s cloud.Subnet) bool { return s.CIDR.Bits() != 28 })
 	primary := node.ENIs[0]
@@ -323,9 +323,9 @@ func TestLabRefusals(t *testing.T) {
 func TestLabLostReply(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
-	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("node")))
+	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.Instances.ID("node")))
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "DescribeNetworkInterfaces"} {
-		if _, err := lab.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
+		if _, err := lab.Cloud.API.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -333,7 +333,7 @@ func TestLabLostReply(t *testing.T) {
 	if got, err := c.AssignAddresses(ctx, eni, cloud.Amount{Addresses: 2}); cloud.ClassOf(err) != cloud.Transient {
 		t.Errorf("got %v, %v; want class transient", got, err)
 	}
-	if n := lab.Cloud.Calls()["AssignPrivateIpAddresses"].Count; n != 1 {
+	if n := lab.Cloud.API.Stats()["AssignPrivateIpAddresses"].Count; n != 1 {
 		t.Errorf("%d calls, want 1", n)
 	}
 	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))
@@ -341,7 +341,7 @@ func TestLabLostReply(t *testing.T) {
 		t.Errorf("%d addresses, want the 2 of the call whose reply was lost", len(list[0].Addresses))
 	}
 	must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
-	if calls, enis := lab.Cloud.Calls()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
+	if calls, enis := lab.Cloud.API.Stats()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
 		t.Errorf("%d calls to create made the number of interfaces %d, want 2 calls and 3 interfaces", calls, enis)
 	}
 }
@@ -356,7 +356,7 @@ func TestLabRoleCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(lab.Close)
-	lab.Cloud.SetCredentialTTL(5 * time.Second)
+	lab.Cloud.Keys.SetCredentialTTL(5 * time.Second)
 	o := Options{
 		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: calm,
 	}
@@ -368,12 +368,12 @@ func TestLabRoleCredentials(t *testing.T) {
 		t.Errorf("metadata say %+v, EC2 says %+v", id, node)
 	}
 
-	lab.Cloud.Deny("DescribeRouteTables")
+	lab.Cloud.API.Deny("DescribeRouteTables")
 	_, err = c.RouteTables(t.Context(), id.VPCID)
 	if cloud.ClassOf(err) != cloud.Permission || !strings.Contains(err.Error(), "UnauthorizedOperation") {
 		t.Errorf("got %v, want class permission", err)
 	}
-	lab.Cloud.Allow("DescribeRouteTables")
+	lab.Cloud.API.Allow("DescribeRouteTables")
 
 	// Calls go on for longer than any one set of credentials lives. The lab
 	// issues by the wall clock, so this takes real seconds.

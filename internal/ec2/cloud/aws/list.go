@@ -15,33 +15,32 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// The most that describe calls allow on a page (EC2 API Reference). Those with
-// neither a filter nor a page draw from a smaller bucket at EC2 (EC2 Developer
-// Guide, "Request throttling"), which the limiter could not tell apart; so single
-// things are asked for by filter and page too.
+// The maximum page sizes of describe calls (EC2 API Reference). Calls with neither a filter nor a page
+// draw from a smaller bucket at EC2 (EC2 Developer Guide, "Request throttling"), which the limiter does
+// not distinguish; so calls for single resources have a filter and a page too.
 const (
 	pageSize  = 1000
-	smallPage = 100 // of instance types and route tables
+	smallPage = 100 // for instance types and route tables
 )
 
 // filters builds the Filters of a describe call.
 type filters []types.Filter
 
-// add narrows by a property of the things listed; an empty value does not.
+// add filters by a property; an empty value adds no filter.
 func (f *filters) add(name, value string) {
 	if value != "" {
 		*f = append(*f, types.Filter{Name: sdk.String(name), Values: []string{literal(value)}})
 	}
 }
 
-// tags narrows by tags, in a stable order.
+// tags filters by tags, in a stable order.
 func (f *filters) tags(tags map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
 		*f = append(*f, types.Filter{Name: sdk.String("tag:" + k), Values: []string{literal(tags[k])}})
 	}
 }
 
-// tagged narrows by tags that have one of several values, in a stable order.
+// tagged filters by tags with one of several values each, in a stable order.
 func (f *filters) tagged(tags map[string][]string) {
 	for _, k := range slices.Sorted(maps.Keys(tags)) {
 		values := make([]string, len(tags[k]))
@@ -52,20 +51,19 @@ func (f *filters) tagged(tags map[string][]string) {
 	}
 }
 
-// literal takes the meaning of wildcards from what a person may have put
-// into a tag (EC2 User Guide, "List and filter your resources").
+// literal escapes wildcards in a value (EC2 User Guide, "List and filter your resources").
 func literal(v string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(v)
 }
 
-// anyOf narrows by a property that has one of several values, such as IDs; none do not.
+// anyOf filters by a property with one of several values; no values add no filter.
 func (f *filters) anyOf(name string, values []string) {
 	if len(values) > 0 {
 		*f = append(*f, types.Filter{Name: sdk.String(name), Values: values})
 	}
 }
 
-// from is the token of a page in a request.
+// from is a page token as a parameter.
 func from(token string) *string {
 	if token == "" {
 		return nil
@@ -73,7 +71,7 @@ func from(token string) *string {
 	return &token
 }
 
-// typeNames are types of ENIs as EC2 spells them.
+// typeNames converts types of ENIs to strings.
 func typeNames(list []cloud.InterfaceType) []string {
 	out := make([]string, len(list))
 	for i, t := range list {
@@ -82,7 +80,7 @@ func typeNames(list []cloud.InterfaceType) []string {
 	return out
 }
 
-// ENIPage implements pace.Calls. Interfaces in f.IDs that do not exist are left out.
+// ENIPage implements pace.Calls. IDs that do not exist are left out.
 func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) ([]cloud.ENI, string, error) {
 	var by filters
 	by.add("attachment.instance-id", f.InstanceID)
@@ -105,7 +103,7 @@ func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (
 		})
 }
 
-// SubnetPage implements pace.Calls. Subnets in f.IDs that do not exist are left out.
+// SubnetPage implements pace.Calls. IDs that do not exist are left out.
 func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token string) ([]cloud.Subnet, string, error) {
 	var by filters
 	by.add("vpc-id", f.VPCID)
@@ -135,7 +133,7 @@ func (c *Client) SecurityGroupPage(ctx context.Context, vpcID string, tags map[s
 		func(r *reading, g *types.SecurityGroup) string { return r.text("groupId", g.GroupId) })
 }
 
-// RouteTablePage implements pace.Calls. Associations that end or failed count as none.
+// RouteTablePage implements pace.Calls. It ignores ending and failed associations.
 func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]cloud.RouteTable, string, error) {
 	var by filters
 	by.add("vpc-id", vpcID)
@@ -150,7 +148,7 @@ func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]clo
 		})
 }
 
-// InstancePage implements pace.Calls, without ENIs. Instances that do not exist are left out.
+// InstancePage implements pace.Calls, without ENIs. IDs that do not exist are left out.
 func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
 	var by filters
 	by.anyOf("instance-id", ids)

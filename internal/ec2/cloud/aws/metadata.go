@@ -20,11 +20,11 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Pauses between attempts while the metadata service does not answer.
+// Pauses between attempts while the metadata service does not reply.
 const (
 	metadataPause    = 250 * time.Millisecond
 	metadataMaxPause = 2 * time.Second
-	metadataMax      = 64 << 10 // bytes of one answer; the longest real ones are a few hundred
+	metadataMax      = 64 << 10 // bytes of a reply; real ones have at most a few hundred
 )
 
 // Metadata is the instance metadata service, in version 2 with tokens; the
@@ -45,8 +45,8 @@ func NewMetadata(o Options) *Metadata {
 			Endpoint:   o.IMDSEndpoint,
 			HTTPClient: o.HTTPClient,
 			Logger:     o.sdkLogger(),
-			// Attempts are repeated here, where a service that is coming up is
-			// told from one that refuses.
+			// Metadata repeats attempts itself: it distinguishes a service that is coming up from
+			// one that refuses.
 			Retryer:    sdk.NopRetryer{},
 			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent()), boundAnswers(metadataMax, metadataMax)},
 		}),
@@ -54,10 +54,9 @@ func NewMetadata(o Options) *Metadata {
 	}
 }
 
-// Identity implements cloud.Metadata. It waits for a metadata service that is
-// not up yet, up to Options.MetadataTimeout. Errors name the path that could
-// not be read; their class is Transient, or Permission when the service is
-// switched off for the instance.
+// Identity implements cloud.Metadata. It waits up to Options.MetadataTimeout for the metadata service to
+// come up. Errors name the unreadable path; their class is Transient, or Permission if the service is
+// disabled for the instance.
 func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	ctx, cancel := m.deadline(ctx)
 	defer cancel()
@@ -87,7 +86,7 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	return id, nil
 }
 
-// region reads the instance's region alone.
+// region reads only the region of the instance.
 func (m *Metadata) region(ctx context.Context) (string, error) {
 	ctx, cancel := m.deadline(ctx)
 	defer cancel()
@@ -96,15 +95,15 @@ func (m *Metadata) region(ctx context.Context) (string, error) {
 	return region, r.err
 }
 
-// deadline bounds a reading. It leaves the context without a deadline, with which
-// the SDK would not give up a single answer after five seconds.
+// deadline bounds a reading. It does not set a deadline in the context, because the SDK then drops its
+// own time-out of five seconds a reply.
 func (m *Metadata) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	end := time.AfterFunc(m.timeout, func() { cancel(fmt.Errorf("gave up after %v: %w", m.timeout, context.DeadlineExceeded)) })
 	return ctx, func() { end.Stop(); cancel(nil) }
 }
 
-// presence tells whether a path may be absent.
+// presence reports whether a path may be absent.
 type presence bool
 
 const (
@@ -112,7 +111,7 @@ const (
 	optional presence = false
 )
 
-// metadataReading reads paths until the first that fails.
+// metadataReading reads paths until the first error.
 type metadataReading struct {
 	m   *Metadata
 	ctx context.Context
@@ -129,7 +128,7 @@ func (r *metadataReading) bad(path, value, expected string) {
 	r.fail(path, cloud.Transient, &badAnswer{fmt.Errorf("%q: expected %s", value, expected)})
 }
 
-// get reads one path, and again while the service is coming up.
+// get reads one path, and retries while the service is coming up.
 func (r *metadataReading) get(path string, need presence) string {
 	for failures := 0; r.err == nil; failures++ {
 		body, err := r.m.once(r.ctx, path)
@@ -140,7 +139,7 @@ func (r *metadataReading) get(path string, need presence) string {
 		case status == http.StatusNotFound && need == optional:
 			return ""
 		case status == http.StatusForbidden:
-			r.fail(path, cloud.Permission, fmt.Errorf("the metadata service is switched off for this instance (HttpEndpoint): %w", err))
+			r.fail(path, cloud.Permission, fmt.Errorf("the metadata service is disabled for this instance (HttpEndpoint): %w", err))
 			return ""
 		case !r.again(err, status):
 			r.fail(path, cloud.Permission, err)
@@ -155,8 +154,7 @@ func (r *metadataReading) get(path string, need presence) string {
 	return ""
 }
 
-// again tells whether an error may pass. A required path that is missing may
-// appear while the instance boots.
+// again reports whether an error may be temporary. A required path may appear while the instance boots.
 func (r *metadataReading) again(err error, status int) bool {
 	if status == 0 {
 		return !strings.Contains(err.Error(), "access disabled to EC2 IMDS")
@@ -192,9 +190,9 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 	return mac
 }
 
-// own is the instance's primary IPv4 address or, in a subnet of IPv6 alone, its first IPv6
-// address. It is taken for such a one only where that is there and three paths lack IPv4, as one of
-// them may be late while an instance boots.
+// own is the instance's primary IPv4 address or, in an IPv6-only subnet, its first IPv6 address. The
+// subnet counts as IPv6-only if there is an IPv6 address and three IPv4 paths are missing, because single
+// paths may be late while an instance boots.
 func (r *metadataReading) own(nic string) netip.Addr {
 	const four, six = "local-ipv4", "ipv6"
 	for _, path := range []string{four, nic + "local-ipv4s", nic + "subnet-ipv4-cidr-block"} {
@@ -203,7 +201,7 @@ func (r *metadataReading) own(nic string) netip.Addr {
 		}
 	}
 	if r.err == nil && r.get(six, optional) == "" {
-		return r.addr(ipv4, four) // it waits for that
+		return r.addr(ipv4, four) // which waits
 	}
 	return r.addr(ipv6, six)
 }
@@ -238,9 +236,9 @@ func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
 	return out
 }
 
-// isVPCBlock tells whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
-// IPv6 from /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger one would have
-// pods reach the world beyond the VPC with addresses that are not translated.
+// isVPCBlock reports whether a CIDR block has a size that VPCs allow: IPv4 from /16 to /28, IPv6 from
+// /44 to /60 (VPC user guide, "VPC CIDR blocks"). With a larger block, packets of pods to destinations
+// outside the VPC would not be translated.
 func isVPCBlock(p netip.Prefix) bool {
 	if p.Addr().Is4() {
 		return p.Bits() >= 16 && p.Bits() <= 28

@@ -22,7 +22,7 @@ import (
 
 const nic = "network/interfaces/macs/02:00:00:00:00:0a/"
 
-// machine is what the metadata service of one instance knows.
+// machine is the metadata of one instance.
 func machine() map[string]string {
 	return map[string]string{
 		"instance-id": "i-1", "instance-type": "m5.large", "placement/region": "eu-west-1",
@@ -32,7 +32,7 @@ func machine() map[string]string {
 	}
 }
 
-// ofIPv6 is the machine in a subnet of IPv6 alone.
+// ofIPv6 is the machine in an IPv6-only subnet.
 func ofIPv6(own string) map[string]string {
 	m := machine()
 	delete(m, "local-ipv4")
@@ -175,7 +175,7 @@ func TestIdentityErrors(t *testing.T) {
 	}
 }
 
-// TestRegionFromMetadata: New finds the region where nothing else tells it.
+// TestRegionFromMetadata: New gets the region from the metadata service if it is not configured.
 func TestRegionFromMetadata(t *testing.T) {
 	clearAWS(t)
 	o := (&metadataServer{paths: machine()}).options()

@@ -16,11 +16,11 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// DefaultMetadataTimeout is the MetadataTimeout of Options that name none.
+// DefaultMetadataTimeout is the default of Options.MetadataTimeout.
 const DefaultMetadataTimeout = 30 * time.Second
 
-// Options configure New and NewMetadata. The zero value is right for an EC2
-// instance, or a pod with an IAM role.
+// Options configure New and NewMetadata. The zero value works on an EC2 instance, or in a pod with an
+// IAM role.
 type Options struct {
 	// Region is the AWS region; from the environment, the shared
 	// configuration or the instance metadata service when empty.
@@ -38,8 +38,8 @@ type Options struct {
 	// HTTPClient sends the calls to EC2 and to the metadata service; the
 	// SDK's own with short connection time-outs when nil.
 	HTTPClient sdk.HTTPClient
-	// MetadataTimeout bounds how long Identity waits for a metadata service
-	// that does not answer; DefaultMetadataTimeout when 0.
+	// MetadataTimeout bounds how long Identity waits for the metadata service; DefaultMetadataTimeout
+	// when 0.
 	MetadataTimeout time.Duration
 	// Logger is never nil after defaults; slog.Default when not set.
 	Logger *slog.Logger
@@ -65,9 +65,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// direct is the proxy that the environment names, and refuses redirects, which the
-// SDK's client follows and EC2 and the metadata service do not use: who answers
-// for one of them would have Berth, with what it sends, ask in other places.
+// direct returns the proxy of the environment, and refuses redirects. EC2 and the metadata service do not
+// redirect, and following a redirect would send the request to another host.
 func direct(r *http.Request) (*url.URL, error) {
 	if r.Response != nil {
 		return nil, fmt.Errorf("redirected to %s, which is not followed", r.URL.Host)
@@ -75,7 +74,7 @@ func direct(r *http.Request) (*url.URL, error) {
 	return http.ProxyFromEnvironment(r)
 }
 
-// sdkLogger carries the SDK's own few messages into the log.
+// sdkLogger logs the messages of the SDK.
 func (o Options) sdkLogger() logging.Logger {
 	return logging.LoggerFunc(func(class logging.Classification, format string, v ...any) {
 		level := slog.LevelDebug
@@ -86,5 +85,5 @@ func (o Options) sdkLogger() logging.Logger {
 	})
 }
 
-// agent is what the SDK puts into the User-Agent header: name/version.
+// agent is the name and version for the header User-Agent.
 func (o Options) agent() (name, value string) { return o.UserAgent, version.String() }

@@ -121,7 +121,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				}, pace.Options{}}.client(t)
 			}
 			ctx, admin, berth := t.Context(), as(s.AccessKeys[0]), as(s.AccessKeys[1])
-			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.InstanceID("node-a")))
+			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.Instances.ID("node-a")))
 			groups := []string{"sg-00000000000000001", "sg-00000000000000002"}
 			create := func(api cloud.API, kind cloud.InterfaceType, cluster string) (string, error) {
 				e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Type: kind, Tags: map[string]string{"berth.dev/cluster": cluster}})

@@ -12,12 +12,11 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// A reply is compared with its request here; with what else is known of the
-// node, by who called. The call has taken effect, so one that does not fit is
-// like a lost one: Transient.
+// This file compares replies with their requests. The callers compare them with what is known of the
+// node. Since the call took effect, an impossible reply is like a lost one: Transient.
 
-// assigned refuses what was not asked for: EC2 assigns all or nothing. n has one
-// family. The ID of the ENI may be left out of a reply.
+// assigned refuses another amount than was requested: EC2 assigns all or nothing. n has one family. The
+// reply may lack the ID of the ENI.
 func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, things []netip.Prefix) {
 	r.as("networkInterfaceId", sdk.ToString(repliedID), eniID)
 	if got := cloud.AmountOf(things); got != n {
@@ -30,7 +29,7 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 	}
 }
 
-// created refuses an ENI of another type or address than was asked for.
+// created refuses an ENI of another type or address than was requested.
 func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
 	defer r.in("networkInterface", e.ID)()
 	r.as("interfaceType", string(e.Type), string(req.Type))
@@ -42,17 +41,17 @@ func (r *reading) created(req cloud.CreateENI, e cloud.ENI) {
 	}
 }
 
-// amountText is what an amount has of a family, such as "3 IPv4 addresses and 0 prefixes".
+// amountText describes an amount of one family, such as "3 IPv4 addresses and 0 prefixes".
 func amountText(n cloud.Amount, f ipfamily.Family) string {
 	addresses, prefixes := n.Of(f)
 	return fmt.Sprintf("%d %s addresses and %d prefixes", addresses, f, prefixes)
 }
 
-// listed refuses an element of a listing that its filter does not let through.
+// listed refuses an ENI that does not match the filter.
 func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	defer r.in("networkInterfaceSet", e.ID)()
 	if len(f.IDs) > 0 && !slices.Contains(f.IDs, e.ID) {
-		r.bad("networkInterfaceId", e.ID, "one of those asked for")
+		r.bad("networkInterfaceId", e.ID, "one of the requested ones")
 	}
 	instance, instances := "", f.InstanceIDs
 	if e.Attachment != nil {
@@ -62,39 +61,39 @@ func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 		instances = []string{f.InstanceID}
 	}
 	if len(instances) > 0 && !slices.Contains(instances, instance) {
-		r.bad("attachment.instanceId", instance, "one of those asked for")
+		r.bad("attachment.instanceId", instance, "one of the requested ones")
 	}
 	if f.Status == "available" && e.Attachment != nil {
-		r.bad("attachment.instanceId", instance, "a detached ENI, as asked for")
+		r.bad("attachment.instanceId", instance, "a detached ENI")
 	}
 	r.as("status", e.Status, f.Status)
 	r.as("vpcId", e.VPCID, f.VPCID)
 	if len(f.Types) > 0 && !slices.Contains(f.Types, e.Type) {
-		r.bad("interfaceType", string(e.Type), "one of those asked for")
+		r.bad("interfaceType", string(e.Type), "one of the requested ones")
 	}
 	r.tagged(e.Tags, f.Tags)
 	for _, k := range slices.Sorted(maps.Keys(f.Tagged)) {
 		if values := f.Tagged[k]; len(values) > 0 && !slices.Contains(values, e.Tags[k]) {
-			r.bad("tagSet["+k+"]", e.Tags[k], "one of those asked for")
+			r.bad("tagSet["+k+"]", e.Tags[k], "one of the requested ones")
 		}
 	}
 }
 
-// listedSubnet is listed for subnets.
+// listedSubnet refuses a subnet that does not match the filter.
 func (r *reading) listedSubnet(f cloud.SubnetFilter, s cloud.Subnet) {
 	defer r.in("subnetSet", s.ID)()
 	if len(f.IDs) > 0 && !slices.Contains(f.IDs, s.ID) {
-		r.bad("subnetId", s.ID, "one of those asked for")
+		r.bad("subnetId", s.ID, "one of the requested ones")
 	}
 	r.as("vpcId", s.VPCID, f.VPCID)
 	r.as("availabilityZone", s.Zone, f.Zone)
 	r.tagged(s.Tags, f.Tags)
 }
 
-// as refuses a property that is told, and not the one that was asked for.
-func (r *reading) as(field, told, asked string) {
-	if told != "" && asked != "" && told != asked {
-		r.bad(field, told, asked)
+// as refuses a property that differs from the requested one, if both are set.
+func (r *reading) as(field, got, want string) {
+	if got != "" && want != "" && got != want {
+		r.bad(field, got, want)
 	}
 }
 

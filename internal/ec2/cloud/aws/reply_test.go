@@ -73,7 +73,7 @@ func created(kind, addr string) string {
 	return items("networkInterface", "<networkInterfaceId>eni-1</networkInterfaceId><interfaceType>"+kind+"</interfaceType><privateIpAddress>"+addr+"</privateIpAddress>")
 }
 
-// native is a subnet of IPv6 alone, with what is said beside that.
+// native is an IPv6-only subnet, with what is said beside that.
 func native(more string) string {
 	return "<item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><availabilityZone>a</availabilityZone><ipv6Native>true</ipv6Native>" + more + "</item>"
 }
@@ -218,10 +218,10 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		{"a free count of 2^31", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "2147483648")), listSubnets(atHome), "availableIpAddressCount"},
 		{"more free than there are", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "10.0.0.0/24", "257")), listSubnets(atHome), "availableIpAddressCount"},
 		{"a subnet of the world", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "a", "0.0.0.0/0", "251")), listSubnets(atHome), "cidrBlock"},
-		{"a subnet of IPv6 alone", describeSubnets, subnets(native("<availableIpAddressCount>0</availableIpAddressCount>")), listSubnets(atHome), ""},
-		{"a subnet of IPv6 alone without a count", describeSubnets, subnets(native("")), listSubnets(atHome), ""},
-		{"a subnet of IPv6 alone with a block of IPv4", describeSubnets, subnets(native("<cidrBlock>10.0.0.0/24</cidrBlock>")), listSubnets(atHome), "ipv6Native"},
-		{"a subnet of IPv6 alone with IPv4 addresses", describeSubnets, subnets(native("<availableIpAddressCount>7</availableIpAddressCount>")), listSubnets(atHome), "ipv6Native"},
+		{"an IPv6-only subnet", describeSubnets, subnets(native("<availableIpAddressCount>0</availableIpAddressCount>")), listSubnets(atHome), ""},
+		{"an IPv6-only subnet without a count", describeSubnets, subnets(native("")), listSubnets(atHome), ""},
+		{"an IPv6-only subnet with a block of IPv4", describeSubnets, subnets(native("<cidrBlock>10.0.0.0/24</cidrBlock>")), listSubnets(atHome), "ipv6Native"},
+		{"an IPv6-only subnet with IPv4 addresses", describeSubnets, subnets(native("<availableIpAddressCount>7</availableIpAddressCount>")), listSubnets(atHome), "ipv6Native"},
 		{"a subnet of no family", describeSubnets, subnets(strings.Replace(native("<availableIpAddressCount>0</availableIpAddressCount>"), "true", "false", 1)), listSubnets(atHome), "cidrBlock"},
 		{"a subnet of another VPC", describeSubnets, subnets(subnet("subnet-1", "vpc-2", "a", "10.0.0.0/24", "251")), listSubnets(atHome), "vpcId"},
 		{"a subnet of another zone", describeSubnets, subnets(subnet("subnet-1", "vpc-1", "b", "10.0.0.0/24", "251")), listSubnets(atHome), "availabilityZone"},

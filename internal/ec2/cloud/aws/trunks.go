@@ -29,7 +29,7 @@ func (c *Client) AssociateBranch(ctx context.Context, a cloud.Association, clien
 	})
 }
 
-// associated reads the association that was asked for, all of which EC2 tells again.
+// associated decodes an association, which repeats the request.
 func (r *reading) associated(asked cloud.Association, got *types.TrunkInterfaceAssociation) cloud.Association {
 	defer r.in("interfaceAssociation", sdk.ToString(got.AssociationId))()
 	out := cloud.Association{

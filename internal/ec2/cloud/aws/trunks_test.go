@@ -42,22 +42,22 @@ var worlds = map[string]func(*testing.T) world{"in memory": inMemoryWorld, "lab"
 
 func inMemoryWorld(*testing.T) world {
 	c := cloudfake.New(cloudfake.Options{})
-	c.AddSubnet("subnet-1", "a", "10.0.0.0/22", nil)
-	c.AddSubnet("subnet-2", "b", "10.0.4.0/22", nil)
-	c.AddInstance("i-1", "m5.large", "subnet-1")
-	c.AddInstance("i-2", "t3.small", "subnet-1")
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/22", nil)
+	c.State.AddSubnet("subnet-2", "b", "10.0.4.0/22", nil)
+	c.State.AddInstance("i-1", "m5.large", "subnet-1")
+	c.State.AddInstance("i-2", "t3.small", "subnet-1")
 	w := world{
 		API: pace.Cloud(c, pace.Options{}), raw: c, large: "i-1", small: "i-2", home: "subnet-1", away: "subnet-2", groups: []string{cloudfake.Group},
 		lose: func(action string) {
-			c.Inject(cloudfake.Fault{Action: action, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
+			c.Front.Inject(cloudfake.Fault{Action: action, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
 		},
-		calls:      func(action string) int { return c.Total(action).Calls },
-		terminate:  c.Terminate,
+		calls:      func(action string) int { return c.Front.Total(action).Calls },
+		terminate:  c.State.Terminate,
 		unknownENI: "eni-9999", unknownLink: "trunk-assoc-9999",
 	}
 	for n := range 5 {
 		w.groups = append(w.groups, fmt.Sprint("sg-", 2+n))
-		c.AddSecurityGroup(w.groups[1+n], nil)
+		c.State.AddSecurityGroup(w.groups[1+n], nil)
 	}
 	return w
 }
@@ -83,15 +83,15 @@ func labWorld(t *testing.T) world {
 		t.Fatal(err)
 	}
 	w := world{
-		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.InstanceID("large"), small: lab.Cloud.InstanceID("small"),
+		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.Instances.ID("large"), small: lab.Cloud.Instances.ID("small"),
 		lose: func(action string) {
-			if _, err := lab.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
+			if _, err := lab.Cloud.API.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
 				t.Fatal(err)
 			}
 		},
-		calls: func(action string) int { return lab.Cloud.Calls()[action].Count },
+		calls: func(action string) int { return lab.Cloud.API.Stats()[action].Count },
 		terminate: func(id string) {
-			if err := lab.Cloud.TerminateInstance(id); err != nil {
+			if err := lab.Cloud.Instances.Terminate(id); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -222,7 +222,7 @@ func TestTrunkIsDetached(t *testing.T) {
 	})
 }
 
-// TestBranchesOfALostInstance: they are ENIs that nobody has.
+// TestBranchesOfALostInstance: the branches of a terminated instance become detached ENIs.
 func TestBranchesOfALostInstance(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		kept, _ := w.trunk(t, 1)
@@ -250,7 +250,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 	})
 }
 
-// TestTrunkRefusals meets what is refused of trunks, branches, groups and addresses of choice.
+// TestTrunkRefusals meets the errors for trunks, branches, groups and requested addresses.
 func TestTrunkRefusals(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
@@ -346,8 +346,8 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 	})
 }
 
-// TestAssociatedOnce: a client token gives one association, whoever asks again, and
-// replies that are lost change nothing of what there is.
+// TestAssociatedOnce: a client token gives one association, however often the request is repeated and
+// whatever replies are lost.
 func TestAssociatedOnce(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()

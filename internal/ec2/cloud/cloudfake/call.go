@@ -4,32 +4,55 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
+// Front delays, throttles and fails calls before they take effect, and logs them.
+type Front struct {
+	clock clock.Clock
+
+	mu        sync.Mutex // guards all below
+	latency   time.Duration
+	latencies map[string]time.Duration // by method, in place of latency
+	shared    *bucket
+	own       map[string]Bucket  // the limits of single actions
+	buckets   map[string]*bucket // by action
+	refused   float64            // share of calls that are throttled at random
+	dice      *rand.Rand
+	stats     map[string]Stats
+	busy      time.Duration // CPU time of all calls
+	faults    []*Fault
+	calls     []Call
+}
+
 // Stats count the calls of one action.
 type Stats struct {
 	Calls   int // in all
-	Refused int // for their rate
-	Failed  int // for another reason
+	Refused int // throttled
+	Failed  int // for other reasons
 }
 
-// Stats tells what was called, by EC2's name of the action.
-func (c *Cloud) Stats() map[string]Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.stats)
+// Stats returns the counts by EC2's name of the action.
+func (f *Front) Stats() map[string]Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.stats)
 }
 
 // Total is the sum of the Stats of the named actions, or of all.
-func (c *Cloud) Total(actions ...string) (sum Stats) {
-	all := c.Stats()
+func (f *Front) Total(actions ...string) (sum Stats) {
+	all := f.Stats()
 	if len(actions) == 0 {
 		for name := range all {
 			actions = append(actions, name)
@@ -42,26 +65,26 @@ func (c *Cloud) Total(actions ...string) (sum Stats) {
 	return sum
 }
 
-// ResetStats forgets the calls and the CPU time so far.
-func (c *Cloud) ResetStats() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	clear(c.stats)
-	c.busy = 0
+// ResetStats resets the counts and the CPU time.
+func (f *Front) ResetStats() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.stats)
+	f.busy = 0
 }
 
-// CPU is the processor time that the cloud's own work took.
-func (c *Cloud) CPU() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.busy
+// CPU is the CPU time of all calls.
+func (f *Front) CPU() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.busy
 }
 
-// call is one that is made.
+// call describes a call.
 type call struct {
 	method string // of cloud.API
 	action pace.Call
-	eni    string // that it names; the attachment for DetachENI
+	eni    string // ID of the ENI; for DetachENI of the attachment
 	n      int    // addresses or prefixes asked for
 }
 
@@ -69,39 +92,54 @@ func (q call) refuse(class cloud.Class, code, format string, args ...any) error 
 	return &cloud.Error{Class: class, Op: q.action.Action, Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// do is the frame of every call: the delay, the buckets, the faults, the books,
-// the counts.
-func (c *Cloud) do(ctx context.Context, q call, work func() error) (err error) {
-	if d := c.delay(q.method); d > 0 {
+// do makes a call: by the client's function if there is one, through the front, and with State.mu
+// held while it works.
+func (c *Cloud) do(ctx context.Context, q call, work func() error) error {
+	through := func(ctx context.Context) error {
+		return c.Front.do(ctx, q, func() error {
+			c.State.mu.Lock()
+			defer c.State.mu.Unlock()
+			c.State.enis.settle()
+			return work()
+		})
+	}
+	if c.via != nil {
+		return c.via(ctx, through)
+	}
+	return through(ctx)
+}
+
+// do delays a call, draws its tokens, injects its fault and logs it.
+func (f *Front) do(ctx context.Context, q call, work func() error) (err error) {
+	if d := f.delay(q.method); d > 0 {
 		select {
 		case <-ctx.Done():
-		case <-c.clock.After(d):
+		case <-f.clock.After(d):
 		}
 	}
 	if ctx.Err() != nil {
 		return &cloud.Error{Class: cloud.Transient, Op: q.action.Action, Err: context.Cause(ctx)}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer c.measure()()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer f.measure()()
 	op := q.action.Action
-	s := c.stats[op]
+	s := f.stats[op]
 	s.Calls++
 	defer func() {
-		c.stats[op] = s
-		c.calls = append(c.calls, Call{Op: q.method, ENI: q.eni, N: q.n, At: c.clock.Now(), Err: err})
+		f.stats[op] = s
+		f.calls = append(f.calls, Call{Op: q.method, ENI: q.eni, N: q.n, At: f.clock.Now(), Err: err})
 	}()
-	c.settle()
-	if c.options.Refused > 0 && c.dice.Float64() < c.options.Refused || !c.admit(op) {
+	if f.refused > 0 && f.dice.Float64() < f.refused || !f.admit(op) {
 		s.Refused++
 		return q.refuse(cloud.Throttled, "RequestLimitExceeded", "Request limit exceeded.")
 	}
-	f := c.fault(q)
-	if f == nil || f.After {
+	fault := f.fault(q)
+	if fault == nil || fault.After {
 		err = work()
 	}
-	if f != nil && err == nil {
-		err = f.Err
+	if fault != nil && err == nil {
+		err = fault.Err
 	}
 	if err != nil {
 		s.Failed++
@@ -114,29 +152,40 @@ func (c *Cloud) change(ctx context.Context, q call, work func() error) error {
 	return c.do(ctx, q, func() error {
 		err := work()
 		if err == nil {
-			c.remember()
+			c.State.enis.remember()
 		}
 		return err
 	})
 }
 
-// delay is how long a call of a method takes.
-func (c *Cloud) delay(method string) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if d, ok := c.latency[method]; ok {
-		return d
+// SetLatency delays each call of a method; an empty name means all others.
+func (f *Front) SetLatency(method string, d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if method == "" {
+		f.latency = d
+	} else {
+		f.latencies[method] = d
 	}
-	return c.options.Latency
 }
 
-// measure adds the CPU time until its result is called to that of the cloud.
-// The clock is the thread's, so the goroutine stays on it. c.mu is held.
-func (c *Cloud) measure() func() {
+// delay is how long a call of a method takes.
+func (f *Front) delay(method string) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if d, ok := f.latencies[method]; ok {
+		return d
+	}
+	return f.latency
+}
+
+// measure starts a measurement of CPU time, which ends when the returned function is called. It pins the
+// goroutine, because the clock is that of the thread. f.mu is held.
+func (f *Front) measure() func() {
 	runtime.LockOSThread()
 	start := threadTime()
 	return func() {
-		c.busy += threadTime() - start
+		f.busy += threadTime() - start
 		runtime.UnlockOSThread()
 	}
 }
@@ -148,4 +197,146 @@ func threadTime() time.Duration {
 		return 0
 	}
 	return time.Duration(ts.Nano())
+}
+
+// Bucket is a token bucket: full at first, one token a call that is not refused.
+type Bucket struct {
+	Rate float64 // tokens a second
+	Size float64
+}
+
+// bucket is a Bucket with what is in it.
+type bucket struct {
+	Bucket
+	tokens float64
+	at     time.Time
+}
+
+func newBucket(b *Bucket, now time.Time) *bucket {
+	if b == nil {
+		return nil
+	}
+	return &bucket{Bucket: *b, tokens: b.Size, at: now}
+}
+
+func (b *bucket) fill(now time.Time) bool {
+	b.tokens = min(b.Size, b.tokens+now.Sub(b.at).Seconds()*b.Rate)
+	b.at = now
+	return b.tokens >= 1-1e-9
+}
+
+// SetBuckets replaces Options.Shared and Options.Buckets. All buckets are full afterwards.
+func (f *Front) SetBuckets(shared *Bucket, own map[string]Bucket) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own = own
+	f.shared = newBucket(shared, f.clock.Now())
+	clear(f.buckets)
+}
+
+// bucketOf is the action's own bucket; nil when it has none. f.mu is held.
+func (f *Front) bucketOf(op string, now time.Time) *bucket {
+	if b, ok := f.buckets[op]; ok {
+		return b
+	}
+	b, ok := f.own[op]
+	if !ok && strings.HasPrefix(op, "Describe") {
+		b, ok = f.own["Describe"]
+	}
+	if !ok {
+		b, ok = f.own[""]
+	}
+	if ok {
+		f.buckets[op] = newBucket(&b, now)
+	} else {
+		f.buckets[op] = nil
+	}
+	return f.buckets[op]
+}
+
+// Draw takes the tokens of a call of op, if there are enough, like a call of another client of the account.
+// It does not count in Stats.
+func (f *Front) Draw(op string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.admit(op)
+}
+
+// admit takes the tokens of a call from both buckets or neither. f.mu is held.
+func (f *Front) admit(op string) bool {
+	now := f.clock.Now()
+	own := f.bucketOf(op, now)
+	if own != nil && !own.fill(now) || f.shared != nil && !f.shared.fill(now) {
+		return false
+	}
+	for _, b := range []*bucket{own, f.shared} {
+		if b != nil {
+			b.tokens--
+		}
+	}
+	return true
+}
+
+// Call is one call that was made.
+type Call struct {
+	Op  string // the method's name
+	ENI string
+	N   int // addresses or prefixes asked for
+	At  time.Time
+	Err error
+}
+
+// Fault makes calls fail. It is spent after Times calls, 0 meaning never.
+type Fault struct {
+	Op     string // the method's name; empty: any
+	Action string // EC2's name of the action, which differs by family; empty: any
+	ENI    string // ID in the call; empty: any
+	Times  int
+	Err    error
+	// After lets the call take effect before it fails: a lost reply.
+	After bool
+	hits  int
+}
+
+// Err makes an error of a class, for faults.
+func Err(class cloud.Class, code string) error {
+	return &cloud.Error{Class: class, Op: "fault", Code: code, Message: "injected"}
+}
+
+// Inject adds a fault.
+func (f *Front) Inject(fault Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = append(f.faults, &fault)
+}
+
+// ClearFaults removes all faults.
+func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
+
+// fault is the one that a call meets; nil for none. f.mu is held.
+func (f *Front) fault(q call) *Fault {
+	for _, each := range f.faults {
+		if (each.Op == "" || each.Op == q.method) && (each.Action == "" || each.Action == q.action.Action) &&
+			(each.ENI == "" || each.ENI == q.eni) && (each.Times == 0 || each.hits < each.Times) {
+			each.hits++
+			return each
+		}
+	}
+	return nil
+}
+
+// Calls lists the calls so far.
+func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
+
+// ResetCalls empties the log of calls.
+func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
+
+// Count counts the calls of the named methods so far.
+func (f *Front) Count(methods ...string) (n int) {
+	for _, call := range f.Calls() {
+		if slices.Contains(methods, call.Op) {
+			n++
+		}
+	}
+	return n
 }

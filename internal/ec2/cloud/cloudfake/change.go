@@ -18,8 +18,8 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 	q := call{"CreateENI", pace.CreateENI, "", total(r.Amount)}
 	err = c.change(ctx, q, func() error {
 		request := fmt.Sprintf("%+v", r)
-		if t, ok := c.tokens[r.ClientToken]; ok && r.ClientToken != "" {
-			e := c.enis[t.eni]
+		if t, ok := c.State.tokens[r.ClientToken]; ok && r.ClientToken != "" {
+			e := c.State.enis.byID[t.eni]
 			switch {
 			case t.request != request:
 				return q.refuse(cloud.Bug, "IdempotentParameterMismatch", "token %s was used with other parameters", r.ClientToken)
@@ -29,12 +29,12 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 			out = clone(e)
 			return nil
 		}
-		e, err := c.create(q, r)
+		e, err := c.State.create(q, r)
 		if err != nil {
 			return err
 		}
 		if r.ClientToken != "" {
-			c.tokens[r.ClientToken] = token{request: request, eni: e.ID}
+			c.State.tokens[r.ClientToken] = token{request: request, eni: e.ID}
 		}
 		out = clone(e)
 		return nil
@@ -42,9 +42,9 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 	return out, err
 }
 
-// create makes a detached ENI. c.mu is held.
-func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
-	s := c.subnets[r.SubnetID]
+// create makes a detached ENI. State.mu is held.
+func (st *State) create(q call, r cloud.CreateENI) (*eni, error) {
+	s := st.subnets[r.SubnetID]
 	switch {
 	case s == nil:
 		return nil, q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
@@ -55,7 +55,7 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	case r.Type != "" && r.Type != cloud.InterfaceOrdinary && r.Type != cloud.InterfaceTrunk:
 		return nil, q.refuse(cloud.Bug, "InvalidParameterValue", "type %q: expected an ordinary ENI or a trunk", r.Type)
 	}
-	if err := c.checkGroups(q, r.Groups); err != nil {
+	if err := st.checkGroups(q, r.Groups); err != nil {
 		return nil, err
 	}
 	if err := s.mayBePrimary(q, r.Primary); err != nil {
@@ -64,19 +64,19 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	if s.left < s.own()+r.Addresses+prefixSize*r.Prefixes {
 		return nil, q.full(s)
 	}
-	if err := c.mayBeIPv6(q, s, r.IPv6Address); err != nil {
+	if err := st.enis.mayBeIPv6(q, s, r.IPv6Address); err != nil {
 		return nil, err
 	}
-	e := c.newENI(s, r.Primary)
+	e := st.newENI(s, r.Primary)
 	if r.IPv6Address.IsValid() {
 		s.six.takeCertain(r.IPv6Address)
 		e.IPv6 = append(e.IPv6, r.IPv6Address)
 	}
 	if s.IPv6Native && !r.IPv6Address.IsValid() {
-		r.IPv6 = max(1, r.IPv6) // as each has an address of its own
+		r.IPv6 = max(1, r.IPv6) // every ENI there has an address
 	}
-	if _, err := c.assign(q, e, r.Amount); err != nil {
-		c.remove(e)
+	if _, err := st.assign(q, e, r.Amount); err != nil {
+		st.remove(e)
 		return nil, err
 	}
 	if r.Type != "" {
@@ -84,11 +84,11 @@ func (c *Cloud) create(q call, r cloud.CreateENI) (*eni, error) {
 	}
 	e.Groups, e.Description = slices.Clone(r.Groups), r.Description
 	e.tag(r.Tags)
-	c.detached[e.ID] = e
+	st.enis.detached[e.ID] = e
 	return e, nil
 }
 
-// mayBePrimary checks the address that an ENI is to have; zero is any that is free.
+// mayBePrimary checks a requested primary address; zero is valid.
 func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 	switch {
 	case !a.IsValid():
@@ -105,8 +105,8 @@ func (s *subnet) mayBePrimary(q call, a netip.Addr) error {
 	return nil
 }
 
-// mayBeIPv6 checks the IPv6 address that an ENI is to have; zero is none. c.mu is held.
-func (c *Cloud) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
+// mayBeIPv6 checks a requested IPv6 address; zero is valid. State.mu is held.
+func (es *enis) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 	switch {
 	case !a.IsValid():
 		return nil
@@ -115,7 +115,7 @@ func (c *Cloud) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 	case !s.six.cidr.Contains(a):
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "address %s: expected one of %s", a, s.six.cidr)
 	}
-	for _, e := range c.enis {
+	for _, e := range es.byID {
 		if slices.Contains(e.IPv6, a) {
 			return q.refuse(cloud.Conflict, "InvalidIPAddress.InUse", "address %s is in use", a)
 		}
@@ -127,10 +127,10 @@ func (c *Cloud) mayBeIPv6(q call, s *subnet, a netip.Addr) error {
 // per network interface").
 const maxGroups = 5
 
-// checkGroups checks the security groups that an ENI is to have. c.mu is held.
-func (c *Cloud) checkGroups(q call, groups []string) error {
+// checkGroups checks requested security groups. State.mu is held.
+func (st *State) checkGroups(q call, groups []string) error {
 	for _, g := range groups {
-		if _, ok := c.groups[g]; !ok {
+		if _, ok := st.groups[g]; !ok {
 			return q.refuse(cloud.Gone, "InvalidSecurityGroupID.NotFound", "no security group %s", g)
 		}
 	}
@@ -140,10 +140,10 @@ func (c *Cloud) checkGroups(q call, groups []string) error {
 	return nil
 }
 
-// total is how many addresses and prefixes an amount has.
+// total is the number of addresses and prefixes in an amount.
 func total(n cloud.Amount) int { return n.Addresses + n.Prefixes + n.IPv6 + n.IPv6Prefixes }
 
-// oneKind tells whether an amount has no more than one kind of a family.
+// oneKind reports whether an amount has either addresses or prefixes of each family, not both.
 func oneKind(n cloud.Amount) bool {
 	for _, f := range ipfamily.Dual.Families() {
 		if addresses, prefixes := n.Of(f); addresses < 0 || prefixes < 0 || addresses > 0 && prefixes > 0 {
@@ -157,14 +157,14 @@ func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
 
-// noIPv4 refuses IPv4 in a subnet of IPv6 alone.
+// noIPv4 refuses IPv4 in an IPv6-only subnet.
 func (q call) noIPv4(s *subnet) error {
-	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is of IPv6 alone", s.ID)
+	return q.refuse(cloud.Bug, "InvalidParameterCombination", "subnet %s is IPv6-only", s.ID)
 }
 
-// assign gives an ENI addresses or prefixes, all or nothing. c.mu is held.
-func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
-	s := c.subnets[e.SubnetID]
+// assign assigns addresses or prefixes to an ENI, all or none. State.mu is held.
+func (st *State) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
+	s := st.subnets[e.SubnetID]
 	switch {
 	case s.IPv6Native && n.Has(ipfamily.IPv4):
 		return nil, q.noIPv4(s)
@@ -206,7 +206,7 @@ func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	return blocks, nil
 }
 
-// tag adds tags. The map is replaced, never changed: callers have it.
+// tag adds tags. It replaces the map, because callers share it.
 func (e *eni) tag(tags map[string]string) {
 	all := make(map[string]string, len(e.Tags)+len(tags))
 	maps.Copy(all, e.Tags)
@@ -217,7 +217,7 @@ func (e *eni) tag(tags map[string]string) {
 // changeENI is change for calls that name an ENI.
 func (c *Cloud) changeENI(ctx context.Context, q call, work func(e *eni) error) error {
 	return c.change(ctx, q, func() error {
-		e := c.enis[q.eni]
+		e := c.State.enis.byID[q.eni]
 		if e == nil {
 			return q.refuse(cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "no interface %s", q.eni)
 		}
@@ -229,7 +229,7 @@ func (c *Cloud) changeENI(ctx context.Context, q call, work func(e *eni) error) 
 func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int) (attachment string, err error) {
 	q := call{"AttachENI", pace.AttachENI, id, 0}
 	err = c.changeENI(ctx, q, func(e *eni) error {
-		in := c.instances[instanceID]
+		in := c.State.enis.instances[instanceID]
 		if in == nil {
 			return q.refuse(cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", instanceID)
 		}
@@ -239,9 +239,9 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 		case e.Type == cloud.InterfaceTrunk && limits.Branches(in.Type) == 0:
 			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s has no trunks", in.Type)
 		}
-		l, _ := c.limitsOf(in.Type)
-		if !l.Prefixes && c.subnets[e.SubnetID].IPv6Native {
-			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s is not built on Nitro, as instances in subnet %s of IPv6 alone", in.Type, e.SubnetID)
+		l, _ := c.State.enis.limitsOf(in.Type)
+		if !l.Prefixes && c.State.subnets[e.SubnetID].IPv6Native {
+			return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s is not built on Nitro, as instances in IPv6-only subnet %s", in.Type, e.SubnetID)
 		}
 		for _, o := range in.enis {
 			if o.Attachment.DeviceIndex == index {
@@ -251,10 +251,10 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 		if len(in.enis) >= l.MaxENIs {
 			return q.refuse(cloud.LimitReached, "AttachmentLimitExceeded", "%s has %d interfaces", instanceID, len(in.enis))
 		}
-		c.seq++
-		attachment = fmt.Sprintf("eni-attach-%08x", c.seq)
-		c.attach(e, in, cloud.Attachment{ID: attachment, DeviceIndex: index, Status: "attaching"})
-		c.changing(e)
+		c.State.enis.seq++
+		attachment = fmt.Sprintf("eni-attach-%08x", c.State.enis.seq)
+		c.State.enis.attach(e, in, cloud.Attachment{ID: attachment, DeviceIndex: index, Status: "attaching"})
+		c.State.enis.changing(e)
 		return nil
 	})
 	return attachment, err
@@ -264,7 +264,7 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int)
 func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 	q := call{"DetachENI", pace.DetachENI, attachment, 0}
 	return c.change(ctx, q, func() error {
-		e := c.attached[attachment]
+		e := c.State.enis.attached[attachment]
 		switch {
 		case e == nil:
 			return q.refuse(cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
@@ -276,12 +276,12 @@ func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
 			return q.refuse(cloud.Conflict, "DependencyViolation", "%s has %d branches", e.ID, len(e.branches))
 		}
 		e.Attachment.Status = "detaching"
-		c.changing(e)
+		c.State.enis.changing(e)
 		return nil
 	})
 }
 
-// DeleteENI implements cloud.API. A branch is none any more before it is deleted.
+// DeleteENI implements cloud.API. It ends the association of a branch first.
 func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 	q := call{"DeleteENI", pace.DeleteENI, id, 0}
 	return c.changeENI(ctx, q, func(e *eni) error {
@@ -289,9 +289,9 @@ func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 			return q.refuse(cloud.Conflict, "InvalidParameterValue", "%s is attached", id)
 		}
 		if e.association.ID != "" {
-			c.endAssociation(e)
+			c.State.enis.endAssociation(e)
 		}
-		c.remove(e)
+		c.State.remove(e)
 		return nil
 	})
 }
@@ -308,8 +308,8 @@ func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment strin
 	})
 }
 
-// slots are how many slots of an ENI are taken in a family, and how many there
-// are by the limits of its instance. Of IPv4, the primary address takes one.
+// slots are the used slots of an ENI in a family and the maximum of its instance type. The primary IPv4
+// address takes a slot.
 func (e *eni) slots(f ipfamily.Family, l cloud.Limits) (has, most int) {
 	if f == ipfamily.IPv6 {
 		return len(e.IPv6) + len(e.IPv6Prefixes), l.IPv6PerENI
@@ -328,13 +328,13 @@ func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) 
 		case n.Has(ipfamily.IPv4) && n.Has(ipfamily.IPv6):
 			return q.refuse(cloud.Bug, "UnknownParameter", "%+v asked for: expected one family", n)
 		}
-		if in := c.holder(e); in != nil {
-			l, _ := c.limitsOf(in.Type)
+		if in := c.State.enis.holder(e); in != nil {
+			l, _ := c.State.enis.limitsOf(in.Type)
 			if has, most := e.slots(f, l); has+q.n > most {
 				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d %s of %d", q.eni, has, f, most)
 			}
 		}
-		out, err = c.assign(q, e, n)
+		out, err = c.State.assign(q, e, n)
 		return err
 	})
 	return out, err
@@ -359,7 +359,7 @@ func (c *Cloud) UnassignAddresses(ctx context.Context, id string, things []netip
 			return q.refuse(cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", things, q.eni)
 		}
 		*hasAddrs, *hasPrefixes = keptAddrs, keptPrefixes
-		if s := c.subnets[e.SubnetID]; f == ipfamily.IPv6 {
+		if s := c.State.subnets[e.SubnetID]; f == ipfamily.IPv6 {
 			s.giveAll(nil, nil, prefixes)
 		} else {
 			s.giveAll(addrs, prefixes, nil)
@@ -368,7 +368,7 @@ func (c *Cloud) UnassignAddresses(ctx context.Context, id string, things []netip
 	})
 }
 
-// without is have less gone.
+// without returns have without the elements of gone.
 func without[T comparable](have, gone []T) []T {
 	return slices.DeleteFunc(slices.Clone(have), func(v T) bool { return slices.Contains(gone, v) })
 }

@@ -16,8 +16,8 @@ import (
 func small(t *testing.T, o Options) *Cloud {
 	t.Helper()
 	c := New(o)
-	c.AddSubnet("subnet-1", "a", "10.0.0.0/28", map[string]string{"for": "pods"})
-	c.AddInstance("i-1", "m5.large", "subnet-1")
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/28", map[string]string{"for": "pods"})
+	c.State.AddInstance("i-1", "m5.large", "subnet-1")
 	return c
 }
 
@@ -84,7 +84,7 @@ func TestLifeOfAnENI(t *testing.T) {
 		t.Errorf("listed %+v", list)
 	}
 	list[0].Addresses[0] = netip.Addr{}
-	if truth := c.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
+	if truth := c.State.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
 		t.Errorf("a caller changed the books: %+v", truth)
 	}
 	ok(t, c.DetachENI(ctx, a))
@@ -93,15 +93,15 @@ func TestLifeOfAnENI(t *testing.T) {
 	if n := free(t, c); n != 10 {
 		t.Errorf("%d free at the end, want 10", n)
 	}
-	if s := c.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
+	if s := c.Front.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
 		t.Errorf("creations %+v", s)
 	}
-	if c.CPU() <= 0 {
+	if c.Front.CPU() <= 0 {
 		t.Error("no CPU time was used")
 	}
 }
 
-// TestTerminate: what has DeleteOnTermination goes, the rest is left detached.
+// TestTerminate: ENIs with DeleteOnTermination are deleted, others are detached.
 func TestTerminate(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	for i := range 2 {
@@ -111,11 +111,11 @@ func TestTerminate(t *testing.T) {
 		ok(t, err)
 		ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, i == 0))
 	}
-	c.Terminate("i-1")
+	c.State.Terminate("i-1")
 	_, err := c.Instance(ctx, "i-1")
 	class(t, err, cloud.Gone)
 	left, err := c.ENIs(ctx, cloud.ENIFilter{Status: "available"})
-	if err != nil || len(left) != 1 || len(c.Truth()) != 1 || free(t, c) != 10 {
+	if err != nil || len(left) != 1 || len(c.State.Truth()) != 1 || free(t, c) != 10 {
 		t.Errorf("%+v left (%v), %d free", left, err, free(t, c))
 	}
 }
@@ -123,7 +123,7 @@ func TestTerminate(t *testing.T) {
 // TestPrefixes: a subnet gives prefixes until it has none, and takes them back.
 func TestPrefixes(t *testing.T) {
 	c, ctx := New(Options{}), t.Context()
-	c.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
 	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}})
 	ok(t, err)
 	more, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
@@ -138,7 +138,7 @@ func TestPrefixes(t *testing.T) {
 		t.Errorf("%v: %v", back, err)
 	}
 	ok(t, c.UnassignAddresses(ctx, e.ID, more))
-	c.SetFragmented("subnet-1", true)
+	c.State.SetFragmented("subnet-1", true)
 	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
 	class(t, err, cloud.SubnetFull)
 }
@@ -147,8 +147,8 @@ func TestPrefixes(t *testing.T) {
 // of their own, within the limits of the instance, and takes them back.
 func TestIPv6(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
-	c.SetIPv6("subnet-1", "2001:db8::/64")
-	c.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
+	c.State.SetIPv6("subnet-1", "2001:db8::/64")
+	c.State.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
 	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}})
 	ok(t, err)
 	if len(e.Addresses) != 1 || len(e.IPv6) != 0 || len(e.IPv6Prefixes) != 2 || free(t, c) != 8 {
@@ -189,27 +189,27 @@ func TestIPv6(t *testing.T) {
 		t.Errorf("listed %+v", list[0])
 	}
 	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
-	if truth := c.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
+	if truth := c.State.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
 		t.Errorf("a caller changed the books: %+v", truth)
 	}
-	c.Steal(e.ID, got[7].Addr())
-	if truth := c.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
+	c.State.Steal(e.ID, got[7].Addr())
+	if truth := c.State.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
 		t.Errorf("after one was stolen: %+v", truth)
 	}
-	if four, six := c.Total(pace.Assign.Action).Calls, c.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
+	if four, six := c.Front.Total(pace.Assign.Action).Calls, c.Front.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
 		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
 	}
-	if n := c.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
+	if n := c.Front.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
 		t.Errorf("%d calls of %s, want 4", n, pace.UnassignIPv6.Action)
 	}
-	c.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
+	c.Front.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
 	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
 	ok(t, err)
 	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
 	class(t, err, cloud.SubnetFull)
-	c.Terminate("i-1")
+	c.State.Terminate("i-1")
 	ok(t, c.DeleteENI(ctx, e.ID))
-	if n := c.subnets["subnet-1"].six.free(); n != 65534 {
+	if n := c.State.subnets["subnet-1"].six.free(); n != 65534 {
 		t.Errorf("%d prefixes free at the end, want 65534", n)
 	}
 }
@@ -268,24 +268,24 @@ func TestDelays(t *testing.T) {
 		if s := status(); s != "attached" {
 			t.Errorf("status %q after 2 s", s)
 		}
-		refused := c.Total().Refused
+		refused := c.Front.Total().Refused
 		for range 10 {
 			_, _ = c.RouteTables(ctx, VPC)
 		}
 		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
-		if n := c.Total().Refused - refused; n != 7 {
+		if n := c.Front.Total().Refused - refused; n != 7 {
 			t.Errorf("%d of 10 calls were refused, want 7", n)
 		}
 	})
 }
 
-// TestManyNodes: what a call costs does not grow with the nodes.
+// TestManyNodes: the cost of a call does not grow with the number of nodes.
 func TestManyNodes(t *testing.T) {
 	const nodes = 10_000
 	c, ctx := New(Options{}), t.Context()
-	c.AddSubnet("subnet-1", "a", "10.0.0.0/8", nil)
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/8", nil)
 	for i := range nodes {
-		c.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1")
+		c.State.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1")
 	}
 	for i := range nodes {
 		id := fmt.Sprintf("i-%d", i)
@@ -299,12 +299,12 @@ func TestManyNodes(t *testing.T) {
 			t.Fatalf("%d ENIs: %v", len(list), err)
 		}
 	}
-	took := c.CPU()
+	took := c.Front.CPU()
 	list, err := c.ENIs(ctx, cloud.ENIFilter{VPCID: VPC})
-	if err != nil || len(list) != 4*nodes || c.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
-		t.Errorf("%d ENIs, %d calls: %v", len(list), c.Total(pace.DescribeENIs.Action).Calls, err)
+	if err != nil || len(list) != 4*nodes || c.Front.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
+		t.Errorf("%d ENIs, %d calls: %v", len(list), c.Front.Total(pace.DescribeENIs.Action).Calls, err)
 	}
-	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.CPU()-took)
+	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.Front.CPU()-took)
 	seen := make(map[netip.Addr]bool, 10*nodes)
 	for _, e := range list {
 		for _, a := range append(e.Addresses, e.Primary) {
@@ -321,10 +321,10 @@ func TestManyNodes(t *testing.T) {
 func TestFaultsAndLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, ctx := small(t, Options{}), t.Context()
-		e := c.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
-		c.SetLag(10 * time.Second)
-		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
-		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
+		e := c.State.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
+		c.State.SetLag(10 * time.Second)
+		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
+		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
 		for _, want := range []cloud.Class{cloud.Transient, cloud.Conflict} {
 			_, err := c.AssignAddresses(ctx, e, cloud.Amount{Addresses: 1})
 			class(t, err, want)
@@ -334,13 +334,13 @@ func TestFaultsAndLag(t *testing.T) {
 			ok(t, err)
 			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}})
 			ok(t, err)
-			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.Truth()[1].Addresses) != 1 {
+			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.State.Truth()[1].Addresses) != 1 {
 				t.Errorf("listed %+v, and %+v of the instance; want %d addresses", list, in.ENIs, want)
 			}
 			time.Sleep(10 * time.Second) //nolint:forbidigo // bubble time
 		}
-		if n := c.Count("AssignAddresses"); n != 2 || c.Calls()[0].Err == nil {
-			t.Errorf("%d calls: %+v", n, c.Calls())
+		if n := c.Front.Count("AssignAddresses"); n != 2 || c.Front.Calls()[0].Err == nil {
+			t.Errorf("%d calls: %+v", n, c.Front.Calls())
 		}
 	})
 }
@@ -373,4 +373,46 @@ func TestSubnet(t *testing.T) {
 			t.Errorf("%v, %v; want %s", p, ok, want)
 		}
 	}
+}
+
+// TestAssociations: associations are listed by trunk and VLAN, and listings that lag show a branch as
+// the ENI that it was. Tests of package aws compare all other behaviour of trunks and branches with
+// the lab.
+func TestAssociations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{}), t.Context()
+		first, second := c.State.AddENI("i-1", 1, cloud.InterfaceTrunk, nil), c.State.AddENI("i-1", 2, cloud.InterfaceTrunk, nil)
+		c.State.SetLag(time.Second)
+		var want []cloud.Association
+		for _, at := range []struct {
+			trunk string
+			vlan  int
+		}{{second, 1}, {first, 2}, {first, 1}} {
+			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+			ok(t, err)
+			a, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: at.trunk, BranchID: e.ID, VLAN: at.vlan}, "")
+			ok(t, err)
+			want = append([]cloud.Association{a}, want...)
+		}
+		if got := c.State.Associations(); !slices.Equal(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		shown := func(status string) int {
+			list, err := c.ENIs(ctx, cloud.ENIFilter{Status: status, Types: []cloud.InterfaceType{cloud.InterfaceBranch, cloud.InterfaceOrdinary}, IDs: []string{want[0].BranchID}})
+			ok(t, err)
+			return len(list)
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // bubble time
+		ok(t, c.DisassociateBranch(ctx, want[0].ID))
+		if shown("in-use") != 1 || shown("available") != 0 {
+			t.Error("the end of the association is shown at once")
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // bubble time
+		if shown("in-use") != 0 || shown("available") != 1 {
+			t.Error("the end of the association is not shown after a second")
+		}
+		if got := c.State.Associations(); !slices.Equal(got, want[1:]) {
+			t.Errorf("got %+v, want %+v", got, want[1:])
+		}
+	})
 }

@@ -15,13 +15,13 @@ import (
 func (c *Cloud) Instance(ctx context.Context, id string) (out cloud.Instance, err error) {
 	q := call{"Instance", pace.DescribeInstances, "", 0}
 	err = c.do(ctx, q, func() error {
-		in := c.instances[id]
+		in := c.State.enis.instances[id]
 		if in == nil {
 			return q.refuse(cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", id)
 		}
 		out = in.Instance
 		f := cloud.ENIFilter{InstanceID: id}
-		for _, e := range c.candidates(f) {
+		for _, e := range c.State.enis.candidates(f) {
 			if matches(e, f) {
 				out.ENIs = append(out.ENIs, clone(e))
 			}
@@ -35,7 +35,7 @@ func (c *Cloud) Instance(ctx context.Context, id string) (out cloud.Instance, er
 func (c *Cloud) Instances(ctx context.Context, ids []string) (out []cloud.Instance, err error) {
 	err = c.do(ctx, call{"Instances", pace.DescribeInstances, "", 0}, func() error {
 		for _, id := range ids {
-			if in := c.instances[id]; in != nil {
+			if in := c.State.enis.instances[id]; in != nil {
 				out = append(out, in.Instance)
 			}
 		}
@@ -48,7 +48,7 @@ func (c *Cloud) Instances(ctx context.Context, ids []string) (out []cloud.Instan
 func (c *Cloud) Limits(ctx context.Context, instanceType string) (out cloud.Limits, err error) {
 	q := call{"Limits", pace.DescribeTypes, "", 0}
 	err = c.do(ctx, q, func() error {
-		l, ok := c.limitsOf(instanceType)
+		l, ok := c.State.enis.limitsOf(instanceType)
 		if !ok {
 			return q.refuse(cloud.Bug, "InvalidInstanceType", "no instance type %q", instanceType)
 		}
@@ -71,9 +71,8 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error
 	return out, nil
 }
 
-// ENIPage implements pace.Calls, in the order of creation. A page costs the
-// ENIs that its filter has by ID, by instance or as detached ones; else those
-// that are looked at until the page is full.
+// ENIPage implements pace.Calls, in the order of creation. With a filter by ID, instance or status
+// "available" it looks only at those ENIs.
 func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error) {
 	q := call{"ENIs", pace.DescribeENIs, "", 0}
 	err = c.do(ctx, q, func() error {
@@ -84,13 +83,13 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 				return q.refuse(cloud.Bug, "InvalidNextToken.Malformed", "token %q: expected one of a page before", token)
 			}
 		}
-		list := c.candidates(f)
+		list := c.State.enis.candidates(f)
 		i, _ := slices.BinarySearchFunc(list, from, func(e *eni, seq int) int { return cmp.Compare(e.seq, seq) })
 		for _, e := range list[i:] {
 			if e.deleted || !matches(e, f) {
 				continue
 			}
-			if len(page) == c.options.PageSize {
+			if len(page) == c.pageSize {
 				next = strconv.Itoa(e.seq)
 				return nil
 			}
@@ -101,11 +100,10 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 	return page, next, err
 }
 
-// candidates are the ENIs of which those that match a filter are some, in the
-// order of creation. c.mu is held.
-func (c *Cloud) candidates(f cloud.ENIFilter) []*eni {
+// candidates is a superset of the ENIs that match a filter, in the order of creation. State.mu is held.
+func (es *enis) candidates(f cloud.ENIFilter) []*eni {
 	var list []*eni
-	if old, ok := c.past.shown(c.clock.Now()); ok {
+	if old, ok := es.past.shown(es.clock.Now()); ok {
 		if len(f.IDs) > 0 {
 			old = slices.DeleteFunc(slices.Clone(old), func(e *eni) bool { return !slices.Contains(f.IDs, e.ID) })
 		}
@@ -114,7 +112,7 @@ func (c *Cloud) candidates(f cloud.ENIFilter) []*eni {
 	switch {
 	case len(f.IDs) > 0:
 		for _, id := range f.IDs {
-			if e := c.enis[id]; e != nil {
+			if e := es.byID[id]; e != nil {
 				list = append(list, e)
 			}
 		}
@@ -124,14 +122,14 @@ func (c *Cloud) candidates(f cloud.ENIFilter) []*eni {
 			ids = []string{f.InstanceID}
 		}
 		for _, id := range ids {
-			if in := c.instances[id]; in != nil {
+			if in := es.instances[id]; in != nil {
 				list = append(list, in.enis...)
 			}
 		}
 	case f.Status == "available":
-		list = slices.AppendSeq(list, maps.Values(c.detached))
+		list = slices.AppendSeq(list, maps.Values(es.detached))
 	default:
-		return c.order
+		return es.order
 	}
 	slices.SortFunc(list, func(a, b *eni) int { return cmp.Compare(a.seq, b.seq) })
 	return slices.Compact(list)
@@ -164,9 +162,9 @@ func tagged(have, want map[string]string) bool {
 // Subnets implements cloud.API, by ID.
 func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
 	err = c.do(ctx, call{"Subnets", pace.DescribeSubnets, "", 0}, func() error {
-		for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
-			s := c.subnets[id].Subnet
-			s.Free, s.IPv6 = c.subnets[id].left, slices.Clone(s.IPv6)
+		for _, id := range slices.Sorted(maps.Keys(c.State.subnets)) {
+			s := c.State.subnets[id].Subnet
+			s.Free, s.IPv6 = c.State.subnets[id].left, slices.Clone(s.IPv6)
 			if (len(f.IDs) == 0 || slices.Contains(f.IDs, id)) && (f.VPCID == "" || f.VPCID == s.VPCID) &&
 				(f.Zone == "" || f.Zone == s.Zone) && tagged(s.Tags, f.Tags) {
 				out = append(out, s)
@@ -180,8 +178,8 @@ func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.
 // SecurityGroups implements cloud.API.
 func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) (out []string, err error) {
 	err = c.do(ctx, call{"SecurityGroups", pace.DescribeSecurityGroups, "", 0}, func() error {
-		for _, id := range slices.Sorted(maps.Keys(c.groups)) {
-			if vpcID == VPC && tagged(c.groups[id], tags) {
+		for _, id := range slices.Sorted(maps.Keys(c.State.groups)) {
+			if vpcID == VPC && tagged(c.State.groups[id], tags) {
 				out = append(out, id)
 			}
 		}
@@ -194,7 +192,7 @@ func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.RouteTable, err error) {
 	err = c.do(ctx, call{"RouteTables", pace.DescribeRouteTables, "", 0}, func() error {
 		if vpcID == VPC {
-			out = slices.Clone(c.routes)
+			out = slices.Clone(c.State.routes)
 		}
 		return nil
 	})

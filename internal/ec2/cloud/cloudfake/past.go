@@ -2,51 +2,51 @@ package cloudfake
 
 import "time"
 
-// past is what listings show while they trail behind the truth by lag.
+// past keeps old states for listings that lag.
 type past struct {
 	lag    time.Duration
-	states []state // by time; the first one is what is shown when none is old enough
+	states []state // by time; the first one is shown if none is old enough
 }
 
-// state is all ENIs as they were from a moment on.
+// state is a version of all ENIs.
 type state struct {
 	at   time.Time
 	enis []*eni // copies, in the order of creation
 }
 
-// SetLag makes listings show what was true d ago.
-func (c *Cloud) SetLag(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.past.lag = d
+// SetLag makes listings lag d behind.
+func (st *State) SetLag(d time.Duration) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.enis.past.lag = d
 	if d == 0 {
-		c.past.states = nil
-	} else if len(c.past.states) == 0 {
-		c.remember()
+		st.enis.past.states = nil
+	} else if len(st.enis.past.states) == 0 {
+		st.enis.remember()
 	}
 }
 
-// remember notes a change for listings that trail. c.mu is held.
-func (c *Cloud) remember() {
-	if c.past.lag == 0 {
+// remember records a version for listings that lag. State.mu is held.
+func (es *enis) remember() {
+	if es.past.lag == 0 {
 		return
 	}
-	c.settle()
-	now := c.clock.Now()
+	es.settle()
+	now := es.clock.Now()
 	s := state{at: now}
-	for _, e := range c.order {
+	for _, e := range es.order {
 		if !e.deleted {
 			s.enis = append(s.enis, &eni{ENI: clone(e), seq: e.seq})
 		}
 	}
-	p := &c.past
+	p := &es.past
 	p.states = append(p.states, s)
 	for len(p.states) > 1 && !p.states[1].at.After(now.Add(-p.lag)) {
 		p.states = p.states[1:]
 	}
 }
 
-// shown are the ENIs that a listing shows now, if those are not the true ones.
+// shown are the ENIs in listings; false if they are the current ones.
 func (p *past) shown(now time.Time) (enis []*eni, ok bool) {
 	n := 0
 	for i, s := range p.states {

@@ -8,15 +8,15 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// subnet hands out addresses, the one after the last, so that a reuse is the
-// longest ago; and prefixes, the highest first.
+// subnet allocates addresses round-robin, so that reuse comes as late as possible, and prefixes from the
+// highest down.
 type subnet struct {
 	cloud.Subnet
-	blocks     []uint16 // of the addresses of a /28 each, a bit for one that is not free
-	next       int      // the address to look at first, counted from the CIDR's
-	top        int      // no block from this one on is free for a prefix
+	blocks     []uint16 // a /28 each, with a bit for each address in use
+	next       int      // the first address to try, as an offset
+	top        int      // this block and all above have no free prefix
 	left       int      // free addresses
-	fragmented bool     // no block counts as free for a prefix
+	fragmented bool     // pretend that there is no free prefix
 	six        *space6  // nil without IPv6
 }
 
@@ -25,9 +25,8 @@ const (
 	taken      = math.MaxUint16
 )
 
-// newSubnet has all addresses free but the first four and the last, which EC2
-// reserves (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, and an
-// IPv6 /64 or none; or of IPv6 alone only that.
+// newSubnet returns a subnet with all addresses free, except those that EC2 reserves: the first four and
+// the last (VPC User Guide, "Subnet CIDR blocks"). It has an IPv4 CIDR, an IPv6 /64, or both.
 func newSubnet(s cloud.Subnet) *subnet {
 	if s.IPv6Native {
 		return &subnet{Subnet: s, six: newSpace6(s.IPv6[0])}
@@ -42,7 +41,7 @@ func newSubnet(s cloud.Subnet) *subnet {
 	return out
 }
 
-// own is how many IPv4 addresses an ENI takes for itself.
+// own is the number of primary IPv4 addresses of an ENI.
 func (s *subnet) own() int {
 	if s.IPv6Native {
 		return 0
@@ -62,7 +61,7 @@ func (s *subnet) index(a netip.Addr) int {
 	return int(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(first[:]))
 }
 
-// take gives a free address; false when there is none.
+// take allocates an address; false if the subnet is full.
 func (s *subnet) take() (netip.Addr, bool) {
 	if s.left < 1 {
 		return netip.Addr{}, false
@@ -79,19 +78,19 @@ func (s *subnet) take() (netip.Addr, bool) {
 	}
 }
 
-// reserved tells whether an address of the CIDR is one that no ENI has.
+// reserved reports whether EC2 reserves an address of the CIDR.
 func (s *subnet) reserved(a netip.Addr) bool {
 	i := s.index(a)
 	return i < 4 || i == len(s.blocks)*prefixSize-1
 }
 
-// has tells whether an address of the CIDR is free.
+// has reports whether an address of the CIDR is free.
 func (s *subnet) has(a netip.Addr) bool {
 	i := s.index(a)
 	return s.blocks[i/prefixSize]&(1<<(i%prefixSize)) == 0
 }
 
-// takeThis takes an address that is free.
+// takeThis allocates a given free address.
 func (s *subnet) takeThis(a netip.Addr) {
 	i := s.index(a)
 	s.blocks[i/prefixSize] |= 1 << (i % prefixSize)
@@ -105,8 +104,8 @@ func (s *subnet) give(a netip.Addr) {
 	s.freed(i / prefixSize)
 }
 
-// giveAll takes back what an ENI had, but for its primary address. IPv6 addresses
-// need not be given back.
+// giveAll frees the addresses and prefixes of an ENI, except its primary address. IPv6 addresses are not
+// reused, so they need not be freed.
 func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
 	for _, a := range addrs {
 		s.give(a)
@@ -119,7 +118,7 @@ func (s *subnet) giveAll(addrs []netip.Addr, prefixes, six []netip.Prefix) {
 	}
 }
 
-// takePrefix gives a free /28; false when there is none.
+// takePrefix allocates a /28; false if there is none.
 func (s *subnet) takePrefix() (netip.Prefix, bool) {
 	if s.left < prefixSize || s.fragmented {
 		return netip.Prefix{}, false
@@ -142,9 +141,67 @@ func (s *subnet) givePrefix(p netip.Prefix) {
 	s.freed(block)
 }
 
-// freed notes that a block may be free for a prefix now.
+// freed records that a block may have become a free prefix.
 func (s *subnet) freed(block int) {
 	if s.blocks[block] == 0 {
 		s.top = max(s.top, block+1)
+	}
+}
+
+// space6 is the IPv6 block of a subnet, a /64. Its first /80 is for single addresses, which are never
+// reused. The other /80s are prefixes, allocated round-robin, except the last one, of which EC2 reserves an
+// address (VPC User Guide, "Subnet CIDR blocks").
+type space6 struct {
+	cidr   netip.Prefix
+	next   uint64 // host part of the next single address
+	number uint64 // of the first /80 to try
+	taken  map[netip.Prefix]bool
+}
+
+const (
+	prefixBits6 = 80                      // EC2 User Guide, "Prefix delegation"
+	prefixes6   = 1<<(prefixBits6-64) - 2 // in a /64
+	hostShift6  = 128 - prefixBits6       // from the number of a /80 to its host part
+	firstHost6  = 4                       // EC2 reserves the first four addresses
+)
+
+func newSpace6(cidr netip.Prefix) *space6 {
+	must(cidr.IsValid() && cidr.Addr().Is6() && cidr.Bits() == 64 && cidr == cidr.Masked(), "IPv6 block %v: expected a /64", cidr)
+	return &space6{cidr: cidr, next: firstHost6, number: 1, taken: map[netip.Prefix]bool{}}
+}
+
+// at is the address of the block with a host part.
+func (s *space6) at(host uint64) netip.Addr {
+	b := s.cidr.Addr().As16()
+	binary.BigEndian.PutUint64(b[8:], host)
+	return netip.AddrFrom16(b)
+}
+
+// take allocates a new address.
+func (s *space6) take() netip.Addr {
+	s.next++
+	return s.at(s.next - 1)
+}
+
+// takeCertain allocates a given free address. Later single addresses are above it.
+func (s *space6) takeCertain(a netip.Addr) {
+	b := a.As16()
+	if host := binary.BigEndian.Uint64(b[8:]); host < 1<<hostShift6 {
+		s.next = max(s.next, host+1)
+	}
+}
+
+// free is the number of free prefixes.
+func (s *space6) free() int { return prefixes6 - len(s.taken) }
+
+// takePrefix allocates a prefix. There must be a free one.
+func (s *space6) takePrefix() netip.Prefix {
+	for {
+		p := netip.PrefixFrom(s.at(s.number<<hostShift6), prefixBits6)
+		s.number = s.number%prefixes6 + 1
+		if !s.taken[p] {
+			s.taken[p] = true
+			return p
+		}
 	}
 }

@@ -18,18 +18,18 @@ func (c *Cloud) AssociateBranch(ctx context.Context, a cloud.Association, client
 	err = c.change(ctx, q, func() error {
 		a.ID = ""
 		request := fmt.Sprintf("%+v", a)
-		if t, ok := c.tokens[clientToken]; ok && clientToken != "" {
+		if t, ok := c.State.tokens[clientToken]; ok && clientToken != "" {
 			if t.request != request {
 				return q.refuse(cloud.Bug, "IdempotentParameterMismatch", "token %s was used with other parameters", clientToken)
 			}
 			out = t.association
 			return nil
 		}
-		if err := c.associate(q, &a); err != nil {
+		if err := c.State.enis.associate(q, &a); err != nil {
 			return err
 		}
 		if clientToken != "" {
-			c.tokens[clientToken] = token{request: request, association: a}
+			c.State.tokens[clientToken] = token{request: request, association: a}
 		}
 		out = a
 		return nil
@@ -37,30 +37,30 @@ func (c *Cloud) AssociateBranch(ctx context.Context, a cloud.Association, client
 	return out, err
 }
 
-// associate makes a branch and gives the association its ID. c.mu is held.
-func (c *Cloud) associate(q call, a *cloud.Association) error {
-	trunk, branch := c.enis[a.TrunkID], c.enis[a.BranchID]
+// associate makes a branch and sets the ID of the association. State.mu is held.
+func (es *enis) associate(q call, a *cloud.Association) error {
+	trunk, branch := es.byID[a.TrunkID], es.byID[a.BranchID]
 	switch {
 	case trunk == nil:
 		return q.refuse(cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "no interface %s", a.TrunkID)
 	case branch == nil:
 		return q.refuse(cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "no interface %s", a.BranchID)
 	}
-	if err := c.mayAssociate(q, trunk, branch, a.VLAN); err != nil {
+	if err := es.mayAssociate(q, trunk, branch, a.VLAN); err != nil {
 		return err
 	}
-	c.seq++
-	a.ID = fmt.Sprintf("trunk-assoc-%08x", c.seq)
+	es.seq++
+	a.ID = fmt.Sprintf("trunk-assoc-%08x", es.seq)
 	branch.association = *a
 	branch.Type, branch.Status = cloud.InterfaceBranch, "in-use"
 	trunk.branches = append(trunk.branches, branch)
-	c.branches[a.ID] = branch
-	delete(c.detached, branch.ID)
+	es.branches[a.ID] = branch
+	delete(es.detached, branch.ID)
 	return nil
 }
 
-// mayAssociate checks whether an ENI may become a branch of a trunk. c.mu is held.
-func (c *Cloud) mayAssociate(q call, trunk, branch *eni, vlan int) error {
+// mayAssociate checks whether an ENI may become a branch of a trunk. State.mu is held.
+func (es *enis) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 	switch {
 	case trunk.Type != cloud.InterfaceTrunk:
 		return q.refuse(cloud.Bug, "InvalidParameterValue", "%s is no trunk: its type is %q", trunk.ID, trunk.Type)
@@ -77,19 +77,19 @@ func (c *Cloud) mayAssociate(q call, trunk, branch *eni, vlan int) error {
 	case slices.ContainsFunc(trunk.branches, func(o *eni) bool { return o.association.VLAN == vlan }):
 		return q.refuse(cloud.Conflict, "InvalidVlanId.Duplicate", "VLAN %d is in use", vlan)
 	}
-	in, n := c.instances[trunk.Attachment.InstanceID], 1
+	in, n := es.instances[trunk.Attachment.InstanceID], 1
 	for _, e := range in.enis {
 		n += len(e.branches)
 	}
 	if n > limits.Branches(in.Type) {
 		return q.refuse(cloud.LimitReached, "AttachmentLimitExceeded", "%d branches are too many for a %s", n, in.Type)
 	}
-	return c.room(q, in, branch)
+	return es.room(q, in, branch)
 }
 
-// room checks that an instance's type carries what an ENI has. c.mu is held.
-func (c *Cloud) room(q call, in *instance, e *eni) error {
-	l, _ := c.limitsOf(in.Type)
+// room checks that an instance type supports the addresses of an ENI. State.mu is held.
+func (es *enis) room(q call, in *instance, e *eni) error {
+	l, _ := es.limitsOf(in.Type)
 	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
 		return q.refuse(cloud.Bug, "UnsupportedOperation", "a %s has no prefixes", in.Type)
 	}
@@ -105,42 +105,42 @@ func (c *Cloud) room(q call, in *instance, e *eni) error {
 func (c *Cloud) DisassociateBranch(ctx context.Context, associationID string) error {
 	q := call{"DisassociateBranch", pace.DisassociateBranch, associationID, 0}
 	return c.change(ctx, q, func() error {
-		e := c.branches[associationID]
+		e := c.State.enis.branches[associationID]
 		if e == nil {
 			return q.refuse(cloud.Gone, "InvalidAssociationID.NotFound", "no association %s", associationID)
 		}
-		c.endAssociation(e)
+		c.State.enis.endAssociation(e)
 		return nil
 	})
 }
 
-// endAssociation makes a branch a detached ENI. c.mu is held.
-func (c *Cloud) endAssociation(e *eni) {
-	trunk := c.enis[e.association.TrunkID]
+// endAssociation makes a branch a detached ENI. State.mu is held.
+func (es *enis) endAssociation(e *eni) {
+	trunk := es.byID[e.association.TrunkID]
 	trunk.branches = slices.DeleteFunc(trunk.branches, func(o *eni) bool { return o == e })
-	delete(c.branches, e.association.ID)
+	delete(es.branches, e.association.ID)
 	e.association = cloud.Association{}
 	e.Type, e.Status = cloud.InterfaceOrdinary, "available"
-	c.detached[e.ID] = e
+	es.detached[e.ID] = e
 }
 
-// holder is the instance that an ENI is attached to, for a branch by its trunk; nil when
-// it is detached. c.mu is held.
-func (c *Cloud) holder(e *eni) *instance {
+// holder is the instance of an ENI or, for a branch, of its trunk; nil if it is detached. State.mu is
+// held.
+func (es *enis) holder(e *eni) *instance {
 	if e.association.ID != "" {
-		e = c.enis[e.association.TrunkID]
+		e = es.byID[e.association.TrunkID]
 	}
 	if e.Attachment == nil {
 		return nil
 	}
-	return c.instances[e.Attachment.InstanceID]
+	return es.instances[e.Attachment.InstanceID]
 }
 
-// Associations lists all associations, ordered by trunk and VLAN. It counts as no call.
-func (c *Cloud) Associations() (out []cloud.Association) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.branches {
+// Associations lists all associations, ordered by trunk and VLAN.
+func (st *State) Associations() (out []cloud.Association) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, e := range st.enis.branches {
 		out = append(out, e.association)
 	}
 	slices.SortFunc(out, func(a, b cloud.Association) int {
@@ -156,7 +156,7 @@ func (c *Cloud) SetGroups(ctx context.Context, id string, groups []string) error
 		if len(groups) == 0 {
 			return q.refuse(cloud.Bug, "InvalidParameterCombination", "no security groups: expected one at least")
 		}
-		if err := c.checkGroups(q, groups); err != nil {
+		if err := c.State.checkGroups(q, groups); err != nil {
 			return err
 		}
 		e.Groups = slices.Clone(groups)

@@ -40,8 +40,7 @@ type Entry struct {
 	NetworkCards int
 }
 
-// Lookup tells the limits of an instance type, such as "m5.large"; false when
-// the table does not know it.
+// Lookup returns the limits of an instance type, such as "m5.large"; false if the table does not have it.
 func Lookup(instanceType string) (Limits, bool) {
 	e, ok := Find(instanceType)
 	return e.Limits, ok
@@ -106,4 +105,25 @@ func ParseRow(line string) (Entry, error) {
 // Row is the inverse of ParseRow.
 func (e Entry) Row() string {
 	return fmt.Sprintf("%s\t%d\t%d\t%d\t%s\t%d", e.Type, e.MaxENIs, e.IPv4PerENI, e.IPv6PerENI, e.Hypervisor, e.NetworkCards)
+}
+
+//go:embed trunks.tsv
+var trunks string
+
+// Branches is how many branch network interfaces an instance of a type may have
+// on its trunks; 0 when the type has no trunks, or the table does not know it.
+func Branches(instanceType string) int {
+	if instanceType == "" || strings.ContainsAny(instanceType, "\t\n#") {
+		return 0
+	}
+	_, rest, ok := strings.Cut(trunks, "\n"+instanceType+"\t")
+	if !ok {
+		return 0
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	n, err := strconv.Atoi(line)
+	if err != nil {
+		return 0
+	}
+	return n
 }

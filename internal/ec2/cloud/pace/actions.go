@@ -6,21 +6,20 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Call is what there is to know about the calls of one EC2 action.
+// Call describes an EC2 action.
 type Call struct {
 	// Action is EC2's name, such as "AssignPrivateIpAddresses".
 	Action string
-	// Idempotent calls are made again when a reply was lost.
+	// Idempotent calls are repeated when a reply is lost.
 	Idempotent bool
-	// GoneIsDone: the thing not being there after a reply was lost says that
-	// the attempt before did the work.
+	// GoneIsDone: if a repeated call finds no resource, an earlier attempt with a lost reply succeeded.
 	GoneIsDone bool
-	// Begins: the call begins something that others have to finish.
+	// Begins: the call starts something that other calls have to finish.
 	Begins bool
 }
 
-// The actions that Berth uses. CreateENI and AssociateBranch are idempotent by their
-// client tokens. Assign and Unassign are of IPv4.
+// The actions that Berth uses. CreateENI and AssociateBranch are idempotent because of their client
+// tokens. Assign and Unassign are for IPv4.
 var (
 	DescribeInstances      = Call{Action: "DescribeInstances", Idempotent: true}
 	DescribeTypes          = Call{Action: "DescribeInstanceTypes", Idempotent: true}
@@ -48,7 +47,7 @@ var (
 	UnassignOf = [ipfamily.Number]Call{Unassign, UnassignIPv6}
 )
 
-// Actions are the names of all, sorted.
+// Actions are the names of all actions, sorted.
 func Actions() []string {
 	var names []string
 	for _, c := range []Call{

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// How often one call is repeated.
+// The maximum numbers of attempts.
 const (
 	TransientTries = 4 // in all, for idempotent calls, within the call's time-out
 	ThrottledTries = 6 // in all; each of them waits for its turn
@@ -17,33 +17,28 @@ const (
 	maxBackoff     = 5 * time.Second
 )
 
-// Reply is what came of sending a call one time. As the error of Calls it tells
-// of a call that failed what a *cloud.Error does not.
+// Reply is the result of one attempt. As an error of Calls it has more details than a *cloud.Error.
 type Reply struct {
 	Err *cloud.Error // nil for success
-	// Code stands for an error without a code of the cloud's, for an Observer:
-	// CodeNoReply when empty.
+	// Code is the code for an Observer if the error has none of the cloud's; empty: CodeNoReply.
 	Code string
-	// Unsent: the call had no effect for sure, though Err is Transient.
+	// Unsent: the call certainly had no effect, although Err is Transient.
 	Unsent bool
-	// Answered: the call had its effect, and Err is that its answer is of no use.
-	// It is not made again.
+	// Answered: the call took effect, but its reply is invalid. It is not repeated.
 	Answered bool
-	// Cure: the call had no effect, and what it was refused for is over after
-	// Cure, which is tried once.
+	// Cure: the call had no effect, and may succeed after Cure, which is called once.
 	Cure func()
 }
 
-// Error is that of Err, which is not nil.
+// Error is the text of Err, which must not be nil.
 func (r *Reply) Error() string { return r.Err.Error() }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (r *Reply) Unwrap() error { return r.Err }
 
-// Do makes one call: it waits for its turn, has it sent, and makes it again as
-// its outcome and kind allow. Send is given a context that ends with the
-// call's time-out. The error is always a *cloud.Error, of class Throttled only
-// if no attempt had an effect.
+// Do makes one call: it waits for its turn, sends it, and repeats it as far as its result and kind allow.
+// The context of send ends with the call's time-out. The error is always a *cloud.Error; it is of class
+// Throttled only if no attempt had an effect.
 func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) error {
 	a := attempt{set: s, call: c, left: s.options.CallTimeout}
 	for {
@@ -65,7 +60,7 @@ func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) 
 	}
 }
 
-// attempt is the state of one call over its repetitions.
+// attempt is the state of a call across its attempts.
 type attempt struct {
 	set  *Set
 	call Call
@@ -75,10 +70,10 @@ type attempt struct {
 	transient int
 	throttled int
 	cured     bool
-	lostReply bool // some attempt may have taken effect although a later one was answered
+	lostReply bool // an earlier attempt may have taken effect
 }
 
-// once sends the call one time, when its turn has come.
+// once makes one attempt when its turn comes.
 func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Reply {
 	s, op := a.set, a.call.Action
 	permit, ticket, waited, err := s.acquire(ctx, a.call, a.ticket)
@@ -109,7 +104,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 	return r
 }
 
-// outcome is what a reply says about the rate that is granted: only an answer says something.
+// outcome is what a reply says about the granted rate.
 func (r Reply) outcome() outcome {
 	switch {
 	case r.Err == nil, r.Answered:
@@ -122,7 +117,7 @@ func (r Reply) outcome() outcome {
 	return lost
 }
 
-// code is that of a reply for an Observer.
+// code is the code of a reply for an Observer.
 func (r Reply) code() string {
 	switch {
 	case r.Err == nil, r.Answered:
@@ -135,7 +130,7 @@ func (r Reply) code() string {
 	return CodeNoReply
 }
 
-// retry tells whether the call is to be made again, and waits until then.
+// retry reports whether to repeat the call, and waits until then.
 func (a *attempt) retry(ctx context.Context, r Reply) bool {
 	cured := r.Cure != nil && !a.cured
 	if cured {
@@ -160,7 +155,7 @@ func (a *attempt) retry(ctx context.Context, r Reply) bool {
 	return false
 }
 
-// backoff waits before a repetition; false when there is no time left for one.
+// backoff waits before the next attempt; false if there is no time left.
 func (a *attempt) backoff(ctx context.Context) bool {
 	d := min(maxBackoff, firstBackoff<<(a.transient-1))
 	d = d/2 + rand.N(d)

@@ -12,22 +12,19 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// filterValues is the most values that the filters of a describe call may have, taken
-// together (EC2 API Reference, "Error codes", FilterLimitExceeded).
+// filterValues is the maximum number of values in all filters of a describe call (EC2 API Reference, "Error codes", FilterLimitExceeded).
 const filterValues = 200
 
-// mostAtOnce is the most addresses, or prefixes, of a family that one call asks
-// for; EC2 gives no ENI as many.
+// mostAtOnce is the maximum number of addresses, or prefixes, of a family in one call. No ENI can have as
+// many.
 const mostAtOnce = 1000
 
-// MaxPages is the most pages that a listing has: a cloud that has more is no EC2.
+// MaxPages is the maximum number of pages of a listing. EC2 does not have more.
 const MaxPages = 1000
 
-// Calls is a cloud that sends each call once, as it is asked: what Cloud makes
-// a cloud.API of. A listing is asked for page by page: with the token that the
-// page before gave as next, empty for the first; next is empty for the last. All
-// values of a filter are at most 200. Every error is (or wraps) a *cloud.Error; one that
-// is a *Reply tells more.
+// Calls is a cloud that sends each call once. Cloud turns it into a cloud.API. Listings have pages: token is
+// next of the previous page, empty for the first; next is empty for the last page. Filters have at most 200
+// values. Every error is or wraps a *cloud.Error; a *Reply has more details.
 type Calls interface {
 	InstancePage(ctx context.Context, ids []string, token string) (page []cloud.Instance, next string, err error)
 	ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error)
@@ -38,11 +35,10 @@ type Calls interface {
 	cloud.Changes
 }
 
-// Cloud makes a cloud.API of single calls: each waits for its turn, is counted
-// and made again as the Options and its kind say. A method becomes as many calls
-// as it takes with EC2: one a page and for 200 values of a filter, two for an instance with its
-// ENIs, none for what makes no sense or nothing. What the cloud says of an
-// instance type is asked once.
+// Cloud makes a cloud.API of single calls. Each call waits for its turn, is counted, and is repeated
+// according to the Options and its kind. A method makes as many calls as EC2 needs: one a page and 200
+// values of a filter, two for an instance with its ENIs, none for invalid or empty requests. The limits of
+// an instance type are requested once.
 func Cloud(calls Calls, o Options) cloud.API {
 	p := &paced{calls: calls, set: NewSet(o)}
 	p.types = instanceTypes{options: p.set.options, known: make(map[string]knownLimits)}
@@ -58,7 +54,7 @@ type paced struct {
 	types instanceTypes
 }
 
-// do makes a call whose outcome is a value.
+// do makes a call with a result.
 func do[T any](ctx context.Context, p *paced, c Call, call func(context.Context) (T, error)) (out T, err error) {
 	err = p.set.Do(ctx, c, func(ctx context.Context) Reply {
 		got, err := call(ctx)
@@ -78,7 +74,7 @@ func do[T any](ctx context.Context, p *paced, c Call, call func(context.Context)
 	return out, err
 }
 
-// try makes a call that has no value.
+// try makes a call without a result.
 func try(ctx context.Context, p *paced, c Call, call func(context.Context) error) error {
 	_, err := do(ctx, p, c, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
 	return err
@@ -112,13 +108,12 @@ func pages[T any](ctx context.Context, p *paced, c Call, unique *once[T], page f
 	return nil, malformed(c, "nextToken: more than %d pages", MaxPages)
 }
 
-// malformed is an answer that EC2 would not give.
+// malformed is the error for a reply that EC2 would not send.
 func malformed(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: c.Action, Err: fmt.Errorf("malformed answer: "+format, args...)}
 }
 
-// Instance implements cloud.API. Two calls make it up, since with EC2 only the
-// listing of interfaces has their tags.
+// Instance implements cloud.API with two calls, since only the listing of interfaces has their tags.
 func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	list, err := p.Instances(ctx, []string{id})
 	switch {
@@ -206,13 +201,13 @@ func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTab
 	return checkRouteTables(out)
 }
 
-// wrong is an error for a request that makes no sense; nothing was sent.
+// wrong is the error for an invalid request, which is not sent.
 func wrong(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Bug, Op: c.Action, Message: fmt.Sprintf(format, args...)}
 }
 
-// checkAmount refuses an amount that a call should not be made for: EC2 would take
-// it for something else. It has one kind of a family.
+// checkAmount refuses invalid amounts, which EC2 would misunderstand. A valid one has either addresses or
+// prefixes of each family.
 func checkAmount(c Call, n cloud.Amount) error {
 	for _, f := range ipfamily.Dual.Families() {
 		switch addresses, prefixes := n.Of(f); {
@@ -225,8 +220,8 @@ func checkAmount(c Call, n cloud.Amount) error {
 	return nil
 }
 
-// ofFamily is the one of two calls, by family, for an amount that is of one kind
-// and family. Its errors are of class Bug.
+// ofFamily selects the call for the family of an amount, which must have one family and either addresses or
+// prefixes. Its errors are of class Bug.
 func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
 	c := calls[n.Family()]
 	switch four, six := n.Has(ipfamily.IPv4), n.Has(ipfamily.IPv6); {
@@ -238,10 +233,8 @@ func ofFamily(n cloud.Amount, calls [ipfamily.Number]Call) (Call, error) {
 	return c, checkAmount(c, n)
 }
 
-// CreateENI implements cloud.API. Without a client token in the request it
-// makes one up, so that its own repetitions create one ENI only. A token that
-// was used for a different request is an error of class Bug, and so is what
-// makes no sense.
+// CreateENI implements cloud.API. Without a client token in the request it generates one, so that its own
+// attempts create one ENI. Invalid requests, and a token of another request, are errors of class Bug.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
 	if err := checkAmount(CreateENI, req.Amount); err != nil {
 		return cloud.ENI{}, err
@@ -260,8 +253,8 @@ func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, 
 	return do(ctx, p, CreateENI, func(ctx context.Context) (cloud.ENI, error) { return p.calls.CreateENI(ctx, req) })
 }
 
-// AttachENI implements cloud.API. A taken device index is an error of class
-// Conflict, an instance without room one of class LimitReached.
+// AttachENI implements cloud.API. The class of the error is Conflict for a device index in use, and
+// LimitReached for an instance without room.
 func (p *paced) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
 	return do(ctx, p, AttachENI, func(ctx context.Context) (string, error) {
 		return p.calls.AttachENI(ctx, eniID, instanceID, deviceIndex)
@@ -273,8 +266,7 @@ func (p *paced) DetachENI(ctx context.Context, attachmentID string) error {
 	return try(ctx, p, DetachENI, func(ctx context.Context) error { return p.calls.DetachENI(ctx, attachmentID) })
 }
 
-// DeleteENI implements cloud.API. An ENI that is still attached or detaching
-// is an error of class Conflict.
+// DeleteENI implements cloud.API. For an attached or detaching ENI the class of the error is Conflict.
 func (p *paced) DeleteENI(ctx context.Context, eniID string) error {
 	return try(ctx, p, DeleteENI, func(ctx context.Context) error { return p.calls.DeleteENI(ctx, eniID) })
 }
@@ -295,8 +287,8 @@ func (p *paced) AssignAddresses(ctx context.Context, eniID string, n cloud.Amoun
 	return do(ctx, p, c, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
 }
 
-// UnassignAddresses implements cloud.API. An address that is not on the ENI is
-// an error of class Gone, and none is taken off then.
+// UnassignAddresses implements cloud.API. For an address that is not on the ENI the class of the error is
+// Gone, and no address is removed.
 func (p *paced) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
 	if len(things) == 0 {
 		return nil

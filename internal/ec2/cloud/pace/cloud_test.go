@@ -127,10 +127,10 @@ func TestCloudChoosesByFamily(t *testing.T) {
 	four, six := netip.MustParsePrefix("10.0.0.20/32"), netip.MustParsePrefix("2001:db8::5/128")
 	block4, block6 := netip.MustParsePrefix("10.0.0.32/28"), netip.MustParsePrefix("2001:db8:0:0:1::/80")
 	sim := cloudfake.New(cloudfake.Options{})
-	sim.AddSubnet("subnet-1", "a", "10.0.0.0/24", nil)
-	sim.SetIPv6("subnet-1", "2001:db8::/64")
-	sim.AddInstance("i-1", "m5.xlarge", "subnet-1")
-	eni := sim.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
+	sim.State.AddSubnet("subnet-1", "a", "10.0.0.0/24", nil)
+	sim.State.SetIPv6("subnet-1", "2001:db8::/64")
+	sim.State.AddInstance("i-1", "m5.xlarge", "subnet-1")
+	eni := sim.State.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
 	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	assign := func(n cloud.Amount) func() error {
 		return func() error { _, err := api.AssignAddresses(ctx, eni, n); return err }
@@ -177,17 +177,17 @@ func TestCloudChoosesByFamily(t *testing.T) {
 		{"create with fewer than none", create(cloud.Amount{Addresses: 1, IPv6Prefixes: -1}), pace.CreateENI, "-1 prefixes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			sim.ResetStats()
+			sim.Front.ResetStats()
 			err := tt.call()
 			if tt.says == "" {
-				if all, of := sim.Total().Calls, sim.Total(tt.action.Action).Calls; all != 1 || of != 1 {
+				if all, of := sim.Front.Total().Calls, sim.Front.Total(tt.action.Action).Calls; all != 1 || of != 1 {
 					t.Errorf("%d calls, %d of %s; want 1 of that (%v)", all, of, tt.action.Action, err)
 				}
 				return
 			}
 			e, ok := errors.AsType[*cloud.Error](err)
-			if !ok || e.Class != cloud.Bug || e.Op != tt.action.Action || !strings.Contains(e.Message, tt.says) || sim.Total().Calls != 0 {
-				t.Errorf("got %v after %d calls; want class bug of %s that says %q", err, sim.Total().Calls, tt.action.Action, tt.says)
+			if !ok || e.Class != cloud.Bug || e.Op != tt.action.Action || !strings.Contains(e.Message, tt.says) || sim.Front.Total().Calls != 0 {
+				t.Errorf("got %v after %d calls; want class bug of %s that says %q", err, sim.Front.Total().Calls, tt.action.Action, tt.says)
 			}
 		})
 	}
@@ -196,16 +196,16 @@ func TestCloudChoosesByFamily(t *testing.T) {
 // TestCloudCountsAsEC2: a method makes as many calls as it takes with EC2.
 func TestCloudCountsAsEC2(t *testing.T) {
 	sim := cloudfake.New(cloudfake.Options{PageSize: 100})
-	sim.AddSubnet("subnet-1", "a", "10.0.0.0/20", nil)
+	sim.State.AddSubnet("subnet-1", "a", "10.0.0.0/20", nil)
 	var ids []string
 	for i := range 450 {
 		ids = append(ids, fmt.Sprintf("i-%d", i))
-		sim.AddInstance(ids[i], "m5.large", "subnet-1")
+		sim.State.AddInstance(ids[i], "m5.large", "subnet-1")
 	}
 	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
 		t.Helper()
-		if got := sim.Total(action).Calls; got != calls {
+		if got := sim.Front.Total(action).Calls; got != calls {
 			t.Errorf("%s: %d calls of %s, want %d", what, got, action, calls)
 		}
 	}
@@ -219,7 +219,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 		t.Fatalf("%d ENIs: %v", len(enis), err)
 	}
 	expect("of 450 instances", pace.DescribeENIs.Action, 5) // 200, 200 and 50 IDs in pages of 100
-	sim.ResetStats()
+	sim.Front.ResetStats()
 	enis, err = api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudfake.VPC})
 	if err != nil || len(enis) != 450 {
 		t.Fatalf("%d ENIs: %v", len(enis), err)
@@ -239,7 +239,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := sim.Total(pace.DescribeTypes.Action).Calls; got != 1 {
+	if got := sim.Front.Total(pace.DescribeTypes.Action).Calls; got != 1 {
 		t.Errorf("%d calls for the limits of one type", got)
 	}
 }

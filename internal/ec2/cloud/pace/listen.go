@@ -62,12 +62,12 @@ func (l *listener) share(t time.Time) (float64, time.Time) {
 	return listenShare, t.Add(listenFor - into)
 }
 
-// worthListening tells whether calls are, or lately were, refused.
+// worthListening reports whether calls are, or lately were, refused.
 func (l *listener) worthListening(t time.Time) bool {
 	return t.Sub(l.at) < 2*listenEvery || l.background() > noticed
 }
 
-// listens tells whether the answer to a call sent at t shows what is refused whatever the peers do.
+// listens reports whether the answer to a call sent at t shows what is refused whatever the peers do.
 func (l *listener) listens(t time.Time) bool {
 	_, into := period(t)
 	return listenGuard <= into && into < listenFor && l.worthListening(t)
@@ -126,13 +126,13 @@ func (p *pacer) hear(g grant, refused bool, now time.Time) {
 	}
 }
 
-// bears tells whether refusals are known that are not for the peers' rates.
+// bears reports whether refusals are known that are not for the peers' rates.
 func (p *pacer) bears() bool {
 	return p.peers != nil && p.phase == settled && p.peers.borne() > noticed && !p.nothingPasses()
 }
 
 // bear has a refusal change the rate a little at most, if it is not to be cut, and
-// tells whether it is not.
+// reports whether it is not.
 func (p *pacer) bear(now time.Time) bool {
 	switch {
 	case p.bears():
@@ -147,7 +147,7 @@ func (p *pacer) bear(now time.Time) bool {
 	return true
 }
 
-// wasCut tells whether the rate was cut since the last quiet period began. Until
+// wasCut reports whether the rate was cut since the last quiet period began. Until
 // the next one has shown more, it is not cut deeper.
 func (p *pacer) wasCut(now time.Time) bool {
 	if p.peers == nil || p.phase != settled || p.nothingPasses() {
@@ -157,5 +157,5 @@ func (p *pacer) wasCut(now time.Time) bool {
 	return p.peers.cut == n
 }
 
-// nothingPasses tells whether so many calls were refused in a row that all are.
+// nothingPasses reports whether so many calls were refused in a row that all are.
 func (p *pacer) nothingPasses() bool { return p.peers != nil && p.peers.refusedInRow >= outage }

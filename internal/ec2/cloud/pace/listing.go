@@ -6,13 +6,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// A complete listing, which came in several pages, is compared with itself and
-// with the IDs that were asked for. One that says two things of one is as good as
-// lost: Transient.
+// A complete listing is checked for contradictions, also between its pages, and compared with the requested
+// IDs. A contradictory one is like a lost reply: Transient.
 
-// once is what of a listing may be there once, over all its pages.
+// once finds duplicates across the pages of a listing.
 type once[T any] struct {
-	name string // in the answer
+	name string // of the field in the reply
 	id   func(*T) string
 	seen map[string]bool
 }
@@ -21,7 +20,7 @@ func onlyOnce[T any](name string, id func(*T) string) *once[T] {
 	return &once[T]{name, id, map[string]bool{}}
 }
 
-// check refuses a page that has what was there before. Nil checks nothing.
+// check refuses a page with a duplicate. Nil checks nothing.
 func (o *once[T]) check(c Call, page []T) error {
 	if o == nil {
 		return nil
@@ -36,7 +35,7 @@ func (o *once[T]) check(c Call, page []T) error {
 	return nil
 }
 
-// checkInstances refuses instances that nobody asked for.
+// checkInstances refuses instances that were not requested.
 func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, error) {
 	asked := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -44,14 +43,13 @@ func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, erro
 	}
 	for i := range list {
 		if !asked[list[i].ID] {
-			return nil, malformed(DescribeInstances, "instancesSet %q: expected one of those asked for", list[i].ID)
+			return nil, malformed(DescribeInstances, "instancesSet %q: expected one of the requested ones", list[i].ID)
 		}
 	}
 	return list, nil
 }
 
-// distinctENIs is a listing with each ENI once; one that is there twice has to be
-// the same.
+// distinctENIs removes duplicate ENIs, which must be equal.
 func distinctENIs(list []cloud.ENI) ([]cloud.ENI, error) {
 	seen := make(map[string]int, len(list))
 	out := list[:0]
@@ -68,7 +66,7 @@ func distinctENIs(list []cloud.ENI) ([]cloud.ENI, error) {
 	return out, nil
 }
 
-// checkRouteTables refuses two main tables, and a subnet of two.
+// checkRouteTables refuses two main tables, and a subnet with two tables.
 func checkRouteTables(list []cloud.RouteTable) ([]cloud.RouteTable, error) {
 	main, of := "", map[string]string{}
 	for _, t := range list {

@@ -7,11 +7,11 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// DefaultCallTimeout is the CallTimeout of Options that name none.
+// DefaultCallTimeout is the default of Options.CallTimeout.
 const DefaultCallTimeout = 15 * time.Second
 
-// Limit is a ceiling for the calls of one API action, in calls per second and
-// calls at once. A zero field sets no limit.
+// Limit is a ceiling for the calls of one action, in calls per second and calls in flight. A zero field
+// sets no limit.
 type Limit struct {
 	Rate  float64
 	Burst int
@@ -19,17 +19,16 @@ type Limit struct {
 
 // Options configure Cloud and NewSet. The zero value is right for EC2.
 type Options struct {
-	// CallTimeout bounds the time that one call takes on the wire and in its
-	// repetitions, waiting for a limiter not counted; DefaultCallTimeout when 0.
+	// CallTimeout bounds the time of a call with all its attempts, without the time in the queue of the
+	// limiter; DefaultCallTimeout when 0.
 	CallTimeout time.Duration
-	// Ceilings limit the calls of an action, by its EC2 name, besides what is learned.
+	// Ceilings limit the calls of an action, by its EC2 name, in addition to the learned limits.
 	Ceilings map[string]Limit
-	// Peers: many processes like this one, such as the daemons of all nodes, draw
-	// on the same buckets. They tell each other's refusals from those of clients
-	// that do not yield by keeping quiet at the same times; see the package's
-	// documentation. Their clocks should agree within 0.1 s, and not differ by more than 0.5 s.
+	// Peers: many processes like this one, such as the daemons of all nodes, share the same buckets. By
+	// being quiet at the same times, they find out whether clients that do not yield share them too; see
+	// the package documentation. Their clocks should agree within 0.1 s, and must within 0.5 s.
 	Peers bool
-	// Observer is told of every call; may be nil.
+	// Observer observes every call; may be nil.
 	Observer Observer
 	// Logger is silent when nil.
 	Logger *slog.Logger
@@ -37,22 +36,21 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// Observer is told what is sent, for metrics. Its methods are called from many
-// goroutines at once and must not block.
+// Observer observes calls, for metrics. Its methods are called concurrently and must not block.
 type Observer interface {
 	// Call reports one request: the action, the cloud's error code and the time
 	// to the reply. The code is CodeOK for success, and one of the other Code
-	// constants when there was no reply to take a code from.
+	// constants without a valid reply.
 	Call(op, code string, d time.Duration)
-	// Limited reports that a call of op was held back for d.
+	// Limited reports that a call of op waited for d.
 	Limited(op string, d time.Duration)
 }
 
-// Codes reported to an Observer where the cloud gave none.
+// Codes for an Observer without a code of the cloud.
 const (
 	CodeOK          = "OK"
 	CodeNoReply     = "NoReply"        // time-out, or no connection
-	CodeBadReply    = "MalformedReply" // an answer that the cloud would not give
+	CodeBadReply    = "MalformedReply" // an invalid reply
 	CodeCredentials = "NoCredentials"  // nothing was sent
 )
 

@@ -285,7 +285,7 @@ func (p *pacer) growth() float64 {
 	return min(probe*p.rate, high)
 }
 
-// refuse reports that the call was throttled, and tells whether that says
+// refuse reports that the call was throttled, and reports whether that says
 // something about EC2's buckets: calls that were in flight together count as
 // one refusal, and those that are known not to follow the rate as none.
 func (g grant) refuse(now time.Time) bool {
@@ -336,19 +336,19 @@ func (g grant) refuse(now time.Time) bool {
 	return !known
 }
 
-// tried tells whether the time after a cut that tells whether it helped is not over.
+// tried reports whether the time after a cut that reports whether it helped is not over.
 func (p *pacer) tried() bool {
 	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && p.peers == nil
 }
 
-// unexplained tells whether a call was refused although a bucket that grants
+// unexplained reports whether a call was refused although a bucket that grants
 // what was measured had something in it. Calls without an answer count as passed.
 func (p *pacer) unexplained(g grant) bool {
 	inflow := p.granted * g.at.Sub(p.since).Seconds()
 	return p.tried() && inflow-float64(g.nth-p.missed) > slack
 }
 
-// unhelped tells whether refusals go on although the rate was halved.
+// unhelped reports whether refusals go on although the rate was halved.
 func (p *pacer) unhelped() bool {
 	return p.tried() && p.strikes == 0 && p.rate <= p.before/2 && p.missed >= inVain
 }

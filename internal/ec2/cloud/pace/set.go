@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	fairTurn = 10               // each so manieth turn goes to who waited longest
-	patience = 30 * time.Second // before a call is preferred for its age
+	fairTurn = 10               // one turn in so many goes to the oldest call
+	patience = 30 * time.Second // the minimum age for that
 )
 
-// Set is the limiters of all calls that one process makes to one account and
-// region. There is to be one, so that it sees all that draws on the same
-// buckets. It is safe for concurrent use.
+// Set has the limiters of all calls of one process to one account and region. There must be only one, since
+// it has to see all calls that share the same buckets. It is safe for concurrent use.
 type Set struct {
 	options Options
 	clock   clock.Clock
@@ -33,7 +32,7 @@ type Set struct {
 	seq      uint64    // of permits, in the order of sending
 	begun    int       // waiters of priority Begun
 	turns    int       // permits given in the state shared
-	spareAt  time.Time // when calls that nobody waits for may go; see spare.go
+	spareAt  time.Time // when calls that are not urgent may go; see spare.go
 	alarm    *alarm    // nil when no turn depends on time
 }
 
@@ -48,7 +47,7 @@ type action struct {
 	served  uint64 // seq of the last one
 }
 
-// permit is the right to send one call, to be handed back with its outcome.
+// permit is the right to send one call. It is returned with the outcome.
 type permit struct {
 	action  *action
 	own     grant
@@ -57,16 +56,15 @@ type permit struct {
 	sent    time.Time
 }
 
-// NewSet returns a Set that has not seen a call yet.
+// NewSet returns a Set in its initial state.
 func NewSet(o Options) *Set {
 	o = o.withDefaults()
 	return &Set{options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}, o.Peers), actions: make(map[string]*action)}
 }
 
-// acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
-// the same priority; a call that was refused passes the ticket it had and keeps its
-// place. When ctx ends first, or the call is recalled, the queue is as if the call had never joined.
-// Waited is how long the call was held back, 0 when it was not.
+// acquire waits for the turn of a call. With ticket 0 it queues behind all calls of the same priority; with
+// the ticket of an earlier attempt it keeps its place. If ctx ends first, or the call is recalled, the call
+// leaves the queue. Waited is the time in the queue.
 func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t uint64, waited time.Duration, err error) {
 	if ctx.Err() != nil {
 		return permit{}, ticket, 0, context.Cause(ctx)
@@ -132,7 +130,7 @@ func (s *Set) action(c Call, now time.Time) *action {
 	return a
 }
 
-// leave takes back a call, also one whose turn came in the same moment.
+// leave removes a call from the queue, or returns its permit if it has one already.
 func (s *Set) leave(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,8 +150,8 @@ func (s *Set) remove(w *waiter) {
 	}
 }
 
-// dispatch gives permits to those whose turn it is, and sees to it that it is
-// called again when the next one's may have come. s.mu is held.
+// dispatch gives permits to the calls whose turn it is, and schedules itself for the next turn. s.mu is
+// held.
 func (s *Set) dispatch() {
 	now := s.clock.Now()
 	for {
@@ -166,7 +164,7 @@ func (s *Set) dispatch() {
 	}
 }
 
-// next finds the waiter whose turn it is, or how long it will be to the next turn.
+// next finds the waiter whose turn it is, or the time until the next turn.
 func (s *Set) next(now time.Time) (*waiter, time.Duration) {
 	var account time.Duration
 	if s.shared {
@@ -192,8 +190,7 @@ func (s *Set) next(now time.Time) (*waiter, time.Duration) {
 	return best, wait
 }
 
-// head is the waiter of an action that goes first; nil when there is none, or
-// what was begun has to be finished before.
+// head is the first waiter of an action; nil without one, or if started work has to be finished first.
 func (s *Set) head(a *action, now time.Time) *waiter {
 	if a.queue.len() == 0 {
 		return nil
@@ -208,12 +205,12 @@ func (s *Set) head(a *action, now time.Time) *waiter {
 	return w
 }
 
-// heldBack: the call begins something, and what was begun before has to wait.
+// heldBack reports whether a call would start work while calls that finish earlier work are waiting.
 func (s *Set) heldBack(w *waiter) bool {
 	return w.action.begins && w.priority < cloud.Begun && s.begun > 0
 }
 
-// precedes tells which of the heads of two actions goes first.
+// precedes reports whether the head of one action goes before that of another.
 func (s *Set) precedes(a, b *waiter) bool {
 	if s.shared && s.turns%fairTurn == fairTurn-1 {
 		return a.action.served < b.action.served
@@ -235,13 +232,13 @@ func (s *Set) grant(w *waiter, now time.Time) {
 	close(w.ready)
 }
 
-// alarm is a call of dispatch to come.
+// alarm is a scheduled call of dispatch.
 type alarm struct {
 	at  time.Time
-	off chan struct{} // closed when it is not needed any more
+	off chan struct{} // closed to cancel it
 }
 
-// wake has dispatch called after wait, unless it is called earlier anyway.
+// wake schedules dispatch after wait, unless it is scheduled earlier.
 func (s *Set) wake(now time.Time, wait time.Duration) {
 	at := now.Add(wait)
 	if s.alarm != nil {
@@ -275,16 +272,16 @@ func (s *Set) ring(a *alarm) {
 	}
 }
 
-// outcome is what became of a call, as far as rates are concerned.
+// outcome is the result of a call for the limiters.
 type outcome int
 
 const (
-	lost    outcome = iota // no answer: says nothing
-	passed                 // answered, if only to say that it failed
-	refused                // for its rate
+	lost    outcome = iota // no reply
+	passed                 // a reply, even an error
+	refused                // throttled
 )
 
-// report hands back the permit of a call that was sent.
+// report returns the permit of a call that was sent.
 func (s *Set) report(p permit, o outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,7 +42,7 @@ type result struct {
 func (j joins) run(t *testing.T) (r result) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := cloudfake.New(cloudfake.Options{Latency: latency, Shared: j.shared, Buckets: j.own})
-		sim.AddSubnet("subnet-1", "a", "10.0.0.0/16", nil)
+		sim.State.AddSubnet("subnet-1", "a", "10.0.0.0/16", nil)
 		api := pace.Cloud(inTurn{sim}, pace.Options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		beside := make(chan struct{})
@@ -60,7 +60,7 @@ func (j joins) run(t *testing.T) (r result) {
 		results := make(chan done, j.nodes)
 		for i := range j.nodes {
 			id := fmt.Sprintf("i-%d", i)
-			sim.AddInstance(id, "m5.xlarge", "subnet-1")
+			sim.State.AddInstance(id, "m5.xlarge", "subnet-1")
 			go func() {
 				ctx := withTurn(ctx, 1+i)
 				time.Sleep(j.over * time.Duration(i) / time.Duration(j.nodes)) //nolint:forbidigo // bubble time
@@ -84,12 +84,12 @@ func (j joins) run(t *testing.T) (r result) {
 		<-beside
 		slices.Sort(at)
 		slices.Sort(waits)
-		total := sim.Total()
+		total := sim.Front.Total()
 		r = result{
 			median: at[len(at)/2], last: at[len(at)-1], wait: waits[len(waits)/2],
 			calls: total.Calls - total.Refused, refused: float64(total.Refused) / float64(total.Calls),
 		}
-		if n := len(sim.Truth()); n != 2*j.nodes && !j.untilBeside {
+		if n := len(sim.State.Truth()); n != 2*j.nodes && !j.untilBeside {
 			t.Errorf("%d ENIs for %d nodes", n, j.nodes)
 		}
 	})
@@ -232,16 +232,16 @@ func TestLimitsChange(t *testing.T) {
 		refused float64 // most of all calls; 0: a twentieth
 	}{
 		{"shared, then apart", joins{nodes: 1000, shared: &slow, after: 2 * time.Minute, change: func(sim *cloudfake.Cloud) {
-			sim.SetBuckets(nil, documented)
+			sim.Front.SetBuckets(nil, documented)
 		}}, bound(1000-500/3, documented[""]), 0},
 		{"apart, then shared", joins{nodes: 1000, own: documented, after: time.Minute, change: func(sim *cloudfake.Cloud) {
-			sim.SetBuckets(&slow, nil)
+			sim.Front.SetBuckets(&slow, nil)
 		}}, bound(3*(1000-350), slow), 0.08},
 		{"more", joins{nodes: 1000, shared: &slow, after: time.Minute, change: func(sim *cloudfake.Cloud) {
-			sim.SetBuckets(&fast, nil)
+			sim.Front.SetBuckets(&fast, nil)
 		}}, bound(3000-260, fast), 0},
 		{"less", joins{nodes: 1000, shared: &fast, after: time.Minute, change: func(sim *cloudfake.Cloud) {
-			sim.SetBuckets(&slow, nil)
+			sim.Front.SetBuckets(&slow, nil)
 		}}, bound(3000-1300, slow), 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

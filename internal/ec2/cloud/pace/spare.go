@@ -2,17 +2,15 @@ package pace
 
 import "time"
 
-// Among peers a process cannot see who else waits for the account's rate. It
-// does see refusals: then a call that nobody waits for is left for some times
-// as long as one that is urgent, which leaves what flows into the bucket to the
-// calls of processes that need it.
+// A process cannot see which of its peers have urgent calls. When it sees refusals, its calls that are not
+// urgent wait several times as long as urgent ones, which leaves the tokens to urgent calls of peers.
 const (
 	spareFactor = 8                // times the wait of an urgent call
 	spareLeast  = 2 * time.Second  // assumed of that wait at least,
 	spareMost   = 20 * time.Second // and the most that a spare call waits after a refusal
 )
 
-// yield notes a refusal by a pacer.
+// yield records a refusal.
 func (s *Set) yield(p *pacer, now time.Time) {
 	if !s.options.Peers {
 		return
@@ -23,7 +21,7 @@ func (s *Set) yield(p *pacer, now time.Time) {
 	}
 }
 
-// need has a waiter go at once that was spare.
+// need makes a spare waiter urgent.
 func (s *Set) need(w *waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

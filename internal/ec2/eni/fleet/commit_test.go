@@ -24,8 +24,8 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 				o.run(0)
 				pass(2 * minute)
 				leaving, enis := o.leaves()
-				if len(leaving)+len(enis) == 0 || w.cloud.Count("UnassignAddresses", "DetachENI") != 0 {
-					t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Count("UnassignAddresses", "DetachENI"))
+				if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
+					t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
 				}
 				before := w.attachments()
 				two := w.operator(w.cloud).set(t, o.object, settings(0, 8))
@@ -45,7 +45,7 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 						}
 					}
 				}
-				if w.cloud.Count("UnassignAddresses", "DetachENI") == 0 {
+				if w.cloud.Front.Count("UnassignAddresses", "DetachENI") == 0 {
 					t.Error("the other did not go on")
 				}
 				close(goOn)
@@ -61,7 +61,7 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 // attachments returns the attachments of all ENIs.
 func (w *world) attachments() map[string]string {
 	out := map[string]string{}
-	for _, e := range w.cloud.Truth() {
+	for _, e := range w.cloud.State.Truth() {
 		if e.Attachment != nil {
 			out[e.ID] = e.Attachment.ID
 		}

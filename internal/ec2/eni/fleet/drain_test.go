@@ -17,7 +17,7 @@ func draining(t *testing.T, w *world, p ipam.Policy, pods int, change func(*eni.
 	n.run(pods)
 	pass(2 * minute)
 	n.wantPods(t, pods)
-	w.cloud.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // after the others were described
+	w.cloud.State.AddSubnet("subnet-new", "zone-a", "10.1.0.0/24", nil) // after the others were described
 	change(&s)
 	n.configure(t, s)
 	return n
@@ -118,8 +118,8 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
-				w.cloud.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
+				w.cloud.State.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
+				w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
 				n := draining(t, w, warm, 5, change)
 				pass(30 * time.Second)
 				n.wantOutdated(t, "at once", 1)

@@ -17,22 +17,22 @@ import (
 func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 	bubble(t, 100, func(t *testing.T, w *world) {
 		for i, id := range []string{"subnet-1", "subnet-2", "subnet-3"} {
-			w.cloud.AddSubnet(id, "zone-a", []string{"10.1.0.0/23", "10.2.0.0/23", "10.3.0.0/23"}[i], map[string]string{"for": "pods"})
+			w.cloud.State.AddSubnet(id, "zone-a", []string{"10.1.0.0/23", "10.2.0.0/23", "10.3.0.0/23"}[i], map[string]string{"for": "pods"})
 			for range 512 - 5 - 400 { // of others
 				if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: id}); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
-		w.cloud.ResetCalls()
-		w.cloud.SetLatency("", 100*time.Millisecond)
+		w.cloud.Front.ResetCalls()
+		w.cloud.Front.SetLatency("", 100*time.Millisecond)
 		p := w.operator(w.cloud)
 		s := settings(11, 0)
 		s.SubnetTags = map[string]string{"for": "pods"}
 		p.setAll(s)
 		pass(5 * minute)
 		p.stop()
-		for _, c := range w.cloud.Calls() {
+		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.Err != nil {
 				t.Errorf("a create failed: %v", c.Err)
 			}
@@ -42,7 +42,7 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 			short += 11 - o.available()
 		}
 		// Two more ENIs than nodes take two addresses for themselves.
-		if n := w.cloud.Count("CreateENI"); short != 2 || n != 102 {
+		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
 			t.Errorf("%d addresses are missing and %d ENIs were made; want 2 and 102", short, n)
 		}
 		subnets, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags})
@@ -65,7 +65,7 @@ func TestJoinsShareCalls(t *testing.T) {
 	}{{"at once", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, 100, func(t *testing.T, w *world) {
-				w.cloud.SetLatency("", 50*time.Millisecond)
+				w.cloud.Front.SetLatency("", 50*time.Millisecond)
 				p := w.operator(w.cloud)
 				for _, o := range w.objects {
 					p.set(t, o, settings(0, 8))
@@ -73,10 +73,10 @@ func TestJoinsShareCalls(t *testing.T) {
 				}
 				pass(20 * time.Second)
 				p.stop()
-				if n := w.cloud.Count("ENIs", "Instances", "Instance"); n > c.most {
+				if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
 					t.Errorf("%d describe calls, want at most %d", n, c.most)
 				}
-				if n := w.cloud.Count("Subnets"); n > 2 {
+				if n := w.cloud.Front.Count("Subnets"); n > 2 {
 					t.Errorf("%d DescribeSubnets", n)
 				}
 			})
@@ -109,16 +109,16 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 // person.
 func TestSetAgainIsNoRetry(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 8))
 		for range 100 {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
 		}
-		if got := w.cloud.Count("CreateENI"); got != 1 {
+		if got := w.cloud.Front.Count("CreateENI"); got != 1 {
 			t.Errorf("%d creates in 10 s of Set", got)
 		}
-		w.cloud.ClearFaults()
+		w.cloud.Front.ClearFaults()
 		pass(3 * minute)
 	})
 }
@@ -181,7 +181,7 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 		for _, e := range w.attached() {
 			looked++
 			// Else the operator, if it looks meanwhile, attaches it again.
-			w.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
+			w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
 			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
 				t.Fatal(err)
 			}
@@ -189,7 +189,7 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
 				t.Fatal(err)
 			}
-			w.cloud.ClearFaults()
+			w.cloud.Front.ClearFaults()
 			p.Invalidate(n.name)
 			n.run(0)
 			pass(5 * time.Second)
@@ -213,7 +213,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		if st := n.last(); st.Available != 8 {
 			t.Errorf("status %+v", st)
 		}
-		for _, c := range w.cloud.Calls() {
+		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.N != 7 {
 				t.Errorf("asked for %d addresses besides the ENI's own, want 7", c.N)
 			}
@@ -231,15 +231,15 @@ func TestUsePrimaryAddress(t *testing.T) {
 
 func TestRemoveTouchesNothingMore(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.SetLatency("CreateENI", time.Second)
+		w.cloud.Front.SetLatency("CreateENI", time.Second)
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 8))
 		pass(500 * time.Millisecond) // in the middle of the create
 		version := n.published()
 		p.Remove(n.name)
 		pass(10 * minute)
-		if n.published() != version || w.cloud.Count("AttachENI") != 0 {
-			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Count("AttachENI"))
+		if n.published() != version || w.cloud.Front.Count("AttachENI") != 0 {
+			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Front.Count("AttachENI"))
 		}
 		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
 		pass(3 * minute)

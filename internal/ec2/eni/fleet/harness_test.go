@@ -310,7 +310,7 @@ type world struct {
 func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
-		w.cloud.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
+		w.cloud.State.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
 		for i := range nodes {
 			w.add(i)
 		}
@@ -331,7 +331,7 @@ func pass(d time.Duration) {
 
 func (w *world) add(i int) *object {
 	o := newObject(fmt.Sprintf("node-%03d", i), fmt.Sprintf("i-%03d", i))
-	w.cloud.AddInstance(o.instance, "m5.xlarge", "subnet-home")
+	w.cloud.State.AddInstance(o.instance, "m5.xlarge", "subnet-home")
 	w.objects = append(w.objects, o)
 	return o
 }
@@ -400,7 +400,7 @@ func settings(minimum, free int) eni.Settings {
 func (w *world) agree() {
 	w.t.Helper()
 	truth := map[string]cloud.ENI{}
-	for _, e := range w.cloud.Truth() {
+	for _, e := range w.cloud.State.Truth() {
 		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
 			continue // another's
 		}
@@ -442,7 +442,7 @@ func (w *world) forPods(e cloud.ENI) []netip.Addr {
 func (w *world) kept() {
 	w.t.Helper()
 	has := map[netip.Addr]string{}
-	for _, e := range w.cloud.Truth() {
+	for _, e := range w.cloud.State.Truth() {
 		for _, a := range w.forPods(e) {
 			if e.Attachment != nil {
 				has[a] = e.Attachment.InstanceID
@@ -494,7 +494,7 @@ func (w *world) trunks(instance string) []cloud.ENI {
 
 // secondary returns the attached ENIs other than the primary ones.
 func (w *world) secondary() []cloud.ENI {
-	return slices.DeleteFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
+	return slices.DeleteFunc(w.cloud.State.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
 }
 
 // api is the cloud with calls that tests replace; a nil function replaces none.

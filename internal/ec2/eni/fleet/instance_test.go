@@ -186,14 +186,14 @@ func TestSuspicionsShareCalls(t *testing.T) {
 func TestStoppedInstanceIsNotChanged(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("stopped")
-		w.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Times: 1, Err: cloudfake.Err(cloud.Conflict, "IncorrectState")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Times: 1, Err: cloudfake.Err(cloud.Conflict, "IncorrectState")})
 		_, n := w.suspect(ec2)
 		pass(10 * time.Second)
-		before := w.cloud.Count("CreateENI", "AttachENI", "DeleteENI")
+		before := w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI")
 		n.run(1)
 		pass(20 * time.Second)
-		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Count("CreateENI", "AttachENI", "DeleteENI") != before {
-			t.Errorf("status %+v; calls %v", s, w.cloud.Calls())
+		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI") != before {
+			t.Errorf("status %+v; calls %v", s, w.cloud.Front.Calls())
 		}
 		ec2.state.Store("running")
 		pass(3 * minute)
@@ -208,7 +208,7 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		p := w.operator(w.cloud)
 		n, other := p.set(t, w.objects[0], settings(0, 8)), p.set(t, w.objects[1], settings(0, 8))
 		pass(10 * time.Second)
-		w.cloud.Terminate(n.instance)
+		w.cloud.State.Terminate(n.instance)
 		w.apart = true // its pods' addresses are no more
 		pass(5 * minute)
 		if s := n.last(); !s.Vanished || !strings.Contains(s.LastError, n.instance) {
@@ -217,13 +217,13 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		if s := other.last(); s.Vanished || s.LastError != "" {
 			t.Errorf("status of the other: %+v", s)
 		}
-		before := w.cloud.Count("Instances")
+		before := w.cloud.Front.Count("Instances")
 		n.run(1)
 		pass(5 * minute)
-		if n := w.cloud.Count("Instances") - before; n != 0 {
+		if n := w.cloud.Front.Count("Instances") - before; n != 0 {
 			t.Errorf("%d calls for a vanished instance", n)
 		}
-		w.cloud.AddInstance(n.instance, "m5.xlarge", "subnet-home")
+		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)
 		if s := n.last(); s.Vanished || s.LastError != "" || n.available() < 8 {
 			t.Errorf("after it came back: %+v with %d addresses", s, n.available())

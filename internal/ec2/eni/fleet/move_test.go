@@ -40,7 +40,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.run(0)
 		pass(5 * minute)
 		layout := func() (primary, second int) {
-			for _, e := range w.cloud.Truth() {
+			for _, e := range w.cloud.State.Truth() {
 				if e.Attachment.DeviceIndex == 0 {
 					primary = len(e.Addresses)
 				} else {
@@ -62,14 +62,14 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.endOn(1)
 		n.run(0)
 		pass(80 * time.Second)
-		before := w.cloud.Count("AssignAddresses")
+		before := w.cloud.Front.Count("AssignAddresses")
 		if primary, second := layout(); primary != 1 || second != 2 {
 			t.Fatalf("%d and %d addresses, want 1 and 2: the move waits", primary, second)
 		}
 		n.run(8)
 		pass(25 * time.Second) // at one call in ten seconds
 		n.wantPods(t, 8)
-		if calls := w.cloud.Count("AssignAddresses") - before; calls != 1 {
+		if calls := w.cloud.Front.Count("AssignAddresses") - before; calls != 1 {
 			t.Errorf("%d calls, want one for the pods", calls)
 		}
 		if s := n.last(); s.LastError != "" {

@@ -14,7 +14,7 @@ func TestOrphansAreCollected(t *testing.T) {
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
 		left := func() (n int) {
-			for _, e := range w.cloud.Truth() {
+			for _, e := range w.cloud.State.Truth() {
 				if e.Attachment == nil {
 					n++
 				}
@@ -29,7 +29,7 @@ func TestOrphansAreCollected(t *testing.T) {
 		if left() != 1 {
 			t.Errorf("%d are left, want the other cluster's", left())
 		}
-		if n := w.cloud.Count("Instances"); n != 2 {
+		if n := w.cloud.Front.Count("Instances"); n != 2 {
 			t.Errorf("asked %d times for instances, want once for the type of the fleet's, and once for the vanished one", n)
 		}
 	})

@@ -30,13 +30,13 @@ func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 // No ENI is created in a configured zone that is not the instance's: it could not be attached.
 func TestNoENIInAnotherZone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
+		w.cloud.State.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
 		p := w.operator(w.cloud)
 		s := settings(30, 8)
 		s.Zone, s.AnySubnet, s.Policy.FirstInterfaceIndex = "zone-b", true, 1
 		o := p.set(t, w.objects[0], s)
 		pass(minute)
-		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != plan.ReasonSubnetFull {
+		if n := w.cloud.Front.Count("CreateENI"); n > 0 || o.last().Shortage != plan.ReasonSubnetFull {
 			t.Errorf("%d ENIs made: %+v", n, o.last())
 		}
 		s.Zone = ""
@@ -53,8 +53,8 @@ func TestNoENIInAnotherZone(t *testing.T) {
 // calls for route tables.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 	bubble(t, 5, func(t *testing.T, w *world) {
-		w.cloud.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
-		w.cloud.AddRouteTable("rtb-far", "subnet-far")
+		w.cloud.State.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
+		w.cloud.State.AddRouteTable("rtb-far", "subnet-far")
 		p := w.operator(w.cloud)
 		s := settings(0, 8)
 		s.AnySubnet = true
@@ -66,7 +66,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 				t.Errorf("%s of %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
 			}
 		}
-		if made, got := len(w.attached()), w.cloud.Count("RouteTables"); made < 5 || got != 1 {
+		if made, got := len(w.attached()), w.cloud.Front.Count("RouteTables"); made < 5 || got != 1 {
 			t.Errorf("%d ENIs made, %d calls for route tables", made, got)
 		}
 	})
@@ -75,7 +75,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 // Addresses that others free are found within seconds, by one call for all nodes that lack some.
 func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 	bubble(t, 50, func(t *testing.T, w *world) {
-		w.cloud.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
+		w.cloud.State.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
 		var others []cloud.ENI
 		for range 128 - 5 {
 			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1"})
@@ -89,9 +89,9 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-1"}, 1
 		p.setAll(s)
 		pass(2 * minute)
-		w.cloud.ResetCalls()
+		w.cloud.Front.ResetCalls()
 		pass(2 * minute)
-		if n := w.cloud.Count("Subnets"); n < 8 || n > 16 {
+		if n := w.cloud.Front.Count("Subnets"); n < 8 || n > 16 {
 			t.Errorf("%d calls for free counts in 2 min", n)
 		}
 		for _, e := range others {

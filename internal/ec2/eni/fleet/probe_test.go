@@ -12,19 +12,19 @@ import (
 // constant retries.
 func TestWaiterProbes(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
 		pass(20 * time.Second)
-		before := w.cloud.Count("CreateENI")
+		before := w.cloud.Front.Count("CreateENI")
 		for range 100 { // pods that come to wait within 10 s
 			n.run(1)
 			pass(100 * time.Millisecond)
 		}
-		if got := w.cloud.Count("CreateENI") - before; got < 1 || got > 2 {
+		if got := w.cloud.Front.Count("CreateENI") - before; got < 1 || got > 2 {
 			t.Errorf("%d creates for a hundred pods in 10 s, want one or two", got)
 		}
 		pass(11 * time.Second)
-		w.cloud.ClearFaults()
+		w.cloud.Front.ClearFaults()
 		n.run(1)
 		pass(5 * time.Second)
 		if with, _ := n.pods(); with == 0 {
@@ -38,11 +38,11 @@ func TestWaiterProbes(t *testing.T) {
 func TestFleetProbesOneAtATime(t *testing.T) {
 	const nodes, away = 60, 60 * time.Second
 	bubble(t, nodes, func(t *testing.T, w *world) {
-		w.cloud.SetLatency("", 50*time.Millisecond)
+		w.cloud.Front.SetLatency("", 50*time.Millisecond)
 		p := w.operator(w.cloud)
 		p.setAll(settings(0, 1))
 		pass(20 * time.Second)
-		w.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		w.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		for _, n := range p.writers {
 			n.run(2)
 		}
@@ -55,14 +55,14 @@ func TestFleetProbesOneAtATime(t *testing.T) {
 			return n
 		}
 		pass(away / 2) // the nodes' own tries are far apart now
-		before := len(w.cloud.Calls())
+		before := len(w.cloud.Front.Calls())
 		pass(away / 2)
-		calls := len(w.cloud.Calls()) - before
+		calls := len(w.cloud.Front.Calls()) - before
 		t.Logf("%d calls of %d nodes in %v", calls, nodes, away/2)
 		if most := 2*nodes + 30; calls > most {
 			t.Errorf("%d calls in %v of an outage, want at most two a node and one a second: %d", calls, away/2, most)
 		}
-		w.cloud.ClearFaults()
+		w.cloud.Front.ClearFaults()
 		var first, all time.Duration
 		for back := time.Now(); all == 0 && time.Since(back) < time.Minute; pass(100 * time.Millisecond) {
 			n := served()

@@ -17,7 +17,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		var lies atomic.Bool
 		ec2 := &api{Cloud: w.cloud, listed: func(list []cloud.ENI) { // every ENI has the MAC and addresses of the first
-			first := w.cloud.Truth()[0]
+			first := w.cloud.State.Truth()[0]
 			for i := range list {
 				if lies.Load() {
 					list[i].MAC = slices.Clone(first.MAC)
@@ -71,7 +71,7 @@ type thief struct {
 // loot returns an address of the instance for pods. There is none while it has none, or for an ENI of
 // its own.
 func (l *thief) loot(eniID string) (a netip.Addr, ok bool) {
-	for _, e := range l.w.cloud.Truth() {
+	for _, e := range l.w.cloud.State.Truth() {
 		if e.Attachment != nil && e.Attachment.InstanceID == l.of {
 			if e.ID == eniID {
 				return a, false
@@ -238,7 +238,7 @@ func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 			t.Errorf("%d pods have addresses after %d creations", with, lies.Load())
 		}
 		attaches := 0
-		for _, c := range w.cloud.Calls() {
+		for _, c := range w.cloud.Front.Calls() {
 			if c.ENI == name && c.Op == "AttachENI" {
 				attaches++
 			}

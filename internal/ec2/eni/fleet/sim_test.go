@@ -18,8 +18,8 @@ import (
 // created or deleted any more, and nothing is left over.
 func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 	bubble(t, 8, func(t *testing.T, w *world) {
-		w.cloud.SetLatency("", 80*time.Millisecond)
-		w.cloud.SetAttachTime(2 * time.Second)
+		w.cloud.Front.SetLatency("", 80*time.Millisecond)
+		w.cloud.State.SetAttachTime(2 * time.Second)
 		one, two := w.operator(w.cloud), w.operator(w.cloud)
 		s := settings(0, 8)
 		s.Trunk = true
@@ -35,7 +35,7 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		}
 		pass(15 * minute)
 		changes := func() int {
-			return w.cloud.Count("CreateENI", "AttachENI", "DetachENI", "DeleteENI", "AssignAddresses", "UnassignAddresses")
+			return w.cloud.Front.Count("CreateENI", "AttachENI", "DetachENI", "DeleteENI", "AssignAddresses", "UnassignAddresses")
 		}
 		before := changes()
 		pass(15 * minute)
@@ -62,7 +62,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		pass(10 * time.Second)
 		made := w.leftBehind("test", "i-000", time.Now())
 		there := func() bool {
-			return slices.ContainsFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
+			return slices.ContainsFunc(w.cloud.State.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
 		if err := p.observatory.list(t.Context()); err != nil {
 			t.Fatal(err)
@@ -106,9 +106,9 @@ func TestSimulation(t *testing.T) {
 }
 
 func simulate(t *testing.T, w *world, r *rand.Rand) {
-	w.cloud.SetLatency("", time.Duration(r.IntN(300))*time.Millisecond)
-	w.cloud.SetAttachTime(time.Duration(r.IntN(4)) * time.Second)
-	w.cloud.SetLag(time.Duration(r.IntN(3)) * time.Second)
+	w.cloud.Front.SetLatency("", time.Duration(r.IntN(300))*time.Millisecond)
+	w.cloud.State.SetAttachTime(time.Duration(r.IntN(4)) * time.Second)
+	w.cloud.State.SetLag(time.Duration(r.IntN(3)) * time.Second)
 	p := w.operator(w.cloud)
 	next := 0
 	trunks := map[string]bool{} // nodes that are to have one
@@ -145,14 +145,14 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 			p.Kick(o.name)
 		case n < 75:
 			class := []cloud.Class{cloud.Throttled, cloud.Throttled, cloud.Conflict, cloud.LimitReached, cloud.SubnetFull}[r.IntN(5)]
-			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1 + r.IntN(3), Err: cloudfake.Err(class, "")})
+			w.cloud.Front.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1 + r.IntN(3), Err: cloudfake.Err(class, "")})
 		case n < 85:
-			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+			w.cloud.Front.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		case n < 88 && len(w.objects) > 3:
 			i := r.IntN(len(w.objects))
 			o := w.objects[i]
 			w.objects = append(w.objects[:i], w.objects[i+1:]...)
-			w.cloud.Terminate(o.instance)
+			w.cloud.State.Terminate(o.instance)
 			p.Remove(o.name)
 		case n < 91:
 			p.stop()
@@ -168,7 +168,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 			p.Invalidate(anyObject().name)
 		}
 	}
-	w.cloud.ClearFaults()
+	w.cloud.Front.ClearFaults()
 	pass(60 * minute)
 	p.stop()
 	if err := p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {

@@ -57,8 +57,8 @@ func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 // the place of an ENI for pods, however many pods there are.
 func TestTrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.AddSubnet("subnet-pods", "zone-a", "10.1.0.0/16", nil)
-		w.cloud.AddSecurityGroup("sg-pods", nil)
+		w.cloud.State.AddSubnet("subnet-pods", "zone-a", "10.1.0.0/16", nil)
+		w.cloud.State.AddSecurityGroup("sg-pods", nil)
 		s := withTrunk(0, 8)
 		s.SubnetIDs, s.Groups = []string{"subnet-pods"}, []string{"sg-pods"}
 		n := w.operator(w.cloud).set(t, w.objects[0], s)
@@ -94,10 +94,10 @@ func TestNoTrunk(t *testing.T) {
 	}{
 		"a type without branches": {func(w *world) {
 			w.objects[0] = newObject("node-000", "i-t3")
-			w.cloud.AddInstance("i-t3", "t3.xlarge", "subnet-home")
+			w.cloud.State.AddInstance("i-t3", "t3.xlarge", "subnet-home")
 		}, plan.ReasonNoBranches, 42},
 		"somebody else's": {func(w *world) {
-			w.cloud.AddENI("i-000", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner})
+			w.cloud.State.AddENI("i-000", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner})
 		}, plan.ReasonOtherTrunk, 28},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestNoTrunk(t *testing.T) {
 				if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
 					t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
 				}
-				for _, call := range w.cloud.Calls() {
+				for _, call := range w.cloud.Front.Calls() {
 					if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
 						t.Errorf("called %+v", call)
 					}
@@ -171,14 +171,14 @@ func TestTrunkWithBranches(t *testing.T) {
 		n.configure(t, settings(0, 8))
 		n.run(2)
 		pass(30 * minute)
-		if tries := w.cloud.Count("DetachENI"); tries < 5 || tries > 60 {
+		if tries := w.cloud.Front.Count("DetachENI"); tries < 5 || tries > 60 {
 			t.Errorf("asked %d times in half an hour to detach it", tries)
 		}
 		if st := n.last(); st.Trunk == nil || st.Trunk.ID != trunk.ID || st.Trunk.Reason != plan.ReasonHasBranches || st.LastError != "" {
 			t.Errorf("with branches: %+v, trunk %+v", st, st.Trunk)
 		}
 		n.wantPods(t, 2)
-		if w.cloud.Count("DeleteENI") > 0 {
+		if w.cloud.Front.Count("DeleteENI") > 0 {
 			t.Error("something was deleted")
 		}
 		if err := w.cloud.DisassociateBranch(t.Context(), a.ID); err != nil {
@@ -220,7 +220,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 		if with, _ := n.pods(); with != 28 {
 			t.Errorf("%d pods have addresses, want those of two ENIs", with)
 		}
-		for _, e := range w.cloud.Truth() {
+		for _, e := range w.cloud.State.Truth() {
 			delete(left, e.ID)
 			if e.ID == gone.ID {
 				t.Error("the trunk of an instance that is gone is left")
@@ -245,9 +245,9 @@ func TestFailuresAboutTrunks(t *testing.T) {
 		} {
 			t.Run(op+"/"+name, func(t *testing.T) {
 				bubble(t, 1, func(t *testing.T, w *world) {
-					w.cloud.SetLag(2 * time.Second)
+					w.cloud.State.SetLag(2 * time.Second)
 					fault.Op, fault.Times = op, 2
-					w.cloud.Inject(fault)
+					w.cloud.Front.Inject(fault)
 					n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 					pass(5 * minute)
 					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
@@ -258,7 +258,7 @@ func TestFailuresAboutTrunks(t *testing.T) {
 					if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
 						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
 					}
-					if made := w.cloud.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
+					if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
 						t.Errorf("%d ENIs asked for", made)
 					}
 				})
@@ -270,13 +270,13 @@ func TestFailuresAboutTrunks(t *testing.T) {
 // A detachment whose reply was lost is followed by a lookup, also soon after the trunk was created.
 func TestLostReplyToDetachingATrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "DetachENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 		pass(10 * time.Second)
 		n.wantTrunk(t, w)
 		n.configure(t, settings(0, 0))
 		pass(30 * time.Second)
-		if n.last().Trunk != nil || len(w.secondary()) > 0 || w.cloud.Count("DeleteENI") != 1 {
+		if n.last().Trunk != nil || len(w.secondary()) > 0 || w.cloud.Front.Count("DeleteENI") != 1 {
 			t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
 		}
 	})
@@ -290,7 +290,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		s := settings(0, 1)
 		n := w.operator(ec2).set(t, w.objects[0], s)
 		pass(minute)
-		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		s.Trunk = true
 		n.configure(t, s)
 		for i := range 2 { // within what a call waits for the rate limit
@@ -301,8 +301,8 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		}
 		pass(2 * minute)
 		n.wantTrunk(t, w)
-		if made := w.cloud.Count("CreateENI"); made != 3 || w.cloud.Count("DeleteENI") > 0 {
-			t.Errorf("asked %d times for ENIs, %d times to delete one", made, w.cloud.Count("DeleteENI"))
+		if made := w.cloud.Front.Count("CreateENI"); made != 3 || w.cloud.Front.Count("DeleteENI") > 0 {
+			t.Errorf("asked %d times for ENIs, %d times to delete one", made, w.cloud.Front.Count("DeleteENI"))
 		}
 	})
 }
@@ -348,8 +348,8 @@ func TestTrunkOverACrash(t *testing.T) {
 							t.Fatal(err)
 						}
 						defer restore()
-						w.cloud.SetLag(lag)
-						w.cloud.SetAttachTime(time.Second)
+						w.cloud.State.SetLag(lag)
+						w.cloud.State.SetAttachTime(time.Second)
 						k := &killer{}
 						w.observer = k
 						var n *writer
@@ -382,7 +382,7 @@ func TestTrunkOverACrash(t *testing.T) {
 						if hits := k.count(); hits != 1 {
 							t.Errorf("the failpoint was hit %d times", hits)
 						}
-						if n := w.cloud.Count("CreateENI"); n > 2 { // one may have been repeated
+						if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
 							t.Errorf("%d ENIs asked for", n)
 						}
 					})
@@ -401,7 +401,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				var allowed atomic.Bool
 				var tries atomic.Int32
 				ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
-					for _, e := range w.cloud.Truth() {
+					for _, e := range w.cloud.State.Truth() {
 						if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
 							tries.Add(1)
 							return cloudfake.Err(class, "")
@@ -421,7 +421,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 					t.Errorf("%+v", n.last())
 				}
 				pass(2 * time.Hour)
-				if made := w.cloud.Count("CreateENI"); made > 15 {
+				if made := w.cloud.Front.Count("CreateENI"); made > 15 {
 					t.Errorf("%d ENIs made in two hours", made)
 				}
 				if n := tries.Load(); n > 130 {
@@ -488,8 +488,8 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 // While the primary ENI's subnet has no free address, there is no trunk.
 func TestTrunkInAFullSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.AddSubnet("subnet-small", "zone-a", "10.1.0.0/28", nil)
-		w.cloud.AddInstance("i-small", "m5.xlarge", "subnet-small")
+		w.cloud.State.AddSubnet("subnet-small", "zone-a", "10.1.0.0/28", nil)
+		w.cloud.State.AddInstance("i-small", "m5.xlarge", "subnet-small")
 		w.objects[0] = newObject("node-000", "i-small")
 		w.apart = true // the other instance has no node
 		s := settings(0, 4)
@@ -504,7 +504,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 			}
 			fill = append(fill, e)
 		}
-		before := w.cloud.Count("CreateENI")
+		before := w.cloud.Front.Count("CreateENI")
 		s.Trunk = true
 		n.configure(t, s)
 		pass(10 * minute)
@@ -512,7 +512,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		if n.available() != 4 {
 			t.Errorf("%d addresses", n.available())
 		}
-		if made := w.cloud.Count("CreateENI") - before; made > 0 {
+		if made := w.cloud.Front.Count("CreateENI") - before; made > 0 {
 			t.Errorf("asked %d times for a trunk in a full subnet", made)
 		}
 		if err := w.cloud.DeleteENI(t.Context(), fill[0].ID); err != nil {
@@ -526,13 +526,13 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 // A subnet that refuses a trunk although its free count has room is asked at growing intervals.
 func TestTrunkInASubnetThatRefuses(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 		pass(30 * minute)
-		if tries := w.cloud.Count("CreateENI"); tries < 3 || tries > 20 {
+		if tries := w.cloud.Front.Count("CreateENI"); tries < 3 || tries > 20 {
 			t.Errorf("%d tries in half an hour", tries)
 		}
-		w.cloud.ClearFaults()
+		w.cloud.Front.ClearFaults()
 		pass(10 * minute)
 		n.wantTrunk(t, w)
 	})
@@ -544,14 +544,14 @@ func TestRepliesThatTellOfTrunks(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
 		t.Run(string(kind), func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.SetLag(3 * time.Second)
+				w.cloud.State.SetLag(3 * time.Second)
 				ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
 				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
 				pass(2 * minute)
 				if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
 					t.Errorf("attached as one for pods: %+v", trunk.Attachment)
 				}
-				if made := w.cloud.Count("CreateENI"); made != 1 {
+				if made := w.cloud.Front.Count("CreateENI"); made != 1 {
 					t.Errorf("%d ENIs made", made)
 				}
 			})
@@ -562,14 +562,14 @@ func TestRepliesThatTellOfTrunks(t *testing.T) {
 // If a trunk is no longer configured before EC2 allowed its creation, it is not created.
 func TestTrunkThatIsWantedNoMore(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
-		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
 		pass(minute)
 		n.configure(t, settings(0, 0))
-		w.cloud.ClearFaults()
+		w.cloud.Front.ClearFaults()
 		pass(5 * minute)
-		if st := n.last(); w.cloud.Count("DeleteENI") > 0 || st.Trunk != nil || st.LastError != "" {
-			t.Errorf("%d calls to delete one: %+v", w.cloud.Count("DeleteENI"), st)
+		if st := n.last(); w.cloud.Front.Count("DeleteENI") > 0 || st.Trunk != nil || st.LastError != "" {
+			t.Errorf("%d calls to delete one: %+v", w.cloud.Front.Count("DeleteENI"), st)
 		}
 	})
 }
@@ -588,7 +588,7 @@ func TestTrunkIsNotCommitted(t *testing.T) {
 			pass(minute)
 		}
 		n.wantTrunk(t, w)
-		if tries := w.cloud.Count("DetachENI"); tries > 0 {
+		if tries := w.cloud.Front.Count("DetachENI"); tries > 0 {
 			t.Errorf("%d calls to detach it", tries)
 		}
 	})

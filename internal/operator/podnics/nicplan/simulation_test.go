@@ -168,7 +168,7 @@ func (s *simulation) look(o *operator, w nicplan.Desired) {
 
 func (s *simulation) call(o *operator, w nicplan.Desired, next nicplan.Step) {
 	if s.trouble && s.random.IntN(3) == 0 {
-		s.provider.Inject(portfake.Fault{Times: 1, Err: portfake.Err(vpcport.Transient), After: s.random.IntN(2) == 0})
+		s.provider.Front.Inject(portfake.Fault{Times: 1, Err: portfake.Err(vpcport.Transient), After: s.random.IntN(2) == 0})
 	}
 	var port *vpcport.Port
 	var err error
@@ -188,7 +188,7 @@ func (s *simulation) call(o *operator, w nicplan.Desired, next nicplan.Step) {
 	default:
 		s.t.Fatalf("a step that this simulation does not know: %v", next.Kind)
 	}
-	s.provider.ClearFaults()
+	s.provider.Front.ClearFaults()
 	if s.trouble && !s.lasts && s.random.IntN(5) == 0 {
 		s.log = append(s.log, "... and ends before it hears of it")
 		s.begin(o)

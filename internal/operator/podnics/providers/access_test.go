@@ -47,10 +47,10 @@ func TestVPCOfAlcor(t *testing.T) {
 	}
 	b.vpc("none", of("grey"))
 	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "grey")
-	cloud.Inject(alcorfake.Fault{Status: 503, Method: http.MethodGet})
+	cloud.HTTP.Inject(alcorfake.Fault{Status: 503, Method: http.MethodGet})
 	b.vpc("away", of("green"))
 	b.fails("away", v1alpha1.ConditionReachable, ReasonProviderFailed, "503")
-	cloud.ClearFaults()
+	cloud.HTTP.ClearFaults()
 	b.ready("away")
 }
 

@@ -87,7 +87,7 @@ func newBed(t *testing.T, o Options) *bed {
 	t.Helper()
 	harness.KubeClean(t)
 	b := &bed{t: t, client: harness.KubeClient(t), cloud: neutronfake.New(neutronfake.Options{}), log: &buffer{t: t}}
-	b.cloud.AddUser(neutronfake.User{Name: "berth", Password: planted, Credential: "credential-1", Secret: plantedSecret})
+	b.cloud.Keystone.AddUser(neutronfake.User{Name: "berth", Password: planted, Credential: "credential-1", Secret: plantedSecret})
 	b.blue = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
 	b.server = httptest.NewTLSServer(b.cloud)

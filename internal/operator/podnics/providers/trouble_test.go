@@ -33,7 +33,7 @@ func TestSecrets(t *testing.T) {
 		b.secret("neutron", password(key, ""))
 		b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretIncomplete, "lacks the key "+key+",")
 	}
-	if n := b.cloud.Count(http.MethodPost, "/v3/auth/tokens"); n != 0 {
+	if n := b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"); n != 0 {
 		t.Errorf("Keystone was asked %d times without credentials", n)
 	}
 	b.secret("neutron", password())
@@ -87,7 +87,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 		_, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.blue.ID, Device: vpcport.Device("test", "u-1")}})
 		return err
 	}
-	b.cloud.EditUsers(func(u *neutronfake.User) { u.Denied = []string{"create_port"} })
+	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Denied = []string{"create_port"} })
 	if err := create(); vpcport.ClassOf(err) != vpcport.Forbidden {
 		t.Fatal(err)
 	}
@@ -95,18 +95,18 @@ func TestCallsTellOfTrouble(t *testing.T) {
 	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
 		t.Errorf("closed, so that nobody can find out that it is allowed again: %v", err)
 	}
-	b.cloud.EditUsers(func(u *neutronfake.User) { u.Denied = nil })
+	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Denied = nil })
 	harness.OK(t, create())
 	b.ready("blue")
 
-	b.cloud.EditUsers(func(u *neutronfake.User) { u.Password = "another" })
-	b.cloud.RevokeTokens()
+	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = "another" })
+	b.cloud.Keystone.RevokeTokens()
 	if err := create(); vpcport.ClassOf(err) != vpcport.Unauthorized {
 		t.Fatal(err)
 	}
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "Keystone")
 	b.closed("blue", ReasonCredentialsRefused)
-	b.cloud.EditUsers(func(u *neutronfake.User) { u.Password = planted })
+	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = planted })
 	b.secret("neutron", password("userDomain", "Default")) // somebody writes to it again
 	b.ready("blue")
 }
@@ -155,7 +155,7 @@ func TestEndpointAway(t *testing.T) {
 	b.ready("blue")
 	o, err := b.vpcs.Networks().Of("blue")
 	harness.OK(t, err)
-	b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/*", HangUp: true})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/*", HangUp: true})
 	for range patience {
 		_, _ = o.Provider.Ports(t.Context(), vpcport.Filter{Owner: vpcport.Owner})
 	}
@@ -163,14 +163,14 @@ func TestEndpointAway(t *testing.T) {
 	if again, err := b.vpcs.Networks().Of("blue"); err != nil || again.Provider != o.Provider {
 		t.Errorf("closed while it is away: %v", err)
 	}
-	b.cloud.ClearFaults()
+	b.cloud.HTTP.ClearFaults()
 	b.ready("blue")
-	b.cloud.Inject(neutronfake.Fault{Path: "/v2.0/*", Status: 503, Message: "no backend"})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/*", Status: 503, Message: "no backend"})
 	for range patience {
 		_, _ = o.Provider.Ports(t.Context(), vpcport.Filter{Owner: vpcport.Owner})
 	}
 	b.fails("blue", v1alpha1.ConditionReachable, ReasonProviderFailed, "503")
-	b.cloud.ClearFaults()
+	b.cloud.HTTP.ClearFaults()
 	b.ready("blue")
 }
 
@@ -201,7 +201,7 @@ func TestCertificates(t *testing.T) {
 func TestAnotherProject(t *testing.T) {
 	b := newBed(t, Options{})
 	const other = "9c1c0a0e9d0b4e0f8d8f2c7d6b5a4930"
-	b.cloud.AddUser(neutronfake.User{Name: "else", Password: planted, Project: "else", ProjectID: other})
+	b.cloud.Keystone.AddUser(neutronfake.User{Name: "else", Password: planted, Project: "else", ProjectID: other})
 	b.secret("neutron", password())
 	b.vpc("blue")
 	was := b.ready("blue").Status.ProjectID
@@ -291,7 +291,7 @@ func TestDeletion(t *testing.T) {
 // What a restarted operator finds is taken up, and the pin of the project holds.
 func TestRestart(t *testing.T) {
 	b := newBed(t, Options{})
-	b.cloud.AddUser(neutronfake.User{Name: "else", Password: planted, Project: "else", ProjectID: "9c1c0a0e9d0b4e0f8d8f2c7d6b5a4930"})
+	b.cloud.Keystone.AddUser(neutronfake.User{Name: "else", Password: planted, Project: "else", ProjectID: "9c1c0a0e9d0b4e0f8d8f2c7d6b5a4930"})
 	b.secret("neutron", password())
 	b.vpc("blue")
 	b.ready("blue")

@@ -58,7 +58,7 @@ func TestQuiet(t *testing.T) {
 	b.secret("neutron", password())
 	b.vpc("blue")
 	b.ready("blue")
-	before := len(b.cloud.Calls())
+	before := len(b.cloud.HTTP.Calls())
 	for i := range 20 {
 		b.nic("blue", fmt.Sprintf("n-%d", i))
 	}
@@ -68,8 +68,8 @@ func TestQuiet(t *testing.T) {
 		}
 		return nil
 	})
-	if n := len(b.cloud.Calls()) - before; n > 3 { // one more look may be due
-		t.Errorf("%d calls for nothing: %+v", n, b.cloud.Calls()[before:])
+	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more look may be due
+		t.Errorf("%d calls for nothing: %+v", n, b.cloud.HTTP.Calls()[before:])
 	}
 	events := &eventsv1.EventList{}
 	harness.OK(t, b.client.List(t.Context(), events))

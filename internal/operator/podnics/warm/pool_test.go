@@ -54,10 +54,10 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bed{t: t, ec2: cloudfake.New(cloudfake.Options{}), metrics: warm.NewMetrics(), most: 9}
-		b.ec2.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
-		b.ec2.AddSecurityGroup("sg-web", nil)
-		b.ec2.AddInstance("i-1", "m5.large", "subnet-a")
-		b.ec2.AddENI("i-1", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-1"})
+		b.ec2.State.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
+		b.ec2.State.AddSecurityGroup("sg-web", nil)
+		b.ec2.State.AddInstance("i-1", "m5.large", "subnet-a")
+		b.ec2.State.AddENI("i-1", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-1"})
 		b.late = &late{Cloud: b.ec2}
 		b.Provider = branch.Open(branch.Settings{Cloud: b.late, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second})
 		b.vpc = warm.VPC{UID: vpcUID, Network: cloudfake.VPC, Provider: b, Ports: ports}
@@ -224,7 +224,7 @@ func (b *bed) leave(id string) string {
 
 // calls counts those of a method.
 func (b *bed) calls(op string) (n int) {
-	for _, c := range b.ec2.Calls() {
+	for _, c := range b.ec2.Front.Calls() {
 		if c.Op == op {
 			n++
 		}
@@ -284,7 +284,7 @@ func TestTakenOnce(t *testing.T) {
 		if p, ok := b.pool.Take("nic", "e", *request("sg-web")); !ok || times[p.ID] > 0 {
 			t.Errorf("then %s is given away, %v, of those made since", p.ID, ok)
 		}
-		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "")})
 		b.nic("cold", request())
 		cold := b.metric("berth_operator_warm_port_takes_total", "cold")
 		for _, r := range []*vpcport.NewPort{request(), request(), {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}}, {NetworkID: cloudfake.VPC, Groups: []string{"sg-web"}, Host: "i-2"}} {
@@ -306,14 +306,14 @@ func TestTakenOnce(t *testing.T) {
 // What cannot be made is not asked for again and again, and is made once it can be.
 func TestNoRoomInTheSubnet(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
-		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
 		of := request("sg-web")
 		of.NetworkID = "vpc-before" // of a VPC object of the same name
 		b.nic("0", of)
 		b.nic("1", request("sg-web"))
 		lasts(time.Hour)
 		n := 0
-		for _, c := range b.ec2.Calls() {
+		for _, c := range b.ec2.Front.Calls() {
 			if c.Op == "CreateENI" {
 				n++
 			}
@@ -321,7 +321,7 @@ func TestNoRoomInTheSubnet(t *testing.T) {
 		if n < 10 || n > 40 {
 			t.Errorf("%d calls within an hour, want one every few minutes", n)
 		}
-		b.ec2.ClearFaults()
+		b.ec2.Front.ClearFaults()
 		b.nic("1", request("sg-web"))
 		lasts(10 * time.Minute)
 		b.has("there is room", 1, 1)
@@ -332,7 +332,7 @@ func TestNoRoomInTheSubnet(t *testing.T) {
 // those that are of use are used, once it is sure that they are nobody's.
 func TestFoundPorts(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
-		b.ec2.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		b.nic("1", request("sg-web"))
 		lasts(30 * time.Second)
 		b.has("asked for again", 1, 1)
@@ -415,7 +415,7 @@ func TestDeletionThatFails(t *testing.T) {
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		id := b.enis()[0].ID
-		b.ec2.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
 		b.pool.Yield("e")
 		lasts(time.Second)
 		for range 4 {
@@ -427,7 +427,7 @@ func TestDeletionThatFails(t *testing.T) {
 		if n := b.calls("DeleteENI"); n < 5 || n > 40 {
 			t.Errorf("%d deletions within an hour, want one every few minutes", n)
 		}
-		b.ec2.ClearFaults()
+		b.ec2.Front.ClearFaults()
 		lasts(10 * time.Minute)
 		if slices.ContainsFunc(b.enis(), func(e cloud.ENI) bool { return e.ID == id }) || b.pool.Ready()["e"] != 1 {
 			t.Errorf("%d are ready, EC2 has %+v; want another than %s", b.pool.Ready()["e"], b.enis(), id)
@@ -445,7 +445,7 @@ func TestListingsThatTrail(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.has("it was made since", 1, 1)
-		b.ec2.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 		b.slow(10 * time.Second)
 		b.nic("2", request())
 		lasts(15 * time.Second) // it is created, and no branch yet
@@ -509,7 +509,7 @@ func TestYields(t *testing.T) {
 // groups they have, and whoever changed those.
 func TestPortsThatAreOther(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
-		b.ec2.AddSecurityGroup("sg-open", nil)
+		b.ec2.State.AddSecurityGroup("sg-open", nil)
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		list, _ := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
@@ -534,7 +534,7 @@ func TestPortsThatAreOther(t *testing.T) {
 // place.
 func TestPortsOfFewerFamilies(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
-		b.ec2.SetIPv6("subnet-a", "2001:db8:0:1::/64")
+		b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:1::/64")
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
 		b.has("of one family", 1, 1)
@@ -560,13 +560,13 @@ func TestHostWithoutTrunk(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.nic("1", request("sg-web"))
 		lasts(time.Minute)
-		b.ec2.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		if b.listed() == nil {
 			t.Error("EC2 answers")
 		}
 		lasts(time.Minute)
 		b.ready("nobody says anything", 1)
-		b.ec2.ClearFaults()
+		b.ec2.Front.ClearFaults()
 		b.set(func() { b.lost = &vpcport.Error{Class: vpcport.Transient, Message: "no answer"} })
 		b.lists()
 		b.has("it is there", 1, 1)
@@ -602,7 +602,7 @@ func TestVPCThatEnds(t *testing.T) {
 		if _, ok := b.pool.Take("nic", "e", *request("sg-web")); ok {
 			t.Error("a port of a VPC that ends is given away")
 		}
-		b.ec2.Inject(cloudfake.Fault{Op: "DeleteENI", Times: 3, Err: cloudfake.Err(cloud.Transient, "")})
+		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", Times: 3, Err: cloudfake.Err(cloud.Transient, "")})
 		b.set(func() { b.shut = true })
 		lasts(time.Hour)
 		b.has("ended", 0, 0)

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// Books is everything the cloud holds at one moment, as copies, each list
-// ordered by ID.
+// Books is the state of the cloud at one moment, as copies. Each list is ordered by ID.
 type Books struct {
 	Seq         uint64 // of the last event that is already contained
 	Time        time.Time
@@ -22,14 +21,14 @@ type Books struct {
 	ENIs        []ENI
 }
 
-// Snapshot returns the books as they are, without any lag.
+// Snapshot returns the current state, without lag.
 func (c *Cloud) Snapshot() (b Books) {
-	c.read(func() {
+	c.world.read(func() {
 		b = Books{
-			Seq: c.seq, Time: c.clock.Now(), Region: c.region, Account: c.account,
-			VPCs: copies(c.vpcs.all(), VPC.Clone), Subnets: copies(c.subnets.all(), Subnet.Clone),
-			Groups: copies(c.groups.all(), SecurityGroup.Clone), RouteTables: copies(c.routes.all(), RouteTable.Clone),
-			Instances: copies(c.instances.all(), Instance.Clone), ENIs: copies(c.enis.all(), ENI.Clone),
+			Seq: c.world.events.seq, Time: c.world.clock.Now(), Region: c.region, Account: c.account,
+			VPCs: copies(c.store.vpcs.all(), VPC.Clone), Subnets: copies(c.store.subnets.all(), Subnet.Clone),
+			Groups: copies(c.store.groups.all(), SecurityGroup.Clone), RouteTables: copies(c.store.routes.all(), RouteTable.Clone),
+			Instances: copies(c.store.instances.all(), Instance.Clone), ENIs: copies(c.store.enis.all(), ENI.Clone),
 		}
 	})
 	return b
@@ -92,8 +91,8 @@ func (b Books) InstanceENIs(instanceID string) []ENI {
 	return out
 }
 
-// View is the world as a describe call sees it, which may lag. What it returns
-// is shared and must not be changed.
+// View is the state as a describe call sees it, which may lag. Its results are shared and must not be
+// changed.
 type View struct {
 	c  *Cloud
 	at time.Time
@@ -101,57 +100,57 @@ type View struct {
 
 // Described is the view of describe calls.
 func (c *Cloud) Described() (v View) {
-	c.read(func() { v = View{c, c.clock.Now().Add(-c.lag)} })
+	c.world.read(func() { v = View{c, c.world.clock.Now().Add(-c.store.lag)} })
 	return v
 }
 
 // Metadata is the view of the metadata service.
 func (c *Cloud) Metadata() (v View) {
-	c.read(func() { v = View{c, c.clock.Now().Add(-c.imdsLag)} })
+	c.world.read(func() { v = View{c, c.world.clock.Now().Add(-c.store.imdsLag)} })
 	return v
 }
 
 func seen[T any](v View, t *table[T]) (out []*T) {
-	v.c.read(func() { out = t.allAsOf(v.at) })
+	v.c.world.read(func() { out = t.allAsOf(v.at) })
 	return out
 }
 
-// VPCs lists all VPCs, ordered by ID; and so on for the other kinds.
-func (v View) VPCs() []*VPC { return seen(v, &v.c.vpcs) }
+// VPCs lists all VPCs, ordered by ID, like the methods for the other kinds.
+func (v View) VPCs() []*VPC { return seen(v, &v.c.store.vpcs) }
 
 // Subnets lists all subnets.
-func (v View) Subnets() []*Subnet { return seen(v, &v.c.subnets) }
+func (v View) Subnets() []*Subnet { return seen(v, &v.c.store.subnets) }
 
 // Groups lists all security groups.
-func (v View) Groups() []*SecurityGroup { return seen(v, &v.c.groups) }
+func (v View) Groups() []*SecurityGroup { return seen(v, &v.c.store.groups) }
 
 // RouteTables lists all route tables.
-func (v View) RouteTables() []*RouteTable { return seen(v, &v.c.routes) }
+func (v View) RouteTables() []*RouteTable { return seen(v, &v.c.store.routes) }
 
 // Instances lists all instances.
-func (v View) Instances() []*Instance { return seen(v, &v.c.instances) }
+func (v View) Instances() []*Instance { return seen(v, &v.c.store.instances) }
 
 // ENIs lists all ENIs.
-func (v View) ENIs() []*ENI { return seen(v, &v.c.enis) }
+func (v View) ENIs() []*ENI { return seen(v, &v.c.store.enis) }
 
-// ENI is one ENI, nil when the view has none of that ID.
+// ENI is the ENI with an ID; nil without one.
 func (v View) ENI(id string) (out *ENI) {
-	v.c.read(func() { out = v.c.enis.asOf(id, v.at) })
+	v.c.world.read(func() { out = v.c.store.enis.asOf(id, v.at) })
 	return out
 }
 
-// Instance is one instance, nil when the view has none of that ID.
+// Instance is the instance with an ID; nil without one.
 func (v View) Instance(id string) (out *Instance) {
-	v.c.read(func() { out = v.c.instances.asOf(id, v.at) })
+	v.c.world.read(func() { out = v.c.store.instances.asOf(id, v.at) })
 	return out
 }
 
 // InstanceENIs are the ENIs that the view shows attached to an instance, the
 // primary one first.
 func (v View) InstanceENIs(instanceID string) (out []*ENI) {
-	v.c.read(func() {
-		for id := range v.c.everAttached[instanceID] {
-			if e := v.c.enis.asOf(id, v.at); e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
+	v.c.world.read(func() {
+		for id := range v.c.attachments.ever[instanceID] {
+			if e := v.c.store.enis.asOf(id, v.at); e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
 				out = append(out, e)
 			}
 		}
@@ -160,16 +159,15 @@ func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	return out
 }
 
-// Self is an instance with its ENIs as the instance itself sees them: like
-// Instance and InstanceENIs, but one that is younger than the view's lag sees
-// itself as it began. Nil when there is no such instance.
+// Self is an instance with its ENIs as the instance itself sees them: like Instance and InstanceENIs, but
+// an instance that is younger than the view's lag sees its first version. Nil without the instance.
 func (v View) Self(id string) (*Instance, []*ENI) {
 	i, enis := v.Instance(id), v.InstanceENIs(id)
-	v.c.read(func() {
+	v.c.world.read(func() {
 		if i == nil {
-			i = v.c.instances.first(id)
+			i = v.c.store.instances.first(id)
 		}
-		for _, e := range v.c.instanceENIs(id) {
+		for _, e := range v.c.attachments.instanceENIs(id) {
 			if e.Attachment.Primary() && (len(enis) == 0 || !enis[0].Attachment.Primary()) {
 				enis = append([]*ENI{e}, enis...)
 			}
@@ -183,8 +181,7 @@ func bySlot(a, b *Attachment) int {
 	return cmp.Or(cmp.Compare(a.NetworkCard, b.NetworkCard), cmp.Compare(a.DeviceIndex, b.DeviceIndex))
 }
 
-// OwnerOf finds the instance with an ENI that owns an address, written as
-// net.Conn does ("10.0.0.7:1234").
+// OwnerOf finds the instance with an ENI that owns an address in the form "10.0.0.7:1234".
 func (b Books) OwnerOf(addrPort string) (instanceID string, ok bool) {
 	ap, err := netip.ParseAddrPort(addrPort)
 	if err != nil {
