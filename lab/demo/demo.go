@@ -9,9 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -77,9 +77,28 @@ type stage struct {
 	size
 	lab     *lab.Lab
 	nodes   []*node.Node
-	quote   func(text string) // shows what a program printed; may be nil
-	release func()            // of the lock on the lab's directory
-	ports   portStory         // of port mode
+	release func() // of the lock on the lab's directory
+
+	operators *operators
+	ports     *ports
+	cluster   *cluster
+	beside    sync.WaitGroup // goroutines of the proof that is being tried (start)
+}
+
+func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
+	return &stage{
+		size: size, lab: l, nodes: l.Nodes(), release: release,
+		operators: &operators{lab: l}, ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &cluster{lab: l, nodes: l.Nodes(), quote: quote},
+	}
+}
+
+// try tries a proof and returns its figures, or why it failed.
+func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	err = attempt(func() { figures = p.try(ctx, s) })
+	cancel()
+	s.beside.Wait()
+	return figures, err
 }
 
 // errFailed says that the story was told to its end, but not all of it held.
@@ -168,7 +187,7 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		release()
 		return nil, fmt.Errorf("raise the lab: %w", err)
 	}
-	return &stage{size: sizeOf(o), lab: l, nodes: l.Nodes(), quote: t.quote, release: release}, nil
+	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
 // branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
@@ -271,7 +290,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 	for i, p := range proofsOf(s.lab.Options) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
-		figures, err := p.try(trial, s)
+		figures, err := s.try(trial, p)
 		cancel()
 		if ctx.Err() != nil { // interrupted, which proves nothing
 			return context.Cause(ctx)
@@ -305,7 +324,7 @@ func (s *stage) tellLogs(t *reporter) {
 		}
 	}
 	if s.lab.Kubelets != nil {
-		s.tellCluster(t)
+		s.cluster.report(t)
 		return
 	}
 	for _, n := range s.nodes {
@@ -328,6 +347,3 @@ func (s *stage) clear() error {
 	}
 	return nil
 }
-
-// primary is a node's own address of the family that the story asks by.
-func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
@@ -27,18 +25,11 @@ func familiesIn(m lab.Mode) ipfamily.Set {
 	return defaultFamilies
 }
 
-// lead is the family that the story asks by: IPv4 where pods have it.
-func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
-
 // The hosts outside a VPC, by family.
 var (
 	internetHosts = [ipfamily.Number]netip.Addr{fabric.InternetHost, fabric.InternetHost6}
 	onPremHosts   = [ipfamily.Number]netip.Addr{fabric.OnPremHost, fabric.OnPremHost6}
 )
-
-func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
-
-func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 
 // afterProof is the one after which dualProofs are shown: pods are on several ENIs, and
 // IPv4 works.
@@ -85,7 +76,7 @@ func withFamilies(all []proof, s ipfamily.Set) []proof {
 
 // toOtherFamily asks the internet and another node from every pod by the family of which it has
 // no address, and looks at what the pod was told that it has.
-func toOtherFamily(ctx context.Context, s *stage) (string, error) {
+func toOtherFamily(ctx context.Context, s *stage) string {
 	var a asks
 	other := s.lead().Other()
 	primary := func(n *node.Node) netip.Addr { return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary }
@@ -93,7 +84,7 @@ func toOtherFamily(ctx context.Context, s *stage) (string, error) {
 		own, next := primary(n), primary(s.nodes[(i+1)%len(s.nodes)])
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 1 || ipfamily.Of(p.Addrs[0]) == other {
-				return "", fmt.Errorf("pod %s of %s was told of %v, want one address of %s", p.Name, n.Name, p.Addrs, s.lead())
+				fail("pod %s of %s was told of %v, want one address of %s", p.Name, n.Name, p.Addrs, s.lead())
 			}
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internetHosts[other]), own)
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(next), own)
@@ -109,45 +100,37 @@ const (
 )
 
 // nitro launches a node that takes prefixes, and makes its pods.
-func nitro(ctx context.Context, s *stage) (string, error) {
+func nitro(ctx context.Context, s *stage) string {
 	i := s.next()
 	i.Type = nitroType
-	n, err := s.launch(ctx, i)
-	if err != nil {
-		return "", err
-	}
-	if err := s.add(ctx, n, names("pod", nitroPods)); err != nil {
-		return "", err
-	}
+	n := s.launch(ctx, i)
+	s.add(ctx, n, names("pod", nitroPods))
 	var a asks
 	used := map[int]bool{}
 	for _, p := range n.Pods() {
-		k, err := s.index(n, p.Addr())
-		if err != nil {
-			return "", err
-		}
+		k := s.index(n, p.Addr())
 		used[k] = true
 		a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), p.Addr())
 	}
 	if len(used) != 1 {
-		return "", fmt.Errorf("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
+		fail("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
 	}
 	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs have IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
 }
 
 // bothFamilies looks at which ENI has what.
-func bothFamilies(_ context.Context, s *stage) (string, error) {
+func bothFamilies(_ context.Context, s *stage) string {
 	pods, used := 0, map[string]bool{}
 	var first string
 	for _, n := range s.nodes {
 		enis := s.lab.Books().InstanceENIs(n.InstanceID)
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 2 || !p.Addrs[0].Is4() || !p.Addrs[1].Is6() {
-				return "", fmt.Errorf("pod %s of %s has %v, want one address of each family", p.Name, n.Name, p.Addrs)
+				fail("pod %s of %s has %v, want one address of each family", p.Name, n.Name, p.Addrs)
 			}
 			i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addrs[0]) })
 			if i < 0 || !enis[i].Owns(p.Addrs[1]) {
-				return "", fmt.Errorf("pod %s of %s has %v, which are not on one ENI", p.Name, n.Name, p.Addrs)
+				fail("pod %s of %s has %v, which are not on one ENI", p.Name, n.Name, p.Addrs)
 			}
 			if first == "" {
 				first = fmt.Sprintf("%s/%s has %s and %s, both on ENI %d", n.Name, p.Name, p.Addrs[0], p.Addrs[1], enis[i].Attachment.DeviceIndex)
@@ -156,34 +139,13 @@ func bothFamilies(_ context.Context, s *stage) (string, error) {
 			used[enis[i].ID] = true
 		}
 	}
-	return fmt.Sprintf("%d pods on %d ENIs; %s", pods, len(used), first), nil
+	return fmt.Sprintf("%d pods on %d ENIs; %s", pods, len(used), first)
 }
 
 // reachByBoth asks pods, nodes and the internet by each family.
-func reachByBoth(ctx context.Context, s *stage) (string, error) {
-	answers, err := s.lab.CheckReach(ctx)
-	if err != nil {
-		return "", err
-	}
-	p, err := s.first(s.nodes[0])
-	if err != nil {
-		return "", err
-	}
-	r, err := p.Ask(ctx, "tcp", internetHosts[ipfamily.IPv6], "hello")
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d answers of pods, nodes and the internet; %s sees %s itself, %s sees %s", answers, internetHosts[ipfamily.IPv6], r.You, internetHosts[ipfamily.IPv4], s.primary(s.nodes[0])), nil
-}
-
-// addressesOf counts the addresses among those that a NodeNetwork makes available, of the family
-// that the story asks by. How many of IPv6 there are beside IPv4 says nothing: they come as a prefix.
-func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
-	for text := range o.Spec.IPAM.Available {
-		address, _, _ := strings.Cut(text, "/")
-		if a, err := netip.ParseAddr(address); err == nil && ipfamily.Of(a) == s.lead() {
-			n++
-		}
-	}
-	return n
+func reachByBoth(ctx context.Context, s *stage) string {
+	answers := must(s.lab.CheckReach(ctx))
+	p := s.first(s.nodes[0])
+	r := must(p.Ask(ctx, "tcp", internetHosts[ipfamily.IPv6], "hello"))
+	return fmt.Sprintf("%d answers of pods, nodes and the internet; %s sees %s itself, %s sees %s", answers, internetHosts[ipfamily.IPv6], r.You, internetHosts[ipfamily.IPv4], s.primary(s.nodes[0]))
 }

@@ -7,11 +7,12 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// proof is one claim and the way to try it. It returns figures.
+// proof is one claim and the way to try it, which returns figures. As in a test, the first
+// failure ends it (see fail).
 type proof struct {
 	modes []lab.Mode // in which it is shown
 	name  string
-	try   func(context.Context, *stage) (string, error)
+	try   func(context.Context, *stage) string
 }
 
 var (
@@ -30,14 +31,14 @@ var proofs = []proof{
 	{inPort, "pods come up with default, chosen, fixed and users' ports", samplePods},
 	{inPort, "pod to pod in a VPC", vpcPodsTalk},
 	{inPort, "a security group drops, then allows", groups},
-	{inPort, "a VPC of the same addresses is not reached", alone(OtherVPC)},
-	{inPort, "a PodNIC keeps its address on another node", alone(FixedNIC)},
+	{inPort, "a VPC of the same addresses is not reached", inPorts(otherVPC)},
+	{inPort, "a PodNIC keeps its address on another node", inPorts(fixedNIC)},
 	{inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
 	{inPort, "a running pod gets a NIC, answers by it, and loses it", hotPlug},
 	{inPort, "a port deleted behind its back is made again", portDeleted},
-	{inPort, "a user's port survives its pod", alone(UsersPort)},
+	{inPort, "a user's port survives its pod", inPorts(usersPort)},
 	{inPort, "operator killed with -9: a standby makes the next ports", killPortOperator},
-	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", portsAgree},
+	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", agreement},
 
 	{inOperator, "a burst of pods is seen before its first ADD", burst},
 	{inPool, "nodes have blocks, and the router has learned them", firstBlocks},
@@ -98,4 +99,31 @@ func proofsOf(o lab.Options) []proof {
 		all = withFamilies(all, o.PodFamilies())
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
+}
+
+// inPorts is a proof about pods with ports alone.
+func inPorts(try func(context.Context, *ports) string) func(context.Context, *stage) string {
+	return func(ctx context.Context, s *stage) string { return try(ctx, s.ports) }
+}
+
+// Story lists the proofs of the demo for a lab that is up, in their order: later ones build on
+// earlier ones.
+func Story(l *lab.Lab) (list []Named) {
+	s := newStage(l, sizes[l.Mode], nil, nil)
+	for _, p := range proofsOf(l.Options) {
+		list = append(list, Named{p.name, func(ctx context.Context) (string, error) { return s.try(ctx, p) }})
+	}
+	return list
+}
+
+// Named is a proof of the demo on a lab. Try returns figures.
+type Named struct {
+	Name string
+	Try  func(context.Context) (string, error)
+}
+
+// LabOptions are those of the demo's lab, besides what the caller asks for.
+func LabOptions(o lab.Options) (lab.Options, error) {
+	all, err := Options{Lab: o}.complete()
+	return all.Lab, err
 }
