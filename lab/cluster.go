@@ -142,7 +142,7 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 // with addresses of IPv6 alone, of whose family the API server must be, or have no other.
 func (l *Lab) apiEndpoint() netip.Addr {
 	books := l.Books()
-	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return ofIPv6Alone(books, i.ID) })
+	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return IPv6Only(books, i.ID) })
 	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
 	}

@@ -69,7 +69,7 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 			}
 		}
 		if len(e.Status.Gateways) != n || int(e.Status.ReadyGateways) != n {
-			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, tellConditions(e.Status.Conditions))
+			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, Conditions(e.Status.Conditions))
 		}
 		return nil
 	})
@@ -79,8 +79,8 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 	return addrs, nil
 }
 
-// tellConditions is what they say, in a line.
-func tellConditions(all []metav1.Condition) string {
+// Conditions is what they say, in a line.
+func Conditions(all []metav1.Condition) string {
 	var told []string
 	for _, c := range all {
 		told = append(told, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))

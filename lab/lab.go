@@ -196,7 +196,7 @@ func (o Options) complete() (Options, error) {
 
 // completeSpec is Spec as the lab has it.
 func (o Options) completeSpec() (Options, error) {
-	if o.Spec == nil && o.Mode.hasEC2() {
+	if o.Spec == nil && o.Mode.HasEC2() {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
@@ -240,7 +240,7 @@ func (l *Lab) raiseEC2(ctx context.Context) error {
 	}
 	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",
 		books.VPCs[0].CIDRs[0], len(books.Subnets), fabric.InternetHost, fabric.OnPremHost))
-	if l.hasIPv6() {
+	if l.HasIPv6() {
 		l.Progress(fmt.Sprintf("VPC %s of IPv6; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
 	}
 	if err := l.serve(); err != nil {

@@ -3,12 +3,14 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"regexp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/portcloud"
@@ -64,8 +66,8 @@ func (l *Lab) mayName(name string) error {
 	return nil
 }
 
-// ofIPv6Alone tells whether an instance is in a subnet of IPv6 alone.
-func ofIPv6Alone(books vpc.Books, instanceID string) bool {
+// IPv6Only reports whether an instance is in an IPv6-only subnet.
+func IPv6Only(books vpc.Books, instanceID string) bool {
 	i, _ := books.Instance(instanceID)
 	s, ok := books.Subnet(i.SubnetID)
 	return ok && s.IPv6Native()
@@ -80,7 +82,7 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
 		EC2URL: EC2URL, Args: slices.Concat(l.familyArgs(), l.DaemonArgs), Env: l.BerthdEnv, Log: l.Log,
 	}
-	if ofIPv6Alone(l.Books(), instanceID) {
+	if IPv6Only(l.Books(), instanceID) {
 		o.EC2URL, o.Args = EC2URL6, append([]string{"--imds-endpoint-mode=ipv6"}, o.Args...)
 	}
 	if l.modelled() {
@@ -141,4 +143,18 @@ func (l *Lab) boot(m *machine, progress string) error {
 		}
 	}()
 	return nil
+}
+
+// OwnAddrs are a node's own addresses: in a VPC those of its primary ENI.
+func (l *Lab) OwnAddrs(n *node.Node) []netip.Addr {
+	if l.Site != nil {
+		own := l.Site.Addrs(n.Name)
+		return []netip.Addr{own.IPv4, own.IPv6}
+	}
+	return l.Books().InstanceENIs(n.InstanceID)[0].Own()
+}
+
+// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
+func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
+	return slices.DeleteFunc(l.OwnAddrs(n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }

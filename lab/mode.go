@@ -40,15 +40,15 @@ func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts |
 // hasKube tells whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
-// hasEC2 tells whether the mode's cloud is EC2.
-func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
+// HasEC2 reports whether the mode's cloud is EC2.
+func (m Mode) HasEC2() bool { return m == NodeMode || m == OperatorMode }
 
 // PodFamilies are those of which each pod has an address.
 func (o Options) PodFamilies() ipfamily.Set {
 	switch {
 	case o.Mode == PoolMode:
 		return ipfamily.Dual
-	case o.Mode.hasEC2() && o.IPFamilies != "":
+	case o.Mode.HasEC2() && o.IPFamilies != "":
 		return o.IPFamilies
 	default:
 		return ipfamily.OnlyIPv4
@@ -140,7 +140,7 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 
 // inCluster is the spec as it is for the lab's cluster; nil where there is none.
 func (o Options) inCluster() *spec.Spec {
-	if o.Spec == nil || !o.Mode.hasEC2() {
+	if o.Spec == nil || !o.Mode.HasEC2() {
 		return o.Spec
 	}
 	s := inCluster(*o.Spec, clusterName(o.ID))

@@ -34,7 +34,7 @@ func (c *Cluster) equip(o *node.Options) {
 	switch {
 	case c.mode == OperatorMode:
 		args = []string{"--ipam=eni-operator", "--auto-create-node-network"}
-	case !c.mode.hasEC2():
+	case !c.mode.HasEC2():
 		args = []string{"--ipam=" + string(c.mode)}
 	}
 	if c.beside {

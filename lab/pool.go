@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -192,4 +194,27 @@ func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
 		return l.Kube.unregister(ctx, name)
 	}
 	return client.IgnoreNotFound(l.Kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+}
+
+// CIDR parses a CIDR of an object; invalid when it is empty.
+func CIDR(s string) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+// BlockCIDRs are the valid CIDRs of a block.
+func BlockCIDRs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
+	for _, s := range []string{b.IPv4, b.IPv6} {
+		if p, err := CIDR(s); err == nil && p.IsValid() {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// InBlock reports whether a block contains an address.
+func InBlock(b *v1alpha1.AddressBlock, a netip.Addr) bool {
+	return slices.ContainsFunc(BlockCIDRs(b), func(p netip.Prefix) bool { return p.Contains(a) })
 }

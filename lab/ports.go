@@ -283,7 +283,7 @@ func (l *Lab) WaitVPCs(ctx context.Context) error {
 				return err
 			}
 			if !meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) {
-				return fmt.Errorf("VPC %s is not ready: %s", v.Name, untrue(o.Status.Conditions))
+				return fmt.Errorf("VPC %s is not ready: %s", v.Name, Untrue(o.Status.Conditions))
 			}
 		}
 		return nil

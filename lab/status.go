@@ -277,20 +277,20 @@ func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
 
 // siteStatus adds what pool mode has.
 func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
-	c, err := l.viewPools(ctx)
-	if err != nil {
-		return err
+	pools, blocks := &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
+	if err := errors.Join(l.Kube.Client.List(ctx, pools), l.Kube.Client.List(ctx, blocks)); err != nil {
+		return fmt.Errorf("list pools and blocks: %w", err)
 	}
 	routes, err := l.Site.Routes(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.pools)) {
-		s.Pools = append(s.Pools, poolStatus(c.pools[name]))
+	for i := range pools.Items {
+		s.Pools = append(s.Pools, poolStatus(&pools.Items[i]))
 	}
-	for i := range c.blocks {
-		b := &c.blocks[i]
-		announced := !slices.ContainsFunc(prefixes(b), func(p netip.Prefix) bool { return !routes[p].IsValid() })
+	for i := range blocks.Items {
+		b := &blocks.Items[i]
+		announced := !slices.ContainsFunc(BlockCIDRs(b), func(p netip.Prefix) bool { return !routes[p].IsValid() })
 		s.Blocks = append(s.Blocks, BlockStatus{Name: b.Name, Pool: b.PoolName, Node: b.NodeName, IPv4: b.IPv4, IPv6: b.IPv6, Announced: announced})
 	}
 	for i := range s.Nodes {
@@ -298,9 +298,9 @@ func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
 		n.Address = l.Site.Addrs(n.Name).IPv4
 		for k := range n.Pods {
 			p := &n.Pods[k]
-			for b := range c.blocks {
-				if len(p.Addresses) > 0 && inBlock(&c.blocks[b], p.Addresses[0]) {
-					p.Block = c.blocks[b].Name
+			for b := range blocks.Items {
+				if len(p.Addresses) > 0 && InBlock(&blocks.Items[b], p.Addresses[0]) {
+					p.Block = blocks.Items[b].Name
 				}
 			}
 		}

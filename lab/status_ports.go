@@ -2,7 +2,10 @@ package lab
 
 import (
 	"context"
+	"fmt"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
@@ -79,14 +82,14 @@ func vpcStatus(o *v1alpha1.VPC) VPCStatus {
 			s.Ready = string(c.Status)
 		}
 	}
-	s.Why = untrue(o.Status.Conditions)
+	s.Why = Untrue(o.Status.Conditions)
 	return s
 }
 
 func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
 	s := NICStatus{
 		Name: n.Name, Namespace: n.Namespace, VPC: n.Spec.VPC, Phase: string(n.Status.Phase), Node: n.Status.NodeName, Interface: n.Status.Interface,
-		MAC: n.Status.MAC, Port: n.Status.PortID, State: states[n.Status.PortID], Made: n.Status.Made, Why: untrue(n.Status.Conditions),
+		MAC: n.Status.MAC, Port: n.Status.PortID, State: states[n.Status.PortID], Made: n.Status.Made, Why: Untrue(n.Status.Conditions),
 	}
 	if n.Status.Pod != nil {
 		s.Pod = n.Status.Pod.Name
@@ -95,4 +98,16 @@ func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
 		s.Addresses = append(s.Addresses, a.CIDR)
 	}
 	return s
+}
+
+// Untrue lists the conditions that are not True, with reasons and messages. It is for kinds whose
+// conditions all should be True.
+func Untrue(conditions []metav1.Condition) string {
+	var bad []string
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionTrue {
+			bad = append(bad, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	return strings.Join(bad, "; ")
 }

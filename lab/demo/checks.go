@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -149,7 +150,7 @@ func metadataBlocked(ctx context.Context, s *stage) string {
 
 // agreement waits until the lab is at rest and compares all views of it.
 func agreement(ctx context.Context, s *stage) string {
-	check(s.lab.WaitInvariants(ctx))
+	check(oracle.Wait(ctx, s.lab))
 	pods := 0
 	for _, n := range s.lab.Nodes() {
 		pods += len(n.Pods())

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
@@ -182,7 +183,7 @@ func killed(ctx context.Context, st *stage) string {
 // with what EC2 has for the node.
 func agreed(ctx context.Context, s *stage) string {
 	pods := 0
-	await(ctx, "views of addresses", func() { pods = must(s.lab.AddressesAgree(ctx, killedNode)) })
+	await(ctx, "views of addresses", func() { pods = must(oracle.Addresses(ctx, s.lab, killedNode)) })
 	return fmt.Sprintf("%d pods of %s, no duplicate, none held for a pod that is gone", pods, s.lab.PodFamilies())
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -144,7 +145,7 @@ func bothFamilies(_ context.Context, s *stage) string {
 
 // reachByBoth asks pods, nodes and the internet by each family.
 func reachByBoth(ctx context.Context, s *stage) string {
-	answers := must(s.lab.CheckReach(ctx))
+	answers := must(oracle.Reach(ctx, s.lab))
 	p := s.first(s.nodes[0])
 	r := must(p.Ask(ctx, "tcp", internetHosts[ipfamily.IPv6], "hello"))
 	return fmt.Sprintf("%d answers of pods, nodes and the internet; %s sees %s itself, %s sees %s", answers, internetHosts[ipfamily.IPv6], r.You, internetHosts[ipfamily.IPv4], s.primary(s.nodes[0]))

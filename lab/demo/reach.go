@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -129,7 +130,7 @@ func toInternet(ctx context.Context, s *stage) string {
 	enis := map[[2]int]bool{}
 	for k, n := range s.nodes {
 		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), s.lab.SeenOutside(n, p.Addr()))
+			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), oracle.SeenOutside(s.lab, n, p.Addr()))
 			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()))
 			enis[[2]int{k, s.index(n, p.Addr())}] = true
 		}

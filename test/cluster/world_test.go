@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -252,7 +253,7 @@ func (w *world) rest(t *testing.T) {
 				return fmt.Errorf("berthd of %s is not Ready: %+v", n.Name, c)
 			}
 		}
-		_, err := w.AddressesAgree(ctx)
+		_, err := oracle.Addresses(ctx, w.Lab)
 		return err
 	})
 }

@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -9,18 +9,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// AddressesAgree compares the addresses of a whole cluster's pods with each other, with
+// Addresses compares the addresses of a whole cluster's pods with each other, with
 // what berthd of their nodes says, and with what EC2 has for the nodes, in port mode with
 // PodNICs, the cloud's ports and the nodes' OVSDBs, and counts the
 // pods. Nodes in without are left out, such as one that is off. It is meant for a
 // cluster at rest: what comes or goes at the moment is an error.
-func (l *Lab) AddressesAgree(ctx context.Context, without ...string) (pods int, err error) {
-	if l.Mode == PortMode {
-		return l.portsAgree(ctx, without)
+func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, err error) {
+	if l.Mode == lab.PortMode {
+		return portsAgree(ctx, l, without)
 	}
 	list := &corev1.PodList{}
 	if err := l.Kube.Client.List(ctx, list); err != nil {
@@ -34,7 +35,7 @@ func (l *Lab) AddressesAgree(ctx context.Context, without ...string) (pods int, 
 		here := slices.DeleteFunc(slices.Clone(list.Items), func(p corev1.Pod) bool {
 			return p.Spec.NodeName != n.Name || p.Spec.HostNetwork || p.DeletionTimestamp != nil
 		})
-		if err := l.agree(ctx, n, here, holder); err != nil {
+		if err := agree(ctx, l, n, here, holder); err != nil {
 			return 0, err
 		}
 		pods += len(here)
@@ -44,8 +45,8 @@ func (l *Lab) AddressesAgree(ctx context.Context, without ...string) (pods int, 
 
 // agree compares a node's pods with its daemon and with EC2. Holder has the pods of
 // other nodes by their addresses, and gets these.
-func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder map[netip.Addr]string) error {
-	doc, err := Document(ctx, n)
+func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, holder map[netip.Addr]string) error {
+	doc, err := lab.Document(ctx, n)
 	if err != nil {
 		return err
 	}
@@ -84,7 +85,7 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 			if told[address] != name {
 				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, told[address])
 			}
-			if l.Cloud != nil && !l.onENI(n.InstanceID, address) {
+			if l.Cloud != nil && !onENI(l, n.InstanceID, address) {
 				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
 			}
 			delete(told, address)
@@ -97,7 +98,7 @@ func (l *Lab) agree(ctx context.Context, n *node.Node, pods []corev1.Pod, holder
 }
 
 // onENI tells whether EC2 has an address on one of an instance's ENIs or branches.
-func (l *Lab) onENI(instanceID string, a netip.Addr) bool {
+func onENI(l *lab.Lab, instanceID string, a netip.Addr) bool {
 	books := l.Books()
 	owns := func(e vpc.ENI) bool { return e.Owns(a) }
 	return slices.ContainsFunc(books.InstanceENIs(instanceID), func(e vpc.ENI) bool {

@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -10,15 +10,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
 // portsAgree compares the pods of a whole cluster in port mode with what PodNICs, the cloud,
 // the nodes' OVSDBs and berthd have for them, and counts them. Nodes in without are left out.
-func (l *Lab) portsAgree(ctx context.Context, without []string) (pods int, err error) {
+func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, err error) {
 	v := &portView{ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
-	if err := l.viewPorts(ctx, v); err != nil {
+	if err := viewPorts(ctx, l, v); err != nil {
 		return 0, err
 	}
 	list := &corev1.PodList{}
@@ -68,7 +69,7 @@ type onNode struct {
 	told map[string]string // pods by port, as berthd has them
 }
 
-func (o onNode) observe(ctx context.Context, l *Lab, n *node.Node) error {
+func (o onNode) observe(ctx context.Context, l *lab.Lab, n *node.Node) error {
 	rows, err := l.Ports.Plugged(ctx, n.Name)
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func (o onNode) observe(ctx context.Context, l *Lab, n *node.Node) error {
 	for _, r := range rows {
 		o.rows[r.Port] = true
 	}
-	doc, err := Document(ctx, n)
+	doc, err := lab.Document(ctx, n)
 	for _, nic := range doc.NICs {
 		o.told[nic.Port] = nic.Namespace + "/" + nic.Pod
 	}

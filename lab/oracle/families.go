@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"net/netip"
@@ -14,7 +14,7 @@ import (
 // lab's pods have, all on one ENI: the node sends what comes from a pod by one uplink.
 // Which families a pod of a pool has is the pool's affair.
 func (f *findings) checkFamilies(p *node.Pod, addrs []netip.Addr) {
-	if !f.mode.hasEC2() {
+	if !f.mode.HasEC2() {
 		return
 	}
 	var got [ipfamily.Number]int

@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/site"
@@ -17,12 +18,12 @@ import (
 
 // OutsideHosts are the addresses of the host on the internet, or outside the site: IPv4
 // first, and IPv6 where the lab has it.
-func (l *Lab) OutsideHosts() []netip.Addr {
+func OutsideHosts(l *lab.Lab) []netip.Addr {
 	hosts := []netip.Addr{fabric.InternetHost, fabric.InternetHost6}
 	if l.Site != nil {
 		hosts = []netip.Addr{site.OutsideHost, site.OutsideHost6}
 	}
-	if !l.hasIPv6() {
+	if !l.HasIPv6() {
 		hosts = hosts[:1]
 	}
 	return hosts
@@ -31,21 +32,21 @@ func (l *Lab) OutsideHosts() []netip.Addr {
 // SeenOutside is as what the host outside sees what a pod sends from one of its addresses:
 // that address where there is a route back to it, else the node's own. In a VPC that is so of
 // IPv4, of which only primary addresses are public there; of IPv6 all are.
-func (l *Lab) SeenOutside(n *node.Node, own netip.Addr) netip.Addr {
+func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	if l.Cloud == nil || own.Is6() {
 		return own
 	}
 	return l.Books().InstanceENIs(n.InstanceID)[0].Primary
 }
 
-// CheckReach asks by TCP and UDP from each pod, in each family that it has: the next pod of
+// Reach asks by TCP and UDP from each pod, in each family that it has: the next pod of
 // its node, one of the next node, its own node, and the host outside; and wants the pod's own
 // address to be seen, outside what SeenOutside says. In the family of which it has a
 // node-local address it asks the next node and the host outside, and wants its own node's to
 // be seen. It returns how many questions were
 // answered. The errors are those that were not, or not so. It is for labs with pods whose
 // first interface is routed, with the daemon's default settings.
-func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
+func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 	var errs []error
 	nodes := l.Nodes()
 	for i, n := range nodes {
@@ -61,17 +62,17 @@ func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
 						to[a] = own
 					}
 				}
-				if a := inFamily(l.addrsOf(n), own); a.IsValid() {
+				if a := inFamily(l.OwnAddrs(n), own); a.IsValid() {
 					to[a] = own
 				}
-				if a := inFamily(l.OutsideHosts(), own); a.IsValid() {
-					to[a] = l.SeenOutside(n, own)
+				if a := inFamily(OutsideHosts(l), own); a.IsValid() {
+					to[a] = SeenOutside(l, n, own)
 				}
 				n, err := seenBy(ctx, p, to)
 				answers += n
 				errs = append(errs, err)
 			}
-			n, err := seenBy(ctx, p, l.byNodeLocal(n, nodes[(i+1)%len(nodes)]))
+			n, err := seenBy(ctx, p, byNodeLocal(l, n, nodes[(i+1)%len(nodes)]))
 			answers += n
 			errs = append(errs, err)
 		}
@@ -81,8 +82,8 @@ func (l *Lab) CheckReach(ctx context.Context) (answers int, err error) {
 
 // byNodeLocal is whom a pod of a node asks from its node-local address, and as what it is to
 // be seen.
-func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
-	family, has := l.nodeLocalOn(n)
+func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
+	family, has := nodeLocalOn(l, n)
 	if !has {
 		return nil
 	}
@@ -90,27 +91,12 @@ func (l *Lab) byNodeLocal(n, next *node.Node) map[netip.Addr]netip.Addr {
 	if family == ipfamily.IPv6 {
 		like = netip.IPv6Unspecified()
 	}
-	own, to := inFamily(l.addrsOf(n), like), map[netip.Addr]netip.Addr{}
-	to[inFamily(l.OutsideHosts(), like)] = own
-	if a := inFamily(l.addrsOf(next), like); n != next && a.IsValid() {
+	own, to := inFamily(l.OwnAddrs(n), like), map[netip.Addr]netip.Addr{}
+	to[inFamily(OutsideHosts(l), like)] = own
+	if a := inFamily(l.OwnAddrs(next), like); n != next && a.IsValid() {
 		to[a] = own
 	}
 	return to
-}
-
-// addrsOf are a node's own addresses.
-func (l *Lab) addrsOf(n *node.Node) []netip.Addr {
-	if l.Site != nil {
-		own := l.Site.Addrs(n.Name)
-		return []netip.Addr{own.IPv4, own.IPv6}
-	}
-	primary := l.Books().InstanceENIs(n.InstanceID)[0]
-	return primary.Own()
-}
-
-// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
-func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
-	return slices.DeleteFunc(l.addrsOf(n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }
 
 // inFamily is the first of addresses that is of the family of like; zero when none is.
@@ -142,4 +128,23 @@ func seenBy(ctx context.Context, p *node.Pod, to map[netip.Addr]netip.Addr) (ans
 		}
 	}
 	return answers, errors.Join(errs...)
+}
+
+// nodeLocal is the family of which pods have node-local addresses, if they have any.
+func nodeLocal(o lab.Options) (f ipfamily.Family, has bool) {
+	switch {
+	case !o.Mode.HasEC2() || o.IPFamilies == ipfamily.Dual:
+		return 0, false
+	case o.IPFamilies.Has(ipfamily.IPv6):
+		return ipfamily.IPv4, true
+	default:
+		return ipfamily.IPv6, o.IPv6Egress
+	}
+}
+
+// nodeLocalOn is nodeLocal for the pods of a node: they have none of IPv4 where it has no such
+// address itself.
+func nodeLocalOn(l *lab.Lab, n *node.Node) (f ipfamily.Family, has bool) {
+	f, has = nodeLocal(l.Options)
+	return f, has && (f != ipfamily.IPv4 || !lab.IPv6Only(l.Books(), n.InstanceID))
 }

@@ -1,9 +1,8 @@
-package lab
+package oracle
 
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -14,13 +13,14 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// CheckInvariants compares four views of the lab with each other: the kernel
+// Check compares four views of the lab with each other: the kernel
 // of every node and pod, berthd's records on disk, its introspection document,
 // and the cloud's books. It returns each way in which they contradict
 // docs/architecture.md, "Rules that no crash may break"; none when all is well:
@@ -42,13 +42,13 @@ import (
 //     records are the same NICs, and nobody has a port of Berth's that is none of these;
 //   - a pod whose first interface is a branch interface has its address and none of the node's, and
 //     the node has the two links, the rules, routes and nftables chains of it, and of no other;
-//   - with egress, what CheckEgress says.
+//   - with egress, what Egress says.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
-// shows up as a contradiction. WaitInvariants waits for rest.
-func (l *Lab) CheckInvariants(ctx context.Context) []error {
-	if l.Mode == PortMode {
-		return l.checkPorts(ctx)
+// shows up as a contradiction. Wait waits for rest.
+func Check(ctx context.Context, l *lab.Lab) []error {
+	if l.Mode == lab.PortMode {
+		return checkPorts(ctx, l)
 	}
 	books := l.Books()
 	nodes := l.Nodes()
@@ -57,25 +57,25 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	var pools *poolView
 	var routed map[string]bool
 	switch l.Mode {
-	case OperatorMode:
-		networks, errs = l.networks(ctx, nodes)
+	case lab.OperatorMode:
+		networks, errs = viewNetworks(ctx, l, nodes)
 		var err error
-		if routed, err = l.routedPods(ctx); err != nil {
+		if routed, err = routedPods(ctx, l); err != nil {
 			return []error{err}
 		}
-	case PoolMode:
+	case lab.PoolMode:
 		var err error
-		if pools, err = l.viewPools(ctx); err != nil {
+		if pools, err = viewPools(ctx, l); err != nil {
 			return []error{err}
 		}
-		errs = append(pools.errs, l.announced(ctx, pools)...)
+		errs = append(pools.errs, announced(ctx, l, pools)...)
 	}
 	found := make([]findings, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
 			found[i] = findings{node: n, mode: l.Mode, families: l.IPFamilies, network: networks[n.Name], routed: routed, local: map[netip.Addr]*node.Pod{}}
-			found[i].localFamily, found[i].hasLocal = l.nodeLocalOn(found[i].node)
+			found[i].localFamily, found[i].hasLocal = nodeLocalOn(l, found[i].node)
 			if pools != nil {
 				found[i].blocks = pools.ofNode(n.Name)
 			}
@@ -83,13 +83,13 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 		})
 	}
 	wg.Wait()
-	if l.hasPorts() {
-		errs = append(errs, l.checkPorts(ctx)...)
+	if l.Ports != nil {
+		errs = append(errs, checkPorts(ctx, l)...)
 	} else if err := l.Trouble(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
 	if l.Egress {
-		errs = append(errs, l.CheckEgress(ctx)...)
+		errs = append(errs, Egress(ctx, l)...)
 	}
 	owner := map[netip.Addr]string{}
 	for _, f := range found {
@@ -106,11 +106,11 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	return append(errs, checkENIs(books)...)
 }
 
-// WaitInvariants checks until nothing is wrong, or ctx ends; then the error is
+// Wait checks until nothing is wrong, or ctx ends; then the error is
 // what the last check found.
-func (l *Lab) WaitInvariants(ctx context.Context) error {
+func Wait(ctx context.Context, l *lab.Lab) error {
 	for began := time.Now(); ; {
-		err := errors.Join(l.CheckInvariants(ctx)...)
+		err := errors.Join(Check(ctx, l)...)
 		if err == nil || poll.Pause(ctx, began, 100*time.Millisecond) != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func checkENIs(books vpc.Books) (errs []error) {
 // findings of one node.
 type findings struct {
 	node     *node.Node
-	mode     Mode
+	mode     lab.Mode
 	families ipfamily.Set
 	network  *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
 	blocks   []v1alpha1.AddressBlock // in pool mode
@@ -304,7 +304,7 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 
 // checkDocument compares introspection with the pods and the books.
 func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.Pod) {
-	doc, err := Document(ctx, f.node)
+	doc, err := lab.Document(ctx, f.node)
 	if err != nil {
 		f.wrong("introspection: %w", err)
 		return
@@ -331,9 +331,9 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 		f.checkSpare(a.Address, "cooling", held)
 	}
 	switch f.mode {
-	case PoolMode:
+	case lab.PoolMode:
 		f.checkPools(doc, held)
-	case OperatorMode:
+	case lab.OperatorMode:
 		f.checkTotals(doc)
 		f.checkNetwork(doc, held)
 	default:
@@ -393,28 +393,4 @@ func (f *findings) checkTotals(doc introspect.Document) {
 			f.wrong("introspection: ENI %s is not attached to this node", d.ID)
 		}
 	}
-}
-
-// Document fetches a node's introspection document from inside the node.
-func Document(ctx context.Context, n *node.Node) (introspect.Document, error) {
-	var doc introspect.Document
-	body, err := n.Get(ctx, node.IntrospectionURL)
-	if err != nil {
-		return doc, err
-	}
-	if err := json.Unmarshal([]byte(body), &doc); err != nil {
-		return doc, fmt.Errorf("read the introspection document: %w", err)
-	}
-	return doc, nil
-}
-
-// WaitAvailable returns once a node has so many addresses to hand out, or ctx ends.
-func WaitAvailable(ctx context.Context, n *node.Node, want int) error {
-	return poll.Until(ctx, func() error {
-		doc, err := Document(ctx, n)
-		if err == nil && doc.Totals.Available < want {
-			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
-		}
-		return err
-	})
 }

@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -43,7 +44,7 @@ func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 // viewPools reads pools, blocks and requests and says what contradicts itself in
 // them: a block that is not its pool's piece of that index, that overlaps
 // another, or that nobody has; counts that are wrong; a request that is over.
-func (l *Lab) viewPools(ctx context.Context) (*poolView, error) {
+func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 	pools, nodes := &v1alpha1.AddressPoolList{}, &corev1.NodeList{}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
 	for _, list := range []client.ObjectList{pools, nodes, blocks, requests} {
@@ -88,7 +89,7 @@ func (c *poolView) sound(b *v1alpha1.AddressBlock) error {
 	if p == nil {
 		return fmt.Errorf("its pool %s is gone", b.PoolName)
 	}
-	layout, err := Layout(p)
+	layout, err := layoutOf(p)
 	if err != nil {
 		return err
 	}
@@ -119,16 +120,16 @@ func (c *poolView) sound(b *v1alpha1.AddressBlock) error {
 	return errors.Join(errs...)
 }
 
-// Layout is how the accepted subnets of a pool are cut.
-func Layout(p *v1alpha1.AddressPool) (block.Layout, error) {
+// layoutOf is how the accepted subnets of a pool are cut.
+func layoutOf(p *v1alpha1.AddressPool) (block.Layout, error) {
 	bits := int32(v1alpha1.DefaultBlockSizeBits)
 	if p.Spec.BlockSizeBits != nil {
 		bits = *p.Spec.BlockSizeBits
 	}
 	var subnets []block.Subnet
 	for _, s := range p.Spec.Subnets[:min(int(p.Status.AcceptedSubnets), len(p.Spec.Subnets))] {
-		v4, err4 := prefix(s.IPv4)
-		v6, err6 := prefix(s.IPv6)
+		v4, err4 := lab.CIDR(s.IPv4)
+		v6, err6 := lab.CIDR(s.IPv6)
 		if err := errors.Join(err4, err6); err != nil {
 			return block.Layout{}, err
 		}
@@ -137,28 +138,11 @@ func Layout(p *v1alpha1.AddressPool) (block.Layout, error) {
 	return block.Parse(int(bits), subnets)
 }
 
-func prefix(s string) (netip.Prefix, error) {
-	if s == "" {
-		return netip.Prefix{}, nil
-	}
-	return netip.ParsePrefix(s)
-}
-
 func text(p netip.Prefix) string {
 	if !p.IsValid() {
 		return ""
 	}
 	return p.String()
-}
-
-// prefixes are the CIDRs of a block that make sense.
-func prefixes(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
-	for _, s := range []string{b.IPv4, b.IPv6} {
-		if p, err := prefix(s); err == nil && p.IsValid() {
-			out = append(out, p)
-		}
-	}
-	return out
 }
 
 // disjoint looks for addresses that two blocks have.
@@ -169,7 +153,7 @@ func (c *poolView) disjoint() {
 	}
 	var all []piece
 	for i := range c.blocks {
-		for _, p := range prefixes(&c.blocks[i]) {
+		for _, p := range lab.BlockCIDRs(&c.blocks[i]) {
 			all = append(all, piece{p, c.blocks[i].Name})
 		}
 	}
@@ -183,7 +167,7 @@ func (c *poolView) disjoint() {
 
 // announced compares what the router has learned by BGP with the blocks of the
 // nodes that run.
-func (l *Lab) announced(ctx context.Context, c *poolView) []error {
+func announced(ctx context.Context, l *lab.Lab, c *poolView) []error {
 	got, err := l.Site.Routes(ctx)
 	if err != nil {
 		return []error{err}
@@ -194,7 +178,7 @@ func (l *Lab) announced(ctx context.Context, c *poolView) []error {
 			continue
 		}
 		own := l.Site.Addrs(c.blocks[i].NodeName)
-		for _, p := range prefixes(&c.blocks[i]) {
+		for _, p := range lab.BlockCIDRs(&c.blocks[i]) {
 			want[p] = own.IPv4
 			if p.Addr().Is6() {
 				want[p] = own.IPv6
@@ -211,7 +195,7 @@ func (l *Lab) announced(ctx context.Context, c *poolView) []error {
 func (f *findings) checkExport(k kernelState) {
 	want := map[netip.Prefix]bool{}
 	for i := range f.blocks {
-		for _, p := range prefixes(&f.blocks[i]) {
+		for _, p := range lab.BlockCIDRs(&f.blocks[i]) {
 			want[p] = true
 		}
 	}
@@ -225,11 +209,7 @@ func (f *findings) checkExport(k kernelState) {
 
 // inBlock tells whether one of the node's blocks has an address.
 func (f *findings) inBlock(a netip.Addr) bool {
-	return slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return inBlock(&b, a) })
-}
-
-func inBlock(b *v1alpha1.AddressBlock, a netip.Addr) bool {
-	return slices.ContainsFunc(prefixes(b), func(p netip.Prefix) bool { return p.Contains(a) })
+	return slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return lab.InBlock(&b, a) })
 }
 
 // checkPools compares introspection with the node's blocks.
@@ -238,7 +218,7 @@ func (f *findings) checkPools(doc introspect.Document, held map[netip.Addr]*node
 	known := t.Allocated + t.Available + t.Cooling + t.NotReady + t.Withdrawn
 	size := 0
 	for i := range f.blocks {
-		if p := prefixes(&f.blocks[i]); len(p) > 0 {
+		if p := lab.BlockCIDRs(&f.blocks[i]); len(p) > 0 {
 			size += 1 << (p[0].Addr().BitLen() - p[0].Bits())
 		}
 	}

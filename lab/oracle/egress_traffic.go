@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/run/node"
@@ -21,12 +22,12 @@ const (
 	refuseWithin = 2 * time.Second
 )
 
-// CheckEgressTraffic has each pod of a lab at rest that is no gateway talk to the outside, over both
+// EgressTraffic has each pod of a lab at rest that is no gateway talk to the outside, over both
 // families, and each client several times: it is seen as a gateway's address where an Egress of it leads there, as
 // its own where none does, and gets no answer where the Egress has no gateway. An Egress whose
 // tunnels lead to a Service is left out: nobody stands for a kube-proxy in a lab without kubelets.
-func (l *Lab) CheckEgressTraffic(ctx context.Context) error {
-	v, err := l.viewEgress(ctx)
+func EgressTraffic(ctx context.Context, l *lab.Lab) error {
+	v, err := viewEgress(ctx, l)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -11,13 +11,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/network/ovn"
 	"github.com/berthnet/berth/lab/portcloud"
@@ -50,9 +50,9 @@ func (v *portView) wrong(format string, args ...any) {
 // checkPorts compares six views of the NICs of a lab with ports with each other: pods and
 // what is in them, PodNICs, the cloud's ports, what the nodes' OVSDBs or agents have plugged,
 // their kernels, and berthd's records.
-func (l *Lab) checkPorts(ctx context.Context) []error {
-	v := &portView{first: l.Mode == PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
-	if err := l.viewPorts(ctx, v); err != nil {
+func checkPorts(ctx context.Context, l *lab.Lab) []error {
+	v := &portView{first: l.Mode == lab.PortMode, ports: map[string]portcloud.Port{}, pods: map[string]bool{}, used: map[string]string{}}
+	if err := viewPorts(ctx, l, v); err != nil {
 		return []error{err}
 	}
 	for _, n := range l.Nodes() {
@@ -70,7 +70,7 @@ func (l *Lab) checkPorts(ctx context.Context) []error {
 	return v.errs
 }
 
-func (l *Lab) viewPorts(ctx context.Context, v *portView) (err error) {
+func viewPorts(ctx context.Context, l *lab.Lab, v *portView) (err error) {
 	pods := &corev1.PodList{}
 	if err := l.Kube.Client.List(ctx, pods); err != nil {
 		return fmt.Errorf("list pods: %w", err)
@@ -168,18 +168,7 @@ func (v *portView) checkCloud() {
 
 // phase is where a PodNIC is, and why.
 func phase(n *v1alpha1.PodNIC) string {
-	return strings.TrimSpace(string(n.Status.Phase) + " " + untrue(n.Status.Conditions))
-}
-
-// untrue is what those conditions say that are not True, where all should be.
-func untrue(conditions []metav1.Condition) string {
-	var bad []string
-	for _, c := range conditions {
-		if c.Status != metav1.ConditionTrue {
-			bad = append(bad, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
-		}
-	}
-	return strings.Join(bad, "; ")
+	return strings.TrimSpace(string(n.Status.Phase) + " " + lab.Untrue(n.Status.Conditions))
 }
 
 // portNode is the check of one node.

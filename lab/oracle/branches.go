@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
@@ -25,8 +26,8 @@ import (
 // of it on the node is two links, and rules, routes and nftables chains of their names.
 
 // routedPods are the UIDs of the pods whose first interface is a branch that their nodes route to.
-func (l *Lab) routedPods(ctx context.Context) (map[string]bool, error) {
-	if l.Mode != OperatorMode || !l.hasBranches() {
+func routedPods(ctx context.Context, l *lab.Lab) (map[string]bool, error) {
+	if l.Mode != lab.OperatorMode || !hasBranches(l) {
 		return nil, nil
 	}
 	nics, err := l.Kube.PodNICs(ctx)
@@ -40,6 +41,11 @@ func (l *Lab) routedPods(ctx context.Context) (map[string]bool, error) {
 		}
 	}
 	return pods, nil
+}
+
+// hasBranches reports whether pods' ports are branches of their nodes' trunks.
+func hasBranches(l *lab.Lab) bool {
+	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }
 
 // isRouted tells whether a node routes to a PodNIC.

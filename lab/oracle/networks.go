@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"context"
@@ -9,24 +9,30 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// networks are all NodeNetworks by name, and what is wrong between them: one
-// of a node that does not run, and an address that is in two.
-func (l *Lab) networks(ctx context.Context, nodes []*node.Node) (map[string]*v1alpha1.NodeNetwork, []error) {
+// viewNetworks reads all NodeNetworks, and returns what is wrong between them.
+func viewNetworks(ctx context.Context, l *lab.Lab, nodes []*node.Node) (map[string]*v1alpha1.NodeNetwork, []error) {
 	objects, err := l.Kube.NodeNetworks(ctx)
 	if err != nil {
 		return nil, []error{err}
 	}
+	return compareNetworks(objects, nodes, func(instanceID string) bool { return exists(l, instanceID) })
+}
+
+// compareNetworks returns NodeNetworks by name, and what is wrong between them: one of a node that
+// does not run and whose instance does not exist, and an address that is in two.
+func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists func(instanceID string) bool) (map[string]*v1alpha1.NodeNetwork, []error) {
 	var errs []error
 	byName := map[string]*v1alpha1.NodeNetwork{}
 	owner := map[string]string{}
 	for i := range objects {
 		o := &objects[i]
 		byName[o.Name] = o
-		if !slices.ContainsFunc(nodes, func(n *node.Node) bool { return n.Name == o.Name }) && !l.exists(o.Spec.InstanceID) {
+		if !slices.ContainsFunc(nodes, func(n *node.Node) bool { return n.Name == o.Name }) && !exists(o.Spec.InstanceID) {
 			errs = append(errs, fmt.Errorf("NodeNetwork %s is left over: its instance %s is gone", o.Name, o.Spec.InstanceID))
 		}
 		for a := range o.Spec.IPAM.Available {
@@ -39,8 +45,8 @@ func (l *Lab) networks(ctx context.Context, nodes []*node.Node) (map[string]*v1a
 	return byName, errs
 }
 
-// exists tells whether there is an instance that was not terminated.
-func (l *Lab) exists(instanceID string) bool {
+// exists reports whether there is an instance that was not terminated.
+func exists(l *lab.Lab, instanceID string) bool {
 	i, ok := l.Books().Instance(instanceID)
 	return ok && i.State != vpc.ShuttingDown && i.State != vpc.Terminated
 }

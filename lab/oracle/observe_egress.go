@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"fmt"

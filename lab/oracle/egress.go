@@ -1,4 +1,4 @@
-package lab
+package oracle
 
 import (
 	"cmp"
@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -48,12 +49,12 @@ func (v *egressView) wrong(format string, args ...any) {
 	v.errs = append(v.errs, fmt.Errorf(format, args...))
 }
 
-// CheckEgress compares what Egresses, pods and namespaces ask for with EgressClients, slices, the
+// Egress compares what Egresses, pods and namespaces ask for with EgressClients, slices, the
 // Egresses' statuses and objects, berthd's records, and what is in the network namespace of each pod
 // and gateway: tunnels, ports, routes, rules and nftables are those that follow, and nothing else. It is
-// part of CheckInvariants, and like it meant for a lab at rest.
-func (l *Lab) CheckEgress(ctx context.Context) []error {
-	v, err := l.viewEgress(ctx)
+// part of Check, and like it meant for a lab at rest.
+func Egress(ctx context.Context, l *lab.Lab) []error {
+	v, err := viewEgress(ctx, l)
 	if err != nil {
 		return []error{err}
 	}
@@ -62,7 +63,7 @@ func (l *Lab) CheckEgress(ctx context.Context) []error {
 	}
 	v.checkClients()
 	v.checkSlices()
-	if err := l.checkOwned(ctx, v); err != nil {
+	if err := checkOwned(ctx, l, v); err != nil {
 		return []error{err}
 	}
 	var wg sync.WaitGroup
@@ -75,7 +76,7 @@ func (l *Lab) CheckEgress(ctx context.Context) []error {
 
 func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
 
-func (l *Lab) viewEgress(ctx context.Context) (*egressView, error) {
+func viewEgress(ctx context.Context, l *lab.Lab) (*egressView, error) {
 	v := &egressView{
 		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]*corev1.Namespace{}, objects: map[string]*corev1.Pod{},
 		clients: map[string]*v1alpha1.EgressClient{}, gateways: map[string][]*corev1.Pod{}, pods: map[string]*node.Pod{},
@@ -300,7 +301,7 @@ func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 }
 
 // checkStatus compares an Egress's status, its pods and those that run.
-func (v *egressView) checkStatus(ref string, running []*Gateway) {
+func (v *egressView) checkStatus(ref string, running []*lab.Gateway) {
 	e := v.egresses[ref]
 	wrong := func(format string, args ...any) { v.wrong("Egress "+ref+": "+format, args...) }
 	if e.DeletionTimestamp != nil {
@@ -471,7 +472,7 @@ func ownedBy(o client.Object, e *v1alpha1.Egress) bool {
 }
 
 // checkOwned looks at what the operator makes of each Egress.
-func (l *Lab) checkOwned(ctx context.Context, v *egressView) error {
+func checkOwned(ctx context.Context, l *lab.Lab, v *egressView) error {
 	kinds := map[string]client.ObjectList{
 		"Deployment": &appsv1.DeploymentList{}, "Service": &corev1.ServiceList{}, "ServiceAccount": &corev1.ServiceAccountList{},
 		"Role": &rbacv1.RoleList{}, "RoleBinding": &rbacv1.RoleBindingList{}, "PodDisruptionBudget": &policyv1.PodDisruptionBudgetList{},
