@@ -60,7 +60,7 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	ready("late", corev1.ConditionTrue)
 	late, err := l.Node("late")
 	ok(t, err)
-	ok(t, l.BindPods(ctx, late, "a", "b"))
+	ok(t, BindPods(ctx, late, "a", "b"))
 	ok(t, l.Cloud.TerminateInstance(i.ID))
 	eventually(t, "the Node goes", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
@@ -170,7 +170,7 @@ func TestALostReplyToABinding(t *testing.T) {
 			return err
 		},
 	})
-	objects := &podObjects{cluster: &c, node: "node-1", uids: map[podKey]string{}}
+	objects := &podObjects{cluster: &nodeObjects{kube: &c}, node: "node-1", uids: map[podKey]string{}}
 	uid, name, err := objects.Bind(ctx, "default", "unheard", nil)
 	ok(t, err)
 	pod := &corev1.Pod{}

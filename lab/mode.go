@@ -40,6 +40,9 @@ func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts |
 // hasKube tells whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
+// modelled reports whether the lab itself stands for kubelets and controllers.
+func (o Options) modelled() bool { return o.hasKube() && o.Kubelets == nil }
+
 // HasEC2 reports whether the mode's cloud is EC2.
 func (m Mode) HasEC2() bool { return m == NodeMode || m == OperatorMode }
 

@@ -15,7 +15,8 @@ import (
 func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	name := l.Nodes()[0].Name
-	m := l.nodes[name]
+	m, err := l.machines.get(name)
+	ok(t, err)
 	dir := t.TempDir()
 	if dirs, err := cgroup.Group("").Directories(); err != nil || len(dirs) > 0 {
 		t.Fatalf("a machine without a group would end what is in %v, %v", dirs, err)

@@ -24,8 +24,11 @@ var (
 
 // serve opens the cloud's services in the router's namespace, and the echo
 // servers of the outside hosts.
-func (l *Lab) serve() error {
-	metadata, api := imds.Handler(l.Cloud, l.identify), l.afterFollowing(ec2api.Handler(l.Cloud))
+func (b builder) serve() error {
+	l := b.lab
+	metadata, api := imds.Handler(l.Cloud, func(r *http.Request) (string, bool) {
+		return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr) // by its source address, which the fabric has checked
+	}), afterFollowing(l, ec2api.Handler(l.Cloud))
 	for _, s := range []struct {
 		at netip.Addr
 		h  http.Handler
@@ -53,7 +56,7 @@ func (l *Lab) serve() error {
 				_ = t.SetLinger(0)
 			}
 		}
-		l.servers = append(l.servers, srv)
+		l.services = append(l.services, srv)
 		go func() { _ = srv.Serve(ln) }()
 	}
 	for _, path := range []string{l.Fabric.InternetPath(), l.Fabric.OnPremPath()} {
@@ -61,14 +64,14 @@ func (l *Lab) serve() error {
 		if err != nil {
 			return err
 		}
-		l.echoes = append(l.echoes, e)
+		l.services = append(l.services, e)
 	}
 	return nil
 }
 
 // afterFollowing sends h's answers only once the fabric has followed what they
 // tell of: an address is routed when EC2 says that it is assigned.
-func (l *Lab) afterFollowing(h http.Handler) http.Handler {
+func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &heldReply{ResponseWriter: w, status: http.StatusOK}
 		h.ServeHTTP(held, r)
@@ -96,10 +99,4 @@ func (h *heldReply) Write(b []byte) (int, error) { return h.body.Write(b) }
 func (h *heldReply) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.hungUp = true
 	return http.NewResponseController(h.ResponseWriter).Hijack()
-}
-
-// identify finds the instance that a metadata request comes from by its source
-// address, which the fabric has checked.
-func (l *Lab) identify(r *http.Request) (string, bool) {
-	return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr)
 }

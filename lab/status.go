@@ -183,14 +183,14 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	}
 	wg.Wait()
 	if l.Kube != nil {
-		l.clusterStatus(ctx, &s)
+		s.addCluster(ctx, l)
 	}
 	return s, nil
 }
 
-// clusterStatus adds what a lab with a Kubernetes API has. An API server that does not
+// addCluster adds what a lab with a Kubernetes API has. An API server that does not
 // answer is trouble to be shown, not a reason to show nothing.
-func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
+func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	s.Kubeconfig = l.Kube.Kubeconfig
@@ -200,13 +200,13 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 		networks, err = l.Kube.NodeNetworks(ctx)
 	}
 	if l.Kubelets != nil {
-		err = errors.Join(err, l.machineStatus(ctx, s))
+		err = errors.Join(err, s.addMachines(ctx, l))
 	}
 	if l.Mode == PoolMode {
-		err = errors.Join(err, l.siteStatus(ctx, s))
+		err = errors.Join(err, s.addSite(ctx, l))
 	}
 	if l.hasPorts() {
-		err = errors.Join(err, l.portStatus(ctx, s))
+		err = errors.Join(err, s.addPorts(ctx, l))
 	}
 	leader, leaderErr := l.Leader(ctx)
 	if err := errors.Join(err, leaderErr); err != nil {
@@ -219,7 +219,7 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 			}
 		}
 	}
-	for _, o := range l.operators {
+	for _, o := range l.operators.list {
 		status := operatorStatus(ctx, o)
 		switch {
 		case status.State != "ready" || leaderErr != nil:
@@ -232,12 +232,12 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	}
 }
 
-// machineStatus adds what whole machines have: their daemons are pods, and so is what
+// addMachines adds what whole machines have: their daemons are pods, and so is what
 // has addresses.
-func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
+func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		m, err := l.wholeMachine(n.Name)
+		m, err := l.machines.whole(n.Name)
 		if err != nil {
 			continue // it went meanwhile
 		}
@@ -275,8 +275,8 @@ func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
 	return nil
 }
 
-// siteStatus adds what pool mode has.
-func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
+// addSite adds what pool mode has.
+func (s *Status) addSite(ctx context.Context, l *Lab) error {
 	pools, blocks := &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
 	if err := errors.Join(l.Kube.Client.List(ctx, pools), l.Kube.Client.List(ctx, blocks)); err != nil {
 		return fmt.Errorf("list pools and blocks: %w", err)

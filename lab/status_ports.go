@@ -37,8 +37,8 @@ type NICStatus struct {
 	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
 }
 
-// portStatus adds what a lab with ports has.
-func (l *Lab) portStatus(ctx context.Context, s *Status) error {
+// addPorts adds what a lab with ports has.
+func (s *Status) addPorts(ctx context.Context, l *Lab) error {
 	if l.Mode == PortMode {
 		for i := range s.Nodes {
 			s.Nodes[i].Address = l.Site.Addrs(s.Nodes[i].Name).IPv4

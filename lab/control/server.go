@@ -285,8 +285,10 @@ func (s *server) program(name string) (program, error) {
 	start := func(p *proc.Process) func(context.Context) error {
 		return func(context.Context) error { return p.Start() }
 	}
-	if o, err := s.lab.Operator(name); err == nil {
-		return program{o.Process, start(o.Process), o.WaitReady}, nil
+	for _, o := range s.lab.Operators() {
+		if o.Name == name {
+			return program{o.Process, start(o.Process), o.WaitReady}, nil
+		}
 	}
 	n, err := s.lab.Node(name)
 	if err != nil {

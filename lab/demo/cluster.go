@@ -128,7 +128,7 @@ type cluster struct {
 
 // kubectl runs kubectl and returns what it prints.
 func (s *cluster) kubectl(ctx context.Context, args ...string) string {
-	return must(s.lab.Kubectl(ctx, args...))
+	return must(s.lab.Kube.Kubectl(ctx, args...))
 }
 
 // apply applies a manifest, which is a template.
@@ -137,7 +137,7 @@ func (s *cluster) apply(ctx context.Context, manifest string, with any) (out str
 	defer os.Remove(f.Name())
 	t := must(template.New("manifest").Parse(manifest))
 	checkf(errors.Join(t.Execute(f, with), f.Close()), "write %s", filepath.Base(f.Name()))
-	return s.lab.Kubectl(ctx, "apply", "--filename="+f.Name())
+	return s.lab.Kube.Kubectl(ctx, "apply", "--filename="+f.Name())
 }
 
 // sh runs a shell script in the client and returns what it prints.
@@ -177,7 +177,7 @@ func (s *cluster) podsOn(ctx context.Context, node string) (names []string) {
 // scale returns once the Deployment has so many pods, all Ready.
 func (s *cluster) scale(ctx context.Context, replicas int) {
 	s.kubectl(ctx, "scale", "deployment/"+webName, fmt.Sprintf("--replicas=%d", replicas))
-	check(s.lab.WaitDeployment(ctx, inDefault, webName))
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
 }
 
 // ready is the condition Ready of a Node.
@@ -242,7 +242,7 @@ func withoutPlugin(ctx context.Context, st *stage) string {
 func installed(ctx context.Context, st *stage) string {
 	s := st.cluster
 	began := time.Now()
-	check(s.lab.InstallBerth(ctx, nil))
+	check(s.lab.Chart.Install(ctx, nil))
 	took := since(began)
 	check(s.lab.WaitNodesReady(ctx))
 	ready, longest := since(began), time.Duration(0)
@@ -272,7 +272,7 @@ func installed(ctx context.Context, st *stage) string {
 // where they came up and when.
 func thirtyPods(ctx context.Context, st *stage) string {
 	s := st.cluster
-	check(s.lab.WaitDeployment(ctx, inDefault, webName))
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
 	began := time.Now()
 	s.scale(ctx, webReplicas)
 	took := since(began)
@@ -314,7 +314,7 @@ func conditionTime(p corev1.Pod, kind corev1.PodConditionType) time.Time {
 // Service answer, and wants logs and commands to pass through the API server.
 func namesAndServices(ctx context.Context, st *stage) string {
 	s := st.cluster
-	check(s.lab.WaitDeployment(ctx, addons.Namespace, addons.DNS))
+	check(s.lab.Kube.WaitDeployment(ctx, addons.Namespace, addons.DNS))
 	s.kubectl(ctx, "wait", "--for=condition=Ready", "pod/"+clientName, "--timeout=60s")
 	const calls = 60
 	all, families := map[string]bool{}, s.lab.PodFamilies().Families()

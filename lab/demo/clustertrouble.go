@@ -95,7 +95,7 @@ func rolled(ctx context.Context, st *stage) string {
 		}
 		// A changed value, as a new version has. Helm has a new revision of it.
 		change := map[string]any{"podAnnotations": map[string]any{"vpclab/rolled": began.Format(time.RFC3339)}}
-		check(s.lab.InstallBerth(ctx, map[string]any{"daemon": change, "operator": change}))
+		check(s.lab.Chart.Install(ctx, map[string]any{"daemon": change, "operator": change}))
 		for _, w := range what {
 			s.kubectl(ctx, "rollout", "status", w, "--namespace="+addons.Namespace, "--timeout=120s")
 		}
@@ -108,7 +108,7 @@ func drained(ctx context.Context, st *stage) string {
 	s := st.cluster
 	return s.during(ctx, clientNode, func() string {
 		s.kubectl(ctx, "drain", drainedNode, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s")
-		check(s.lab.WaitDeployment(ctx, inDefault, webName))
+		check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
 		if left := s.podsOn(ctx, drainedNode); len(left) > 0 {
 			fail("%s has pods after it was drained: %v", drainedNode, left)
 		}
@@ -144,7 +144,7 @@ func rebooted(ctx context.Context, st *stage) string {
 			}
 		}
 	})
-	check(errors.Join(s.lab.WaitNodesReady(ctx), s.lab.WaitDeployment(ctx, inDefault, webName)))
+	check(errors.Join(s.lab.WaitNodesReady(ctx), s.lab.Kube.WaitDeployment(ctx, inDefault, webName)))
 	return fmt.Sprintf("%s and its %d pods are back after %.0f s", rebootedNode, len(before), time.Since(began).Seconds())
 }
 
@@ -199,7 +199,7 @@ func (s *cluster) report(t *reporter) {
 		{"get", "events", "--all-namespaces", "--field-selector=type=Warning", "--sort-by=.lastTimestamp", "--no-headers"},
 		{"logs", "--namespace=" + addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=8", "--prefix", "--ignore-errors"},
 	} {
-		out, err := s.lab.Kubectl(ctx, args...)
+		out, err := s.lab.Kube.Kubectl(ctx, args...)
 		if err != nil {
 			out = err.Error()
 		}

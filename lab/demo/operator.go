@@ -82,7 +82,7 @@ func burst(ctx context.Context, s *stage) string {
 	}
 	before, after, began := available(), 0, time.Now()
 	for _, n := range s.nodes {
-		check(s.lab.BindPods(ctx, n, names("pod", s.size.pods)...))
+		check(lab.BindPods(ctx, n, names("pod", s.size.pods)...))
 	}
 	await(ctx, "addresses for pods that are bound and not created", func() {
 		after = available()
@@ -190,7 +190,7 @@ func (s *stage) warm(ctx context.Context, n *node.Node) {
 // shows what happened.
 func withoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
-	check(s.lab.BindPods(ctx, n, "no-api"))
+	check(lab.BindPods(ctx, n, "no-api"))
 	s.warm(ctx, n)
 	check(s.lab.Reported(ctx))
 	leaving := n.Pods()[0]

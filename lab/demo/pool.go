@@ -202,7 +202,7 @@ func annotatedPod(ctx context.Context, s *stage) string {
 // poolWithoutAPI serves a node while the API server is away.
 func poolWithoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
-	check(s.lab.BindPods(ctx, n, "no-api"))
+	check(lab.BindPods(ctx, n, "no-api"))
 	// The daemon's watch is in order: with this pod it knows the other.
 	must(n.AddPod(ctx, "before", node.PodOptions{}))
 	check(s.lab.Reported(ctx))
@@ -290,7 +290,7 @@ func nodeDeleted(ctx context.Context, s *stage) string {
 	if len(after) != len(before) {
 		fail("%s has %d blocks, had %d", n.Name, len(after), len(before))
 	}
-	check(s.lab.RegisterHost(ctx, n.Name))
+	check(s.lab.Kube.RegisterNode(ctx, n.Name))
 	return fmt.Sprintf("%s keeps its %d blocks, claimed by its daemon", n.Name, len(after))
 }
 

@@ -184,7 +184,7 @@ func Reached(ctx context.Context, p *node.Pod, to netip.Addr) error {
 
 // vpcsReady waits until the operator has resolved the VPCs.
 func vpcsReady(ctx context.Context, s *stage) string {
-	check(s.lab.WaitVPCs(ctx))
+	check(s.lab.Kube.WaitVPCs(ctx))
 	var list []string
 	for _, v := range s.lab.VPCs {
 		o := must(s.lab.Kube.VPC(ctx, v.Name))
