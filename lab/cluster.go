@@ -30,6 +30,7 @@ import (
 	"github.com/berthnet/berth/lab/network/forward"
 	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
@@ -223,17 +224,46 @@ func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.Nam
 	return kube.WriteKubeconfig(file, c.ConfigWithToken(token))
 }
 
-// NodeNetwork reads a node's object.
-func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
-	o := &v1alpha1.NodeNetwork{}
-	return o, c.read(ctx, "NodeNetwork", node, o)
+// object is a pointer to a kind.
+type object[T any] interface {
+	*T
+	client.Object
 }
 
-func (c *Cluster) read(ctx context.Context, kind, name string, o client.Object) error {
-	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, o); err != nil {
-		return fmt.Errorf("read %s %s: %w", kind, name, err)
+// read reads an object. Errors name its kind.
+func read[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key client.ObjectKey) (P, error) {
+	o := P(new(T))
+	if err := c.Client.Get(ctx, key, o); err != nil {
+		return nil, fmt.Errorf("read %s %s: %w", kind, name(key), err)
+	}
+	return o, nil
+}
+
+// edit changes an object as a person does with kubectl edit.
+func edit[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key client.ObjectKey, change func(P)) error {
+	o, err := read[T, P](ctx, c, kind, key)
+	if err != nil {
+		return err
+	}
+	edited := o.DeepCopyObject().(P)
+	change(edited)
+	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+		return fmt.Errorf("edit %s %s: %w", kind, name(key), err)
 	}
 	return nil
+}
+
+// name is a key without the slash that those of kinds without namespaces begin with.
+func name(key client.ObjectKey) string { return strings.TrimPrefix(key.String(), "/") }
+
+// NodeNetwork reads a node's object.
+func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
+	return read[v1alpha1.NodeNetwork](ctx, c, "NodeNetwork", client.ObjectKey{Name: node})
+}
+
+// EditNodeNetwork changes a node's object as a person does with kubectl edit.
+func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
+	return edit(ctx, c, "NodeNetwork", client.ObjectKey{Name: node}, change)
 }
 
 // NodeNetworks lists them all.
@@ -243,29 +273,6 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 		return nil, fmt.Errorf("list NodeNetworks: %w", err)
 	}
 	return list.Items, nil
-}
-
-// CreateNodeNetwork makes a node's object before its daemon does, as a person
-// may.
-func (c *Cluster) CreateNodeNetwork(ctx context.Context, o *v1alpha1.NodeNetwork) error {
-	if err := c.Client.Create(ctx, o); err != nil {
-		return fmt.Errorf("create NodeNetwork %s: %w", o.Name, err)
-	}
-	return nil
-}
-
-// EditNodeNetwork changes a node's object as a person does with kubectl edit.
-func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
-	o, err := c.NodeNetwork(ctx, node)
-	if err != nil {
-		return err
-	}
-	edited := o.DeepCopy()
-	change(edited)
-	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
-		return fmt.Errorf("edit NodeNetwork %s: %w", node, err)
-	}
-	return nil
 }
 
 // Watch sends a node's object whenever it changes, until stop is called or ctx
@@ -343,15 +350,15 @@ func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) er
 
 // WaitNodesReady returns once these Nodes are Ready, which needs a
 // network plugin.
-func (c *Cluster) WaitNodesReady(ctx context.Context, names ...string) error {
+func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error {
 	return poll.Until(ctx, func() error {
-		for _, name := range names {
-			node := &corev1.Node{}
-			if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		for _, n := range nodes {
+			o := &corev1.Node{}
+			if err := c.Client.Get(ctx, client.ObjectKey{Name: n.Name}, o); err != nil {
 				return err
 			}
-			if ready := condition(node, corev1.NodeReady); ready.Status != corev1.ConditionTrue {
-				return fmt.Errorf("node %s is not Ready: %s", name, ready.Message)
+			if ready := condition(o, corev1.NodeReady); ready.Status != corev1.ConditionTrue {
+				return fmt.Errorf("node %s is not Ready: %s", n.Name, ready.Message)
 			}
 		}
 		return nil

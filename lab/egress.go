@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/lab/run/poll"
@@ -30,25 +29,12 @@ func EgressPools() []v1alpha1.AddressPool {
 
 // Egress reads an Egress.
 func (c *Cluster) Egress(ctx context.Context, key types.NamespacedName) (*v1alpha1.Egress, error) {
-	e := &v1alpha1.Egress{}
-	if err := c.Client.Get(ctx, key, e); err != nil {
-		return nil, fmt.Errorf("read Egress %s: %w", key, err)
-	}
-	return e, nil
+	return read[v1alpha1.Egress](ctx, c, "Egress", key)
 }
 
 // EditEgress changes an Egress as a person does with kubectl edit.
 func (c *Cluster) EditEgress(ctx context.Context, key types.NamespacedName, change func(*v1alpha1.Egress)) error {
-	e, err := c.Egress(ctx, key)
-	if err != nil {
-		return err
-	}
-	edited := e.DeepCopy()
-	change(edited)
-	if err := c.Client.Patch(ctx, edited, client.MergeFrom(e)); err != nil {
-		return fmt.Errorf("edit Egress %s: %w", key, err)
-	}
-	return nil
+	return edit(ctx, c, "Egress", key, change)
 }
 
 // WaitGateways waits until an Egress has so many gateways, all ready and none that ends, and returns

@@ -26,7 +26,7 @@ func TestFrameWithIPv6(t *testing.T) {
 		t.Fatalf("status %+v", s)
 	}
 	for i, n := range l.Nodes() {
-		own := l.OwnAddrs(n)
+		own := OwnAddrs(l, n)
 		if len(own) != 2 || own[1] != s.Nodes[slices.IndexFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n.Name })].IPv6 {
 			t.Fatalf("%s has %v, told is %+v", n.Name, own, s.Nodes)
 		}
@@ -36,7 +36,7 @@ func TestFrameWithIPv6(t *testing.T) {
 				t.Errorf("%s has %v of %s, want %v", n.Name, got, families, want)
 			}
 		}
-		for _, to := range []netip.Addr{l.OwnAddrs(l.Nodes()[(i+1)%3])[1], fabric.InternetHost6, fabric.OnPremHost6} {
+		for _, to := range []netip.Addr{OwnAddrs(l, l.Nodes()[(i+1)%3])[1], fabric.InternetHost6, fabric.OnPremHost6} {
 			r, err := n.Ask(t.Context(), "udp", to, "x")
 			if err != nil || r.You != own[1] {
 				t.Errorf("%s to %s: %q, %v", n.Name, to, r, err)
@@ -50,7 +50,7 @@ func TestFrameWithIPv6(t *testing.T) {
 			t.Errorf("berthd of %s is started with %q", n.Name, n.Args)
 		}
 	}
-	if err := reach(t, l.Fabric.InternetPath(), l.OwnAddrs(l.Nodes()[0])[1], 200*time.Millisecond); err == nil {
+	if err := reach(t, l.Fabric.InternetPath(), OwnAddrs(l, l.Nodes()[0])[1], 200*time.Millisecond); err == nil {
 		t.Error("a node is reached from the internet, which its security group does not allow")
 	}
 }
@@ -142,8 +142,8 @@ func TestMaxPods(t *testing.T) {
 		{OperatorMode, ipfamily.Dual, 2*9 + 2},
 		{NodeMode, ipfamily.OnlyIPv6, 0},
 	} {
-		l := &Lab{Options: Options{Mode: tc.mode, IPFamilies: tc.families}}
-		if got := l.maxPods("m5.large"); got != tc.want {
+		o := Options{Mode: tc.mode, IPFamilies: tc.families}
+		if got := o.maxPods("m5.large"); got != tc.want {
 			t.Errorf("%s mode, %q: %d pods, want %d", tc.mode, tc.families, got, tc.want)
 		}
 	}

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/kube"
 )
@@ -159,4 +161,19 @@ func (o Options) clusterDNS() netip.Addr {
 		a = a.Next()
 	}
 	return a
+}
+
+// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
+// (berthctl max-pods); 0 of a type that is not known, and with IPv6 alone, of which a prefix
+// has more than a node can run. Operator mode leaves the primary ENI to the node.
+func (o Options) maxPods(instanceType string) int {
+	of, ok := limits.Lookup(instanceType)
+	if !ok || o.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {
+		return 0
+	}
+	enis := of.MaxENIs
+	if o.Mode == OperatorMode {
+		enis--
+	}
+	return enis*(of.IPv4PerENI-1) + hostPods
 }

@@ -111,9 +111,25 @@ type Lab struct {
 	services  []io.Closer   // of the cloud, and echo servers
 	ended     chan struct{} // closed when the lab is
 	closing   sync.Once
+	trouble   troubles
+}
 
-	mu      sync.Mutex // guards trouble
-	trouble []error    // what went wrong where nobody waits for an error
+// troubles are errors in the lab itself, where no caller waits for them.
+type troubles struct {
+	mu   sync.Mutex // guards list
+	list []error
+}
+
+func (t *troubles) add(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list = append(t.list, err)
+}
+
+func (t *troubles) all() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.list...)
 }
 
 // Start raises a lab and returns when every node can take pods. Leftovers of
@@ -205,7 +221,7 @@ func (o Options) completeSpec() (Options, error) {
 // kubelets, when every Node is Ready and names are resolved.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	if l.Kubelets != nil {
-		if err := l.WaitNodesReady(ctx); err != nil {
+		if err := l.Kube.WaitNodesReady(ctx, l.Nodes()...); err != nil {
 			return err
 		}
 		l.Progress(fmt.Sprintf("%d nodes are Ready", len(l.Nodes())))
@@ -232,15 +248,6 @@ func (l *Lab) WaitReady(ctx context.Context) error {
 		wait(o.Name, o)
 	}
 	return ready.Wait()
-}
-
-// WaitNodesReady returns once every Node of the lab's machines is Ready, which needs a network plugin.
-func (l *Lab) WaitNodesReady(ctx context.Context) error {
-	var names []string
-	for _, n := range l.Nodes() {
-		names = append(names, n.Name)
-	}
-	return l.Kube.WaitNodesReady(ctx, names...)
 }
 
 // Nodes lists the nodes by name.
@@ -289,21 +296,15 @@ func (l *Lab) OutsidePath() string {
 	return l.Fabric.InternetPath()
 }
 
-// Trouble is what went wrong in the lab itself while it ran.
-func (l *Lab) Trouble() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return errors.Join(l.trouble...)
-}
+// Trouble returns what went wrong in the lab itself while it ran.
+func (l *Lab) Trouble() error { return l.trouble.all() }
 
+// note keeps an error for Trouble.
 func (l *Lab) note(err error) {
-	if err == nil {
-		return
+	if err != nil {
+		l.Log.Error("lab trouble", "err", err)
+		l.trouble.add(err)
 	}
-	l.Log.Error("lab trouble", "err", err)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.trouble = append(l.trouble, err)
 }
 
 // Close removes everything of the lab but its directory's logs. A second Close

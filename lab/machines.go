@@ -14,8 +14,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/berthnet/berth/internal/ec2/cloud/limits"
-	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/cgroup"
@@ -238,27 +236,12 @@ func (s *machines) joinHost(m *machine) error {
 		i, _ := books.Instance(m.InstanceID)
 		object := nodeOf(m.Name, i)
 		if c.MaxPods == 0 {
-			c.MaxPods = s.maxPods(i.Type)
+			c.MaxPods = s.lab.maxPods(i.Type)
 		}
 		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
 		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
 	}
 	return m.host.Join(c)
-}
-
-// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (berthctl max-pods); 0 of a type that is not known, and with IPv6 alone, of which a prefix
-// has more than a node can run. Operator mode leaves the primary ENI to the node.
-func (s *machines) maxPods(instanceType string) int {
-	of, ok := limits.Lookup(instanceType)
-	if !ok || s.lab.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {
-		return 0
-	}
-	enis := of.MaxENIs
-	if s.lab.Mode == OperatorMode {
-		enis--
-	}
-	return enis*(of.IPv4PerENI-1) + hostPods
 }
 
 // patiently ends after a time, when who wanted the lab gives it up while it is raised, and with

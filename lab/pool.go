@@ -60,7 +60,7 @@ func (b builder) raiseSite(ctx context.Context) error {
 		pools = DefaultPools()
 	}
 	for _, p := range pools {
-		if err := l.Kube.createPool(ctx, &p); err != nil {
+		if err := settledPolicies(ctx, func() error { return l.Kube.Client.Create(ctx, p.DeepCopy()) }); err != nil {
 			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
 		}
 	}
@@ -79,11 +79,6 @@ func (b builder) addHosts() error {
 		}
 	}
 	return nil
-}
-
-// createPool creates a pool.
-func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error {
-	return settledPolicies(ctx, func() error { return c.Client.Create(ctx, p.DeepCopy()) })
 }
 
 // settledPolicies writes to a pool again and again until the API server answers and
@@ -106,22 +101,12 @@ func (c *Cluster) Blocks(ctx context.Context) ([]v1alpha1.AddressBlock, error) {
 
 // AddressPool reads a pool.
 func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.AddressPool, error) {
-	p := &v1alpha1.AddressPool{}
-	return p, c.read(ctx, "AddressPool", name, p)
+	return read[v1alpha1.AddressPool](ctx, c, "AddressPool", client.ObjectKey{Name: name})
 }
 
 // EditAddressPool changes a pool as a person does with kubectl edit.
 func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(*v1alpha1.AddressPool)) error {
-	p, err := c.AddressPool(ctx, name)
-	if err != nil {
-		return err
-	}
-	edited := p.DeepCopy()
-	change(edited)
-	if err := settledPolicies(ctx, func() error { return c.Client.Patch(ctx, edited.DeepCopy(), client.MergeFrom(p)) }); err != nil {
-		return fmt.Errorf("edit AddressPool %s: %w", name, err)
-	}
-	return nil
+	return settledPolicies(ctx, func() error { return edit(ctx, c, "AddressPool", client.ObjectKey{Name: name}, change) })
 }
 
 // CreateNamespace makes a namespace with annotations.

@@ -248,8 +248,7 @@ func (c *Cluster) WaitVPCs(ctx context.Context) error {
 
 // VPC reads a VPC.
 func (c *Cluster) VPC(ctx context.Context, name string) (*v1alpha1.VPC, error) {
-	o := &v1alpha1.VPC{}
-	return o, c.read(ctx, "VPC", name, o)
+	return read[v1alpha1.VPC](ctx, c, "VPC", client.ObjectKey{Name: name})
 }
 
 // PodNICs lists all PodNICs.

@@ -69,7 +69,7 @@ func (l *Lab) Host(name string) (*host.Host, error) {
 }
 
 // OwnAddrs are a node's own addresses: in a VPC those of its primary ENI.
-func (l *Lab) OwnAddrs(n *node.Node) []netip.Addr {
+func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
 	if l.Site != nil {
 		own := l.Site.Addrs(n.Name)
 		return []netip.Addr{own.IPv4, own.IPv6}
@@ -79,5 +79,5 @@ func (l *Lab) OwnAddrs(n *node.Node) []netip.Addr {
 
 // NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
 func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
-	return slices.DeleteFunc(l.OwnAddrs(n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
+	return slices.DeleteFunc(OwnAddrs(l, n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }

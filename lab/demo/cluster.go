@@ -244,7 +244,7 @@ func installed(ctx context.Context, st *stage) string {
 	began := time.Now()
 	check(s.lab.Chart.Install(ctx, nil))
 	took := since(began)
-	check(s.lab.WaitNodesReady(ctx))
+	check(s.lab.Kube.WaitNodesReady(ctx, s.lab.Nodes()...))
 	ready, longest := since(began), time.Duration(0)
 	pods := &corev1.PodList{}
 	check(s.lab.Kube.Client.List(ctx, pods, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "berthd"}))

@@ -144,7 +144,7 @@ func rebooted(ctx context.Context, st *stage) string {
 			}
 		}
 	})
-	check(errors.Join(s.lab.WaitNodesReady(ctx), s.lab.Kube.WaitDeployment(ctx, inDefault, webName)))
+	check(errors.Join(s.lab.Kube.WaitNodesReady(ctx, s.lab.Nodes()...), s.lab.Kube.WaitDeployment(ctx, inDefault, webName)))
 	return fmt.Sprintf("%s and its %d pods are back after %.0f s", rebootedNode, len(before), time.Since(began).Seconds())
 }
 

@@ -243,7 +243,7 @@ func fullSubnet(ctx context.Context, s *stage) string {
 	o.Name = i.Name
 	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = new(int32(watermark)), []string{s.subnet(smallSubnet)}
 	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // what a person sets takes precedence over the daemon
-	check(s.lab.Kube.CreateNodeNetwork(ctx, o))
+	check(s.lab.Kube.Client.Create(ctx, o))
 	n := s.launch(ctx, i)
 	up := s.start(func() { s.add(ctx, n, names("pod", pods)) })
 	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "True", "subnet")

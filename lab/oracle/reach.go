@@ -62,7 +62,7 @@ func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 						to[a] = own
 					}
 				}
-				if a := inFamily(l.OwnAddrs(n), own); a.IsValid() {
+				if a := inFamily(lab.OwnAddrs(l, n), own); a.IsValid() {
 					to[a] = own
 				}
 				if a := inFamily(OutsideHosts(l), own); a.IsValid() {
@@ -91,9 +91,9 @@ func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
 	if family == ipfamily.IPv6 {
 		like = netip.IPv6Unspecified()
 	}
-	own, to := inFamily(l.OwnAddrs(n), like), map[netip.Addr]netip.Addr{}
+	own, to := inFamily(lab.OwnAddrs(l, n), like), map[netip.Addr]netip.Addr{}
 	to[inFamily(OutsideHosts(l), like)] = own
-	if a := inFamily(l.OwnAddrs(next), like); n != next && a.IsValid() {
+	if a := inFamily(lab.OwnAddrs(l, next), like); n != next && a.IsValid() {
 		to[a] = own
 	}
 	return to

@@ -105,7 +105,7 @@ func sources(t *testing.T, w *world) {
 		}
 	}()
 	harness.OK(t, w.Reboot(t.Context(), brokenNode))
-	harness.OK(t, w.WaitNodesReady(harness.Deadline(t, soon)))
+	harness.OK(t, w.Kube.WaitNodesReady(harness.Deadline(t, soon), w.Nodes()...))
 	w.podReady(t, pods...)
 	stop()
 	<-asked

@@ -241,7 +241,7 @@ func (w *world) daemon(ctx context.Context, node string) (*corev1.Pod, error) {
 func (w *world) rest(t *testing.T) {
 	t.Helper()
 	ctx := harness.Deadline(t, soon)
-	harness.OK(t, w.WaitNodesReady(ctx))
+	harness.OK(t, w.Kube.WaitNodesReady(ctx, w.Nodes()...))
 	harness.OK(t, w.Kube.WaitDeployment(ctx, inDefault, webName))
 	harness.Eventually(t, soon, "all come to agree", func() error {
 		for _, n := range w.Nodes() {
