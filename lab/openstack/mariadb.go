@@ -6,18 +6,18 @@ import (
 )
 
 // database is the URL of a database as SQLAlchemy has it.
-func (c *Cloud) database(name string) string {
-	return "mysql+pymysql://root@localhost/" + name + "?charset=utf8&unix_socket=" + c.databaseSocket()
+func (o Options) database(name string) string {
+	return "mysql+pymysql://root@localhost/" + name + "?charset=utf8&unix_socket=" + o.databaseSocket()
 }
 
-func (c *Cloud) databaseSocket() string { return c.in(databaseDir, "sql") }
+func (o Options) databaseSocket() string { return o.in(databaseDir, "sql") }
 
 // startDatabase starts MariaDB with empty databases. Who needs one waits for it.
 //
 // It has no tables of its own (mariadb-install-db takes seconds to make them), so no users
 // and no rights: whoever opens its socket, root's, is who he says. Nothing is to survive the
 // machine, so it does not wait for disks.
-func (c *Cloud) startDatabase() error {
+func (c *programs) startDatabase() error {
 	if err := os.MkdirAll(c.in(databaseDir, "data"), 0o700); err != nil {
 		return err
 	}

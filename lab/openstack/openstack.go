@@ -35,8 +35,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // Backend is what carries out on nodes what Neutron has been told.
@@ -69,14 +67,14 @@ type Options struct {
 type Cloud struct {
 	Options
 	ground   *ground
-	keystone *keystone     // nil without
-	server   *proc.Process // Neutron's; nil before it is started
+	programs *programs // of the services
+	keystone *keystone // nil without
+	server   *server
 
-	mu       sync.Mutex // guards all below; never held across I/O
-	programs []*proc.Process
-	nodes    map[string]*Node
-	numbers  map[int]bool // of nodes; what is true is used
-	closed   bool
+	mu      sync.Mutex // guards all below; never held across I/O
+	nodes   map[string]*Node
+	numbers map[int]bool // of nodes; what is true is used
+	closed  bool
 }
 
 // Start raises an instance without nodes and returns once Neutron answers, after about seven
@@ -87,7 +85,8 @@ func Start(ctx context.Context, o Options) (*Cloud, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cloud{Options: o, nodes: map[string]*Node{}, numbers: map[int]bool{}}
+	p := &programs{Options: o}
+	c := &Cloud{Options: o, programs: p, server: &server{programs: p}, nodes: map[string]*Node{}, numbers: map[int]bool{}}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start OpenStack in %s: %w", o.Dir, err), c.Close())
 	}
@@ -151,40 +150,42 @@ func (c *Cloud) raise(ctx context.Context) error {
 	if c.ground, err = newGround(c.Netns); err != nil {
 		return err
 	}
-	if err := c.startDatabase(); err != nil {
+	if err := c.programs.startDatabase(); err != nil {
 		return err
 	}
+	tokens := "" // what Neutron's configuration says of them
 	if c.Keystone {
-		if err := c.startKeystone(); err != nil {
+		if c.keystone, err = startKeystone(c.programs); err != nil {
 			return err
 		}
+		tokens = c.keystone.tokensConf()
 	}
 	g, groupCtx := errgroup.WithContext(ctx)
 	if c.Keystone {
-		g.Go(func() error { return c.waitKeystone(groupCtx) })
+		g.Go(func() error { return c.keystone.wait(groupCtx) })
 	}
 	if c.Backend == Agent { // the server waits for it
-		g.Go(func() error { return c.startRabbit(groupCtx) })
+		g.Go(func() error { return c.programs.startRabbit(groupCtx) })
 	}
 	c.Progress(c.summary())
 	g.Go(func() error {
 		if c.Backend == OVN {
-			if err := c.startOVN(groupCtx); err != nil {
+			if err := c.programs.startOVN(groupCtx); err != nil {
 				return err
 			}
 		}
-		return c.startServer(groupCtx)
+		return c.server.start(groupCtx, tokens)
 	})
 	return g.Wait()
 }
 
 // summary says what starts.
-func (c *Cloud) summary() string {
+func (o Options) summary() string {
 	parts := []string{"MariaDB", "OVN's databases", "neutron-server"}
-	if c.Backend == Agent {
+	if o.Backend == Agent {
 		parts[1] = "RabbitMQ"
 	}
-	if c.Keystone {
+	if o.Keystone {
 		parts = append(parts, "Keystone")
 	}
 	return "starting " + strings.Join(parts, ", ")
@@ -203,10 +204,7 @@ func (c *Cloud) Close() error {
 	for _, n := range c.Nodes() {
 		errs = append(errs, n.remove())
 	}
-	c.mu.Lock()
-	programs := c.programs
-	c.mu.Unlock()
-	errs = append(errs, end(programs))
+	errs = append(errs, end(c.programs.running()))
 	if c.ground != nil {
 		errs = append(errs, c.ground.close())
 	}
@@ -228,6 +226,6 @@ const (
 )
 
 // in is a path in the instance's directory.
-func (c *Cloud) in(parts ...string) string {
-	return filepath.Join(append([]string{c.Dir}, parts...)...)
+func (o Options) in(parts ...string) string {
+	return filepath.Join(append([]string{o.Dir}, parts...)...)
 }

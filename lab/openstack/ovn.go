@@ -18,7 +18,7 @@ const (
 // startOVN starts OVN's databases and northd. Both databases get their first row before
 // anybody else could make it: northd and a controller that both do wait for each other for
 // ever.
-func (c *Cloud) startOVN(ctx context.Context) error {
+func (c *programs) startOVN(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(ovnDir), 0o755); err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (c *Cloud) startOVN(ctx context.Context) error {
 
 // waitDriver returns once Neutron has put into OVN what ports are made with: its API answers
 // before that.
-func (c *Cloud) waitDriver(ctx context.Context, server *proc.Process) error {
+func (c *programs) waitDriver(ctx context.Context, server *proc.Process) error {
 	const group = "neutron_pg_drop" // which drops what no rule allows
 	return server.Wait(ctx, func() error {
 		out, err := c.once(ctx, program{name: "ovn-nbctl", args: []string{

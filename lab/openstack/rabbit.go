@@ -19,7 +19,7 @@ const (
 // startRabbit starts RabbitMQ and returns once it takes connections. It is started with
 // Erlang's port mapper beside it, which it would else leave running, and as below systemd, where
 // its script becomes the server: one that waited for it would leave it running when it is killed.
-func (c *Cloud) startRabbit(ctx context.Context) error {
+func (c *programs) startRabbit(ctx context.Context) error {
 	if err := os.MkdirAll(c.in(rabbitDir, "mnesia"), 0o755); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (c *Cloud) startRabbit(ctx context.Context) error {
 		return err
 	}
 	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func(ctx context.Context) error {
-		conn, err := ns.Dial(ctx, c.ground.netns, "tcp", netip.AddrPortFrom(services.Addr(), brokerPort), netip.Addr{})
+		conn, err := ns.Dial(ctx, c.Netns, "tcp", netip.AddrPortFrom(services.Addr(), brokerPort), netip.Addr{})
 		if err != nil {
 			return err
 		}
