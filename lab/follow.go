@@ -141,7 +141,7 @@ func (f *follower) apply(ev vpc.Event) error {
 		}
 		return f.lab.Fabric.Associate(ev.ENI)
 	case vpc.ENIDisassociated:
-		return f.lab.Fabric.Disassociate(ev.ENI.ID)
+		return f.lab.Fabric.Detach(ev.ENI.ID)
 	case vpc.AddressesChanged, vpc.GroupsChanged:
 		return f.lab.Fabric.Update(ev.ENI)
 	case vpc.RulesChanged:

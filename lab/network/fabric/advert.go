@@ -45,9 +45,9 @@ type adverts struct {
 }
 
 // advertise begins to answer solicitations and to advertise from time to time; close ends it.
-func (f *Fabric) advertise() (*adverts, error) {
+func advertise(router string, links func() []int) (*adverts, error) {
 	var conn *inet6.PacketConn
-	err := ns.Do(f.RouterPath(), func() error {
+	err := ns.Do(router, func() error {
 		c, err := (&net.ListenConfig{}).ListenPacket(context.Background(), "ip6:ipv6-icmp", "::")
 		if err != nil {
 			return err
@@ -65,8 +65,8 @@ func (f *Fabric) advertise() (*adverts, error) {
 		return nil, fmt.Errorf("open the socket of router advertisements: %w", err)
 	}
 	a := &adverts{conn: conn, stop: make(chan struct{})}
-	a.done.Go(func() { a.answer(f.advertised) })
-	a.done.Go(func() { a.repeat(f.advertised) })
+	a.done.Go(func() { a.answer(links) })
+	a.done.Go(func() { a.repeat(links) })
 	return a, nil
 }
 
@@ -81,7 +81,7 @@ func (f *Fabric) advertised() (links []int) {
 	defer f.mu.Unlock()
 	for _, id := range f.attached() {
 		p := f.enis[id]
-		if s, err := f.subnet(p.eni); err == nil && s.IPv6.IsValid() {
+		if s, err := f.opts.subnet(p.eni); err == nil && s.IPv6.IsValid() {
 			links = append(links, p.idx)
 		}
 	}

@@ -37,8 +37,8 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	case !f.nodes[node]:
 		return fmt.Errorf("attach %s: no node %s", e.ID, node)
 	}
-	p := &plugged{eni: e.Clone(), node: node, link: f.newLink()}
-	err := ns.AddVeth(f.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
+	p := &plugged{eni: e.Clone(), node: node, link: f.router.newLink()}
+	err := ns.AddVeth(f.router.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
 	if err == nil {
 		err = f.plug(p)
 	}
@@ -50,12 +50,6 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	}
 	f.enis[e.ID] = p
 	return nil
-}
-
-// newLink names a link of the router.
-func (f *Fabric) newLink() string {
-	f.links++
-	return fmt.Sprintf("eni%d", f.links)
 }
 
 // linkName is an ENI's link in its node, as the kernel names the interfaces of
@@ -70,29 +64,29 @@ func linkName(a *vpc.Attachment) string {
 
 // plug sets the router's side of a link up that has been made.
 func (f *Fabric) plug(p *plugged) error {
-	if err := f.answerAtOnce(p.link); err != nil {
+	if err := f.router.answerAtOnce(p.link); err != nil {
 		return err
 	}
-	l, err := f.rt.LinkByName(p.link)
+	l, err := f.router.rt.LinkByName(p.link)
 	if err != nil {
 		return fmt.Errorf("find link %s: %w", p.link, err)
 	}
 	p.idx = l.Attrs().Index
-	_ = f.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for people who look around
+	_ = f.router.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for people who look around
 	if err := f.rules.add(f.nft, p, f.groups); err != nil {
 		return err
 	}
 	for _, a := range []netip.Addr{Router6, VPCRouter6} {
-		if err := ns.AddAddr(f.rt, l, netip.PrefixFrom(a, 64)); err != nil {
+		if err := ns.AddAddr(f.router.rt, l, netip.PrefixFrom(a, 64)); err != nil {
 			return err
 		}
 	}
-	if err := f.rt.LinkSetUp(l); err != nil {
+	if err := f.router.rt.LinkSetUp(l); err != nil {
 		return fmt.Errorf("set link %s up: %w", p.link, err)
 	}
 	for _, a := range []netip.Addr{toENI, toENI6} {
 		n := &netlink.Neigh{LinkIndex: p.idx, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: p.eni.MAC}
-		if err := f.rt.NeighSet(n); err != nil {
+		if err := f.router.rt.NeighSet(n); err != nil {
 			return fmt.Errorf("add neighbour %s on %s: %w", a, p.link, err)
 		}
 	}
@@ -113,7 +107,7 @@ func (f *Fabric) plug(p *plugged) error {
 // affair (RFC 8415, section 4): the node's kernel learns it from the router's
 // advertisement before this returns, if it takes any.
 func (f *Fabric) lease(p *plugged, link string) error {
-	s, err := f.subnet(p.eni)
+	s, err := f.opts.subnet(p.eni)
 	if err != nil {
 		return err
 	}
@@ -134,14 +128,6 @@ func (f *Fabric) lease(p *plugged, link string) error {
 		}
 		return f.adverts.until(p, func() (bool, error) { return hasDefault6(h, link) })
 	})
-}
-
-func (f *Fabric) subnet(e vpc.ENI) (vpc.Subnet, error) {
-	i := slices.IndexFunc(f.opts.Subnets, func(s vpc.Subnet) bool { return s.ID == e.SubnetID })
-	if i < 0 {
-		return vpc.Subnet{}, fmt.Errorf("the fabric has no subnet %s", e.SubnetID)
-	}
-	return f.opts.Subnets[i], nil
 }
 
 // Detach unplugs an ENI: its link vanishes from the node, and with a trunk go its
@@ -174,9 +160,9 @@ func (f *Fabric) forget(p *plugged) error {
 // unplug deletes the link, with which routes and neighbours go, then its rules.
 func (f *Fabric) unplug(p *plugged) error {
 	var errs []error
-	l, err := f.rt.LinkByName(p.link)
+	l, err := f.router.rt.LinkByName(p.link)
 	if err == nil {
-		err = f.rt.LinkDel(l)
+		err = f.router.rt.LinkDel(l)
 	}
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
 		errs = append(errs, fmt.Errorf("delete link %s: %w", p.link, err))
@@ -251,14 +237,14 @@ func route(p *plugged, dst netip.Prefix) *netlink.Route {
 func (f *Fabric) addRoute(p *plugged, dst netip.Prefix) error {
 	// Replace: an address that moved between ENIs (AllowReassignment) may
 	// arrive before it leaves.
-	if err := f.rt.RouteReplace(route(p, dst)); err != nil {
+	if err := f.router.rt.RouteReplace(route(p, dst)); err != nil {
 		return fmt.Errorf("add route to %s by %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, true)
 }
 
 func (f *Fabric) delRoute(p *plugged, dst netip.Prefix) error {
-	if err := f.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := f.router.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("delete route to %s by %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, false)

@@ -92,13 +92,12 @@ type Fabric struct {
 	// mu serialises changes, which the kernel does too, and guards all below.
 	mu     sync.Mutex
 	closed bool
-	rt     *netlink.Handle // in the router's namespace
-	nft    *nftables.Conn  // likewise
+	router *router
+	nft    *nftables.Conn // in the router's namespace
 	rules  ruleset
 	nodes  map[string]bool
 	enis   map[string]*plugged // by ENI ID
 	groups map[string]vpc.SecurityGroup
-	links  int // how many ENI links were ever made: each gets a name of its own
 
 	adverts *adverts
 }
@@ -124,6 +123,7 @@ func New(o Options) (*Fabric, error) {
 	}
 	f := &Fabric{
 		opts:   o,
+		router: &router{path: o.path("vpc")},
 		nodes:  map[string]bool{},
 		enis:   map[string]*plugged{},
 		groups: map[string]vpc.SecurityGroup{},
@@ -150,57 +150,62 @@ func (o Options) validate() error {
 
 // RouterPath is the namespace file of the VPC's router, where the EC2 API and
 // the metadata service listen, and whatever else belongs to no node.
-func (f *Fabric) RouterPath() string { return ns.Path(f.name("vpc")) }
+func (f *Fabric) RouterPath() string { return f.router.path }
 
 // InternetPath is the namespace file of the host on the internet.
-func (f *Fabric) InternetPath() string { return ns.Path(f.name("internet")) }
+func (f *Fabric) InternetPath() string { return f.opts.path("internet") }
 
 // OnPremPath is the namespace file of the host on premises.
-func (f *Fabric) OnPremPath() string { return ns.Path(f.name("onprem")) }
+func (f *Fabric) OnPremPath() string { return f.opts.path("onprem") }
 
 // NodePath is the namespace file of a node.
-func (f *Fabric) NodePath(node string) string { return ns.Path(f.nodeName(node)) }
+func (f *Fabric) NodePath(node string) string { return f.opts.path("node-" + node) }
 
-func (f *Fabric) name(part string) string     { return Prefix(f.opts.ID) + part }
-func (f *Fabric) nodeName(node string) string { return f.name("node-" + node) }
+func (o Options) name(part string) string     { return Prefix(o.ID) + part }
+func (o Options) nodeName(node string) string { return o.name("node-" + node) }
+func (o Options) path(part string) string     { return ns.Path(o.name(part)) }
+
+func (o Options) subnet(e vpc.ENI) (vpc.Subnet, error) {
+	i := slices.IndexFunc(o.Subnets, func(s vpc.Subnet) bool { return s.ID == e.SubnetID })
+	if i < 0 {
+		return vpc.Subnet{}, fmt.Errorf("the fabric has no subnet %s", e.SubnetID)
+	}
+	return o.Subnets[i], nil
+}
 
 // raise makes the router and the outside.
 func (f *Fabric) raise() error {
 	for _, part := range []string{"vpc", "internet", "onprem"} {
-		if err := ns.Create(f.name(part)); err != nil {
+		if err := ns.Create(f.opts.name(part)); err != nil {
 			return err
 		}
 	}
-	if err := ns.Do(f.RouterPath(), f.openRouter); err != nil {
+	err := ns.Do(f.RouterPath(), func() (err error) {
+		if f.router.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return fmt.Errorf("open rtnetlink: %w", err)
+		}
+		// A lasting connection stays in the namespace that it was opened in.
+		if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	if err := f.setUpRouter(); err != nil {
+	if err := f.router.setUp(f.opts); err != nil {
 		return err
 	}
 	for _, g := range gateways {
-		if err := f.addGateway(g); err != nil {
+		if err := f.router.addGateway(g, f.opts.path(g.part)); err != nil {
 			return fmt.Errorf("gateway %s: %w", g.link, err)
 		}
 	}
 	if err := f.rules.install(f.nft, f.opts.EgressOnly); err != nil {
 		return err
 	}
-	var err error
-	f.adverts, err = f.advertise()
+	f.adverts, err = advertise(f.RouterPath(), f.advertised)
 	return err
-}
-
-// openRouter opens the handles, on a thread in the router's namespace.
-func (f *Fabric) openRouter() error {
-	var err error
-	if f.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("open rtnetlink: %w", err)
-	}
-	// A lasting connection stays in the namespace that it was opened in.
-	if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	return nil
 }
 
 // AddNode makes a node's namespace, with loopback up and the sysctls of a
@@ -211,7 +216,7 @@ func (f *Fabric) AddNode(node string) error {
 	if f.nodes[node] {
 		return fmt.Errorf("node %s exists", node)
 	}
-	if err := ns.Create(f.nodeName(node)); err != nil {
+	if err := ns.Create(f.opts.nodeName(node)); err != nil {
 		return err
 	}
 	f.nodes[node] = true
@@ -242,7 +247,7 @@ func (f *Fabric) RemoveNode(node string) error {
 	}
 	delete(f.nodes, node)
 	// The links go with the namespace, all at once.
-	return errors.Join(append(errs, ns.Remove(f.nodeName(node)))...)
+	return errors.Join(append(errs, ns.Remove(f.opts.nodeName(node)))...)
 }
 
 // attached lists the attached ENIs by ID, in order.
@@ -260,8 +265,8 @@ func (f *Fabric) Close() error {
 	if f.adverts != nil {
 		f.adverts.close()
 	}
-	if f.rt != nil {
-		f.rt.Close()
+	if f.router.rt != nil {
+		f.router.rt.Close()
 	}
 	var errs []error
 	if f.nft != nil {

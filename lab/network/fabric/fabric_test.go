@@ -258,7 +258,7 @@ func TestAssociateMistakes(t *testing.T) {
 	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "eni-trunk is not attached") {
 		t.Errorf("a trunk that is not there: %v", err)
 	}
-	b.ok(b.Disassociate(e.ID))
+	b.ok(b.Detach(e.ID))
 }
 
 func TestSecurityGroups(t *testing.T) {
@@ -523,7 +523,7 @@ func TestFabricsSideBySide(t *testing.T) {
 func TestSweepAfterACrash(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
-	b.ok(ns.Create(b.name("pod-a-x"))) // made by others under the prefix
+	b.ok(ns.Create(b.opts.name("pod-a-x"))) // made by others under the prefix
 	if _, err := New(b.opts); err == nil {
 		t.Error("a second fabric of the same ID was raised over the first")
 	} else if names, _ := ns.List(Prefix(b.opts.ID)); len(names) != 0 {

@@ -1,12 +1,8 @@
 package fabric
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // ARP needs no list: the kernel answers for any address that it has a route
@@ -16,11 +12,11 @@ import (
 
 // answerNDP makes a new ENI's link answer for what is there already.
 func (f *Fabric) answerNDP(p *plugged) error {
-	s, err := f.subnet(p.eni)
+	s, err := f.opts.subnet(p.eni)
 	if err != nil || !s.IPv6.IsValid() {
 		return err
 	}
-	if err := f.setProxy(p, RouterOf(s.IPv6), true); err != nil {
+	if err := f.router.setProxy(p, RouterOf(s.IPv6), true); err != nil {
 		return err
 	}
 	for _, id := range f.attached() {
@@ -29,7 +25,7 @@ func (f *Fabric) answerNDP(p *plugged) error {
 			continue
 		}
 		for _, a := range other.eni.IPv6 {
-			if err := f.setProxy(p, a, true); err != nil {
+			if err := f.router.setProxy(p, a, true); err != nil {
 				return err
 			}
 		}
@@ -47,7 +43,7 @@ func (f *Fabric) proxyNDP(p *plugged, dst netip.Prefix, on bool) error {
 		if other == p || other.eni.SubnetID != p.eni.SubnetID {
 			continue
 		}
-		if err := f.setProxy(other, dst.Addr(), on); err != nil {
+		if err := f.router.setProxy(other, dst.Addr(), on); err != nil {
 			return err
 		}
 	}
@@ -60,21 +56,6 @@ func (f *Fabric) forgetNDP(p *plugged) error {
 		if err := f.proxyNDP(p, netip.PrefixFrom(a, 128), false); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-func (f *Fabric) setProxy(p *plugged, a netip.Addr, on bool) error {
-	// Permanent, as the kernel forgets others when the node sets its end of the link down.
-	n := &netlink.Neigh{LinkIndex: p.idx, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, State: netlink.NUD_PERMANENT, IP: a.AsSlice()}
-	var err error
-	if on {
-		err = f.rt.NeighSet(n)
-	} else if err = f.rt.NeighDel(n); errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
-	if err != nil {
-		return fmt.Errorf("answer for %s on %s: %w", a, p.link, err)
 	}
 	return nil
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
@@ -31,8 +29,8 @@ func (f *Fabric) Associate(e vpc.ENI) error {
 	case f.enis[e.ID] != nil:
 		return fmt.Errorf("associate %s: it is plugged into %s", e.ID, f.enis[e.ID].node)
 	}
-	p := &plugged{eni: e.Clone(), node: t.node, link: f.newLink()}
-	err := f.addVLAN(p, t)
+	p := &plugged{eni: e.Clone(), node: t.node, link: f.router.newLink()}
+	err := f.router.addVLAN(p, t)
 	if err == nil {
 		err = f.plug(p)
 	}
@@ -40,23 +38,5 @@ func (f *Fabric) Associate(e vpc.ENI) error {
 		return errors.Join(fmt.Errorf("associate %s with %s: %w", e.ID, t.eni.ID, err), f.unplug(p))
 	}
 	f.enis[e.ID] = p
-	return nil
-}
-
-// Disassociate ends a branch: its packets are dropped. One that is not associated is
-// no error.
-func (f *Fabric) Disassociate(eniID string) error { return f.Detach(eniID) }
-
-// addVLAN makes the router's link of a branch on that of its trunk.
-func (f *Fabric) addVLAN(p, t *plugged) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex, attrs.MTU = p.link, t.idx, ENIMTU
-	err := f.rt.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: p.eni.Trunk.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("add link %s: this kernel has no VLANs (802.1Q), as that of vpclab vm has: %w", p.link, err)
-	}
-	if err != nil {
-		return fmt.Errorf("add link %s of VLAN %d on %s: %w", p.link, p.eni.Trunk.VLAN, t.link, err)
-	}
 	return nil
 }

@@ -56,9 +56,9 @@ type Host struct {
 // New makes a machine that is off.
 func New(o Options) *Host {
 	h := &Host{Options: o}
-	h.Containerd = h.program("containerd", h.containerdCommand)
+	h.Containerd = h.program("containerd", containerdCommand)
 	h.Kubelet = h.program("kubelet", h.kubeletCommand)
-	h.Proxy = h.program("kube-proxy", h.proxyCommand)
+	h.Proxy = h.program("kube-proxy", proxyCommand)
 	return h
 }
 
@@ -70,15 +70,15 @@ func (h *Host) program(name string, command func() proc.Command) *proc.Process {
 	})
 }
 
-func (h *Host) disk() disk { return disk(h.Disk) }
+func (o Options) disk() disk { return disk(o.Disk) }
 
 // ownGroup is where the machine's own programs run, next to what the kubelet makes for
 // pods: version 2 of cgroups wants processes in leaves only.
-func (h *Host) ownGroup() cgroup.Group { return h.Group + "/system" }
+func (o Options) ownGroup() cgroup.Group { return o.Group + "/system" }
 
 // joined are the cgroups' directories in which programs are born.
-func (h *Host) joined() []string {
-	dirs, _ := h.ownGroup().Directories() // Boot has listed them
+func (o Options) joined() []string {
+	dirs, _ := o.ownGroup().Directories() // Boot has listed them
 	return dirs
 }
 
@@ -162,16 +162,16 @@ func forward() error {
 }
 
 // installPlugins copies the reference plugins to a new machine's disk.
-func (h *Host) installPlugins() error {
-	if h.CNIPlugins == "" {
+func (o Options) installPlugins() error {
+	if o.CNIPlugins == "" {
 		return nil
 	}
 	for _, name := range referencePlugins {
-		to := h.disk().path("opt", "cni", "bin", name)
+		to := o.disk().path("opt", "cni", "bin", name)
 		if _, err := os.Stat(to); err == nil {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(h.CNIPlugins, name))
+		data, err := os.ReadFile(filepath.Join(o.CNIPlugins, name))
 		if err == nil {
 			err = os.WriteFile(to, data, 0o755) //nolint:gosec // the lab names its disks
 		}

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/proc"
 )
@@ -43,7 +44,7 @@ func (h *Host) Join(c Cluster) error {
 	h.mu.Lock()
 	h.cluster = &c
 	h.mu.Unlock()
-	if err := h.writeNodeFiles(c); err != nil {
+	if err := c.writeFiles(h.Options); err != nil {
 		return fmt.Errorf("join %s to a cluster: %w", h.Name, err)
 	}
 	return h.startNode()
@@ -70,14 +71,15 @@ const (
 	clientCA          = "ca.crt"
 )
 
-func (h *Host) writeNodeFiles(c Cluster) error {
-	at := h.disk().setting
+// writeFiles writes what kubelet and kube-proxy of a machine are started with.
+func (c Cluster) writeFiles(o Options) error {
+	at := o.disk().setting
 	return errors.Join(
 		kube.WriteKubeconfig(at(kubeletKubeconfig), c.Kubelet),
 		kube.WriteKubeconfig(at(proxyKubeconfig), c.Proxy),
 		os.WriteFile(at(clientCA), c.ClientCA, 0o644),
-		writeJSON(at(kubeletConfig), h.kubeletConfiguration(c)),
-		writeJSON(at(proxyConfig), h.proxyConfiguration(c)),
+		writeJSON(at(kubeletConfig), c.kubeletConfiguration(o.Group)),
+		writeJSON(at(proxyConfig), c.proxyConfiguration(o.Name)),
 	)
 }
 
@@ -92,7 +94,7 @@ func writeJSON(file string, v any) error {
 // kubeletConfiguration is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). The
 // machine's disk and memory are shared with others, so that the kubelet must not judge
 // them: no evictions, no collection of images.
-func (h *Host) kubeletConfiguration(c Cluster) map[string]any {
+func (c Cluster) kubeletConfiguration(group cgroup.Group) map[string]any {
 	maxPods := c.MaxPods
 	if maxPods == 0 {
 		maxPods = 110
@@ -102,7 +104,7 @@ func (h *Host) kubeletConfiguration(c Cluster) map[string]any {
 		"containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
 		"failCgroupV1":             false,
 		"cgroupDriver":             "cgroupfs",
-		"cgroupRoot":               "/" + string(h.Group),
+		"cgroupRoot":               "/" + string(group),
 		"enforceNodeAllocatable":   []string{},
 		"failSwapOn":               false,
 		"readOnlyPort":             0,

@@ -19,12 +19,12 @@ var ProxyModes = []ProxyMode{NFTables, IPTables}
 
 // proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1).
 // How many connections are tracked is the whole kernel's to say, so that it stays.
-func (h *Host) proxyConfiguration(c Cluster) map[string]any {
+func (c Cluster) proxyConfiguration(name string) map[string]any {
 	return map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode":             string(c.ProxyMode),
 		"clientConnection": map[string]any{"kubeconfig": settingsDir + "/" + proxyKubeconfig},
-		"hostnameOverride": h.Name,
+		"hostnameOverride": name,
 		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0},
 		// Any source but a service's own backend is left as it is: pods have
 		// addresses of the network.
@@ -33,7 +33,7 @@ func (h *Host) proxyConfiguration(c Cluster) map[string]any {
 	}
 }
 
-func (h *Host) proxyCommand() proc.Command {
+func proxyCommand() proc.Command {
 	return proc.Command{
 		Path: programsDir + "/kubernetes/kube-proxy", Args: []string{"--config=" + settingsDir + "/" + proxyConfig},
 		Env: []string{"PATH=" + Path},

@@ -24,26 +24,26 @@ func (n *Node) berthd() proc.Command {
 	}
 }
 
-func (n *Node) daemonArgs() []string {
+func (o Options) daemonArgs() []string {
 	args := []string{
-		"--node-name=" + n.Name,
-		"--cluster-name=" + n.Cluster,
-		"--state-dir=" + n.StateDir(),
-		"--socket=" + n.Socket(),
+		"--node-name=" + o.Name,
+		"--cluster-name=" + o.Cluster,
+		"--state-dir=" + o.StateDir(),
+		"--socket=" + o.Socket(),
 		"--install-cni",
-		"--cni-bin-dir=" + n.CNIBinDir(),
-		"--cni-conf-dir=" + n.ConfDir(),
-		"--cni-plugin=" + filepath.Join(n.BinDir, "berth"),
+		"--cni-bin-dir=" + o.CNIBinDir(),
+		"--cni-conf-dir=" + o.ConfDir(),
+		"--cni-plugin=" + filepath.Join(o.BinDir, "berth"),
 	}
-	if n.EC2URL != "" {
-		args = append(args, "--ec2-endpoint="+n.EC2URL)
+	if o.EC2URL != "" {
+		args = append(args, "--ec2-endpoint="+o.EC2URL)
 	}
-	return append(args, n.Args...)
+	return append(args, o.Args...)
 }
 
-func (n *Node) daemonEnv() []string {
+func (o Options) daemonEnv() []string {
 	var env []string
-	for k, v := range n.Env {
+	for k, v := range o.Env {
 		env = append(env, k+"="+v)
 	}
 	slices.Sort(env)

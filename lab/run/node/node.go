@@ -78,22 +78,22 @@ func New(o Options) (*Node, error) {
 }
 
 // StateDir holds the daemon's records, as /run/berth does elsewhere.
-func (n *Node) StateDir() string { return filepath.Join(n.Dir, "run", "berth") }
+func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
 
 // Socket is where the plugin reaches the daemon.
-func (n *Node) Socket() string { return filepath.Join(n.StateDir(), "berthd.sock") }
+func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
 
 // ConfDir holds the CNI configuration, as /etc/cni/net.d does elsewhere.
-func (n *Node) ConfDir() string { return filepath.Join(n.Dir, "etc", "cni", "net.d") }
+func (o Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
 
 // CNIBinDir holds the plugins, as /opt/cni/bin does elsewhere.
-func (n *Node) CNIBinDir() string { return filepath.Join(n.Dir, "opt", "cni", "bin") }
+func (o Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
 
-func (n *Node) cacheDir() string { return filepath.Join(n.Dir, "var", "lib", "cni") }
+func (o Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
 
 // linkPlugins makes the reference plugins of the machine, if it has any,
 // available to this node.
-func (n *Node) linkPlugins() error {
+func (o Options) linkPlugins() error {
 	for _, dir := range pluginDirs {
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, os.ErrNotExist) {
@@ -106,7 +106,7 @@ func (n *Node) linkPlugins() error {
 			if e.IsDir() || e.Name() == "berth" {
 				continue
 			}
-			err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(n.CNIBinDir(), e.Name()))
+			err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(o.CNIBinDir(), e.Name()))
 			if err != nil && !errors.Is(err, os.ErrExist) {
 				return fmt.Errorf("link reference plugin: %w", err)
 			}
