@@ -2,7 +2,6 @@ package fabric
 
 import (
 	"net/netip"
-
 )
 
 // ARP needs no list: the kernel answers for any address that it has a route

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 

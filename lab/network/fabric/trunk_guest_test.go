@@ -41,7 +41,7 @@ func branch(t vpc.ENI, vlan int, e vpc.ENI) vpc.ENI {
 // and a default route of IPv4. That of IPv6 is the router's to tell. It returns the namespace.
 func (b *harness) pod(node string, e vpc.ENI) string {
 	b.t.Helper()
-	name := b.name("pod-" + e.ID)
+	name := b.opts.name("pod-" + e.ID)
 	b.ok(ns.Create(name))
 	path := ns.Path(name)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
