@@ -54,15 +54,11 @@ func (v *egressView) wrong(format string, args ...any) {
 // and gateway: tunnels, ports, routes, rules and nftables are those that follow, and nothing else. It is
 // part of Check, and like it meant for a lab at rest.
 func Egress(ctx context.Context, l *lab.Lab) []error {
-	v, err := viewEgress(ctx, l)
+	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
 		return []error{err}
 	}
-	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
-		v.checkStatus(ref, l.Gateways(key(v.egresses[ref])))
-	}
-	v.checkClients()
-	v.checkSlices()
+	v.checkObjects(func(e types.NamespacedName) int { return len(l.Gateways(e)) })
 	if err := checkOwned(ctx, l, v); err != nil {
 		return []error{err}
 	}
@@ -74,18 +70,49 @@ func Egress(ctx context.Context, l *lab.Lab) []error {
 	return v.errs
 }
 
+// running are the pods of a lab, by UID.
+func running(l *lab.Lab) map[string]*node.Pod {
+	all := map[string]*node.Pod{}
+	for _, n := range l.Nodes() {
+		for _, p := range n.Pods() {
+			all[p.UID] = p
+		}
+	}
+	return all
+}
+
+// EgressObjects is the part of Egress that needs no lab: Egresses' statuses, EgressClients and
+// slices. Running are the pods that run, by UID; of each its ContainerID and Addrs count.
+// Gateways counts the gateways of an Egress that run.
+func EgressObjects(ctx context.Context, api client.Reader, running map[string]*node.Pod, gateways func(types.NamespacedName) int) []error {
+	v, err := viewEgress(ctx, api, running)
+	if err != nil {
+		return []error{err}
+	}
+	v.checkObjects(gateways)
+	return v.errs
+}
+
+func (v *egressView) checkObjects(gateways func(types.NamespacedName) int) {
+	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
+		v.checkStatus(ref, gateways(key(v.egresses[ref])))
+	}
+	v.checkClients()
+	v.checkSlices()
+}
+
 func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
 
-func viewEgress(ctx context.Context, l *lab.Lab) (*egressView, error) {
+func viewEgress(ctx context.Context, api client.Reader, running map[string]*node.Pod) (*egressView, error) {
 	v := &egressView{
 		egresses: map[string]*v1alpha1.Egress{}, namespaces: map[string]*corev1.Namespace{}, objects: map[string]*corev1.Pod{},
-		clients: map[string]*v1alpha1.EgressClient{}, gateways: map[string][]*corev1.Pod{}, pods: map[string]*node.Pod{},
+		clients: map[string]*v1alpha1.EgressClient{}, gateways: map[string][]*corev1.Pod{}, pods: running,
 		uses: map[string][]*v1alpha1.Egress{}, refused: map[string]map[string]string{}, served: map[string]map[string][]netip.Addr{},
 	}
 	egresses, namespaces, pods := &v1alpha1.EgressList{}, &corev1.NamespaceList{}, &corev1.PodList{}
 	clients, parts := &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}
 	for _, list := range []client.ObjectList{egresses, namespaces, pods, clients, parts} {
-		if err := l.Kube.Client.List(ctx, list); err != nil {
+		if err := api.List(ctx, list); err != nil {
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}
@@ -99,11 +126,6 @@ func viewEgress(ctx context.Context, l *lab.Lab) (*egressView, error) {
 		v.clients[key(&clients.Items[i]).String()] = &clients.Items[i]
 	}
 	v.slices = parts.Items
-	for _, n := range l.Nodes() {
-		for _, p := range n.Pods() {
-			v.pods[p.UID] = p
-		}
-	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		v.objects[string(p.UID)] = p
@@ -301,7 +323,7 @@ func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 }
 
 // checkStatus compares an Egress's status, its pods and those that run.
-func (v *egressView) checkStatus(ref string, running []*lab.Gateway) {
+func (v *egressView) checkStatus(ref string, running int) {
 	e := v.egresses[ref]
 	wrong := func(format string, args ...any) { v.wrong("Egress "+ref+": "+format, args...) }
 	if e.DeletionTimestamp != nil {
@@ -310,8 +332,8 @@ func (v *egressView) checkStatus(ref string, running []*lab.Gateway) {
 	if e.Status.ObservedGeneration != e.Generation {
 		wrong("its status is of generation %d, it has %d", e.Status.ObservedGeneration, e.Generation)
 	}
-	if want := int(*e.Spec.Replicas); len(v.gateways[ref]) != want || len(running) != want {
-		wrong("%d pods of it are there and %d gateways run, it wants %d", len(v.gateways[ref]), len(running), want)
+	if want := int(*e.Spec.Replicas); len(v.gateways[ref]) != want || running != want {
+		wrong("%d pods of it are there and %d gateways run, it wants %d", len(v.gateways[ref]), running, want)
 	}
 	var want, have []string
 	for _, p := range v.gateways[ref] {

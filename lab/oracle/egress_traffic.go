@@ -27,7 +27,7 @@ const (
 // its own where none does, and gets no answer where the Egress has no gateway. An Egress whose
 // tunnels lead to a Service is left out: nobody stands for a kube-proxy in a lab without kubelets.
 func EgressTraffic(ctx context.Context, l *lab.Lab) error {
-	v, err := viewEgress(ctx, l)
+	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {
 		return err
 	}
