@@ -156,11 +156,11 @@ func agreement(ctx context.Context, s *stage) string {
 		pods += len(n.Pods())
 	}
 	switch {
-	case s.lab.Site != nil:
-		return fmt.Sprintf("%d pods, %d routes, no leak, no duplicate", pods, len(must(s.lab.Site.Routes(ctx))))
 	case s.lab.Mode == lab.PortMode:
 		return fmt.Sprintf("%d pods, %d PodNICs, %d ports with those of users; no leak, no duplicate",
 			pods, len(must(s.lab.Kube.PodNICs(ctx))), len(must(s.lab.Ports.Ports(ctx))))
+	case s.lab.Site != nil:
+		return fmt.Sprintf("%d pods, %d routes, no leak, no duplicate", pods, len(must(s.lab.Site.Routes(ctx))))
 	}
 	return fmt.Sprintf("%d pods, %d ENIs, no leak, no duplicate", pods, len(s.lab.Books().ENIs))
 }
