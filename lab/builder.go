@@ -51,7 +51,7 @@ func (b builder) raiseEC2(ctx context.Context) error {
 	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",
 		books.VPCs[0].CIDRs[0], len(books.Subnets), fabric.InternetHost, fabric.OnPremHost))
 	if l.HasIPv6() {
-		l.Progress(fmt.Sprintf("VPC %s of IPv6; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
+		l.Progress(fmt.Sprintf("IPv6 VPC %s; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
 	}
 	if err := b.serve(); err != nil {
 		return err
@@ -91,7 +91,7 @@ func cidrs(b vpc.Books) []netip.Prefix {
 	return out
 }
 
-// egressOnly tells whether IPv6 leaves by an egress-only internet gateway.
+// egressOnly reports whether IPv6 leaves by an egress-only internet gateway.
 func egressOnly(b vpc.Books) bool {
 	return slices.ContainsFunc(b.RouteTables, func(t vpc.RouteTable) bool { return slices.ContainsFunc(t.Routes, vpc.Route.EgressOnly) })
 }

@@ -142,7 +142,7 @@ func (b builder) startKube(ctx context.Context, o kube.Options) error {
 }
 
 // apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
-// with addresses of IPv6 alone, of whose family the API server must be, or have no other.
+// with IPv6 addresses only, whose family the API server must have too.
 func (b builder) apiEndpoint() netip.Addr {
 	l := b.lab
 	books := l.Books()
@@ -199,7 +199,7 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	ctrllog.SetLogger(logr.Discard()) // errors come as such; without, a lab that is half a minute old is told of a missing logger
+	ctrllog.SetLogger(logr.Discard()) // errors are returned; controller-runtime complains of a missing logger after half a minute
 	cfg := control.Config()
 	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})

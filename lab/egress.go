@@ -65,11 +65,11 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 	return addrs, nil
 }
 
-// Conditions is what they say, in a line.
+// Conditions formats conditions in one line.
 func Conditions(all []metav1.Condition) string {
-	var told []string
+	var parts []string
 	for _, c := range all {
-		told = append(told, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
+		parts = append(parts, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
 	}
-	return strings.Join(told, "; ")
+	return strings.Join(parts, "; ")
 }

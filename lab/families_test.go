@@ -55,7 +55,7 @@ func TestFrameWithIPv6(t *testing.T) {
 	}
 }
 
-// A lab that nobody asks for IPv6 has none, and berthd is told nothing of families.
+// A lab without IPv6 families has no IPv6, and berthd gets no flag of families.
 func TestFrameWithoutIPv6(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	books := l.Books()

@@ -38,7 +38,7 @@ func (f *follower) close() {
 	defer f.following.Unlock()
 }
 
-// follow brings the fabric to where the books are and keeps it there: every
+// follow brings the fabric to the state of the cloud and keeps it there: every
 // later event of the cloud is turned into links, routes and machines. CatchUp
 // waits for that.
 func (f *follower) follow() error {
@@ -96,9 +96,7 @@ func (f *follower) follows(seq uint64) {
 	f.moved.Broadcast()
 }
 
-// catchUp returns when the fabric has followed every event that the cloud's
-// books contain now. A call of the cloud may return before that, when the
-// cloud is busy telling of other events.
+// catchUp implements Lab.CatchUp.
 func (f *follower) catchUp() {
 	if f.lab.Cloud == nil {
 		return

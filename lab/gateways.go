@@ -64,8 +64,8 @@ type Gateway struct {
 }
 
 // Cut kills the gateway's program, and has its addresses answer no more. Its kubelet starts the
-// program again, which reaches nobody, and tells that it is not ready. What is left goes with
-// its Pod.
+// program again, which reaches nobody, and reports that it is not ready. What is left is removed
+// with its Pod.
 func (g *Gateway) Cut() error {
 	err := ns.Netlink(g.Pod.Netns(), func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
@@ -80,8 +80,8 @@ func (g *Gateway) Cut() error {
 	return nil
 }
 
-// Vanish is Cut, as if its node were gone: nobody starts the program again, and nobody tells the
-// API, until its Pod is deleted.
+// Vanish is Cut, as if its node were gone: the program is not started again, and the API is not
+// updated, until its Pod is deleted.
 func (g *Gateway) Vanish() error {
 	g.gone.Store(true)
 	return g.Cut()
@@ -221,7 +221,7 @@ func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	}
 }
 
-// gone tells whether a node went, with all its pods and its kubelet: nobody is left to report.
+// gone reports whether a node went, with all its pods and its kubelet: nobody is left to report.
 func (g *gateways) gone(n *node.Node) bool {
 	now, err := g.lab.Node(n.Name)
 	return err != nil || now != n
@@ -308,7 +308,7 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 	return env, nil
 }
 
-// serve keeps a gateway running and tells the API whether it is ready, until its pod is deleted and its
+// serve keeps a gateway running and reports to the API whether it is ready, until its pod is deleted and its
 // program has ended, its node is gone, or ctx ends.
 func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node) error {
 	ready, answered := false, time.Now()
@@ -404,7 +404,7 @@ func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Po
 	return true
 }
 
-// answers tells whether a web server in a namespace answers with 200.
+// answers reports whether a web server in a namespace answers with 200.
 func answers(ctx context.Context, netns string, at netip.AddrPort, path string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

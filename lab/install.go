@@ -119,7 +119,7 @@ func (s *Chart) Helm(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// values are what the lab tells Berth: where its cloud and its API server are,
+// values are the chart's: where the cloud and the API server are,
 // the images, and the settings that Options have for daemons and operators.
 func (s *Chart) values() map[string]any {
 	l := s.lab

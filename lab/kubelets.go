@@ -164,8 +164,8 @@ func (o Options) clusterDNS() netip.Addr {
 }
 
 // maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (berthctl max-pods); 0 of a type that is not known, and with IPv6 alone, of which a prefix
-// has more than a node can run. Operator mode leaves the primary ENI to the node.
+// (berthctl max-pods); 0 for an unknown type, and with IPv6-only pods, since a prefix
+// has more addresses than a node can run pods. Operator mode leaves the primary ENI to the node.
 func (o Options) maxPods(instanceType string) int {
 	of, ok := limits.Lookup(instanceType)
 	if !ok || o.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {

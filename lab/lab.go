@@ -41,11 +41,11 @@ type Options struct {
 
 	Mode Mode // NodeMode when empty
 	// IPFamilies are those of which each pod gets an address in node mode and operator mode,
-	// and berthd is told so; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
+	// and berthd gets the flag; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
 	// blocks of it (WithIPv6), and each node an address. In the other modes it is empty.
 	IPFamilies ipfamily.Set
 	// IPv6Egress has pods without an IPv6 address reach the IPv6 world as their node, and berthd
-	// is told so. The VPC has IPv6 then. Pods without an IPv4 address reach that of IPv4 anyway.
+	// gets the flag. The VPC has IPv6 then. Pods without an IPv4 address always reach IPv4 hosts.
 	IPv6Egress bool
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
@@ -81,7 +81,7 @@ type Options struct {
 	KubeAssets string
 
 	// DaemonArgs and BerthdEnv are given to every berthd, beyond what the lab
-	// itself tells it (directories, endpoints, names).
+	// itself sets (directories, endpoints, names).
 	DaemonArgs []string
 	BerthdEnv  map[string]string
 	// NoDaemons leaves berthd to be started by Node.Start, and berth-operator by
@@ -89,7 +89,7 @@ type Options struct {
 	NoDaemons bool
 
 	Log          *slog.Logger // discards when nil
-	Progress     func(string) // told one line a step; may be nil
+	Progress     func(string) // called with one line a step; may be nil
 	CloudOptions []vpc.Option // clock, seed
 }
 
@@ -268,11 +268,11 @@ func (l *Lab) Operators() []*Operator { return l.operators.list }
 // Leader returns the operator that leads, by the Lease; nil when none does.
 func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operators.leader(ctx) }
 
-// CatchUp returns when the fabric has followed every event that the cloud's books contain now. A
-// call of the cloud may return before that, when the cloud is busy with other events.
+// CatchUp returns when the fabric has applied every event of the cloud so far. A call of the
+// cloud may return before that, when the cloud is busy with other events.
 func (l *Lab) CatchUp() { l.follower.catchUp() }
 
-// Books are EC2's books as they are now; empty where there is no EC2.
+// Books is a snapshot of EC2's state; empty where there is no EC2.
 func (l *Lab) Books() vpc.Books {
 	if l.Cloud == nil {
 		return vpc.Books{}

@@ -218,7 +218,7 @@ func (s *machines) bootHost(m *machine) {
 // joinHost makes a machine that is on a node of the cluster.
 func (s *machines) joinHost(m *machine) error {
 	if s.lab.Kube == nil {
-		return nil // the control plane did not start, which is told elsewhere
+		return nil // the control plane did not start, which is an error elsewhere
 	}
 	c := host.Cluster{
 		ClientCA: s.lab.Kube.CA(), DNS: s.lab.clusterDNS(), ProxyMode: s.lab.Kubelets.Proxy, MaxPods: s.lab.Kubelets.MaxPods,

@@ -31,13 +31,13 @@ const (
 // Modes are all there are.
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 
-// hasPorts tells whether pods may have NICs that are ports of VPCs.
+// hasPorts reports whether pods may have NICs that are ports of VPCs.
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
-// hasOperators tells whether there are operators, where nodes are no whole machines.
+// hasOperators reports whether there are operators, where nodes are no whole machines.
 func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
 
-// hasKube tells whether there is a Kubernetes API, where nodes are no whole machines.
+// hasKube reports whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
 // modelled reports whether the lab itself stands for kubelets and controllers.

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 )
 
-// DefaultDir is where the vpclab command keeps its lab unless told otherwise.
+// DefaultDir is where the vpclab command keeps its lab by default.
 const DefaultDir = "/run/vpclab/lab"
 
 // disksDir holds the disks of the machines of labs with kubelets, by lab: they are

@@ -44,8 +44,8 @@ func (c *Cluster) RegisterNode(ctx context.Context, name string) error {
 	return c.nodes.register(ctx, hostNode(name))
 }
 
-// equip makes a node one of the cluster: its daemon is told where the API is
-// and, unless it calls EC2 itself, not where EC2 is, and its pods are objects.
+// equip makes a node one of the cluster: its daemon gets the address of the API and, unless
+// it calls EC2 itself, not that of EC2, and its pods are objects.
 func (c *nodeObjects) equip(o *node.Options) {
 	if c.options.Mode != NodeMode {
 		o.EC2URL = ""
@@ -89,7 +89,7 @@ func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 	})
 }
 
-// stopped tells that a machine was turned off: its pods are gone, its Node is
+// stopped reports that a machine was powered off: its pods are gone, its Node is
 // not ready.
 func (c *nodeObjects) stopped(name string) {
 	c.reports.add("report that node "+name+" is off", func(ctx context.Context) error {
@@ -100,7 +100,7 @@ func (c *nodeObjects) stopped(name string) {
 	})
 }
 
-// terminated removes the Node of a machine that is no more.
+// terminated removes the Node of a machine that does not exist any more.
 func (c *nodeObjects) terminated(name string) {
 	c.reports.add("remove node "+name, func(ctx context.Context) error { return c.unregister(ctx, name) })
 }
@@ -214,8 +214,8 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	return uid, o.objectName(name), nil
 }
 
-// bindingAnnotation tells by whom an object was made: the reply that it was may be
-// lost, when the API server dies, and another of its name be left from before.
+// bindingAnnotation identifies the request that created an object: its reply may be lost when
+// the API server dies, and another object of the name may be left from before.
 const bindingAnnotation = "vpclab/binding"
 
 // create makes a pod, unless it has done so before, and its namespace first where

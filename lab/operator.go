@@ -113,7 +113,7 @@ func (s *operators) restart() {
 	}
 }
 
-// args are what the lab tells every operator.
+// args are the flags of every operator.
 func (o *Operator) args(kubeconfig, cluster string) []string {
 	return []string{
 		"--kubeconfig=" + kubeconfig,
@@ -202,7 +202,7 @@ func (o *Operator) ready(ctx context.Context) error {
 	return err
 }
 
-// leads tells whether the holder of a Lease is this operator; its name begins
+// leads reports whether the holder of a Lease is this operator; its name begins
 // with the pod's (--pod-name).
 func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }
 

@@ -142,16 +142,15 @@ func hostNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 }
 
-// RemoveHost pulls the plug of a node of a lab in pool mode for good. Its Node
-// stays until RemoveNodeObject, as it does where no cloud's controller removes
-// it; it is not ready any more.
+// RemoveHost powers a node of a lab in pool mode off for good. Its Node is not
+// ready, and stays until RemoveNodeObject, as it does where no cloud controller removes it.
 func (l *Lab) RemoveHost(name string) error {
 	err := l.LoseHost(name)
 	l.Kube.NodeLost(name)
 	return err
 }
 
-// LoseHost pulls the plug of a node of a lab in pool mode for good, and nobody is told: its
+// LoseHost powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
 // Node and Pods stay as they were until Cluster.NodeLost.
 func (l *Lab) LoseHost(name string) error {
 	m := l.machines.remove(name)

@@ -109,7 +109,7 @@ func (b builder) raisePortCloud(ctx context.Context) (err error) {
 	return b.raiseNetworks(ctx)
 }
 
-// hasBranches tells whether pods' ports are branches of their nodes' trunks.
+// hasBranches reports whether pods' ports are branches of their nodes' trunks.
 func hasBranches(l *Lab) bool {
 	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }

@@ -12,7 +12,7 @@ import (
 // reports are what kubelets and a cloud's controller tell the API server: one
 // after the other, in order, each again and again while the API server is away.
 type reports struct {
-	trouble func(error) // told of what the API server refuses
+	trouble func(error) // called with what the API server rejects
 
 	mu      sync.Mutex // guards all below; never held across I/O
 	moved   *sync.Cond // on mu; when pending or closed changed

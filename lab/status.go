@@ -99,7 +99,7 @@ type NodeStatus struct {
 	InstanceID string      `json:"instanceID"`
 	Type       string      `json:"type"`
 	Zone       string      `json:"zone"`
-	Address    netip.Addr  `json:"address,omitzero"` // none in a subnet of IPv6 alone
+	Address    netip.Addr  `json:"address,omitzero"` // none in an IPv6-only subnet
 	IPv6       netip.Addr  `json:"ipv6,omitzero"`
 	Netns      string      `json:"netns"`
 	Log        string      `json:"log"`

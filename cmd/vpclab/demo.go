@@ -78,7 +78,7 @@ mode. Exits with 0 when every proof passed.`,
 				if report == nil {
 					return errors.New("--background is for vpclab itself")
 				}
-				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
+				o.Out, o.Done = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
 				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
 					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--ip-families=" + f.families, "--neutron=" + f.neutron,

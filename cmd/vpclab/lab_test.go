@@ -149,7 +149,7 @@ func TestFabricByCommand(t *testing.T) {
 	c.fails("want one of", "fault", "earthquake")
 	c.run("fault", "outage", "off")
 	c.has(c.run("fault", "clear"), "2 faults cleared")
-	c.has(c.run("fault", "list"), "behaves")
+	c.has(c.run("fault", "list"), "No faults")
 
 	c.fails("does not run", "kill", "node-1")
 	c.has(c.run("down"), "Nothing of the lab is left")

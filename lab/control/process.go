@@ -107,7 +107,7 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 		removed = append(removed, "a lab that could not end by itself: "+err.Error())
 	}
 	if pid := Holder(dir); pid != 0 {
-		if err != nil { // it is on its way up, or it is a demo: both clean up when told to end
+		if err != nil { // it is on its way up, or it is a demo: both clean up when they are terminated
 			_ = syscall.Kill(pid, syscall.SIGTERM)
 		}
 		if err := endProcess(ctx, dir, pid); err != nil {

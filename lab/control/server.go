@@ -325,7 +325,7 @@ func (s *server) clearFaults(r *http.Request) (any, error) {
 	return s.faults.clear(func(f FaultRequest) bool { return kind == "" || f.Kind == kind }), nil
 }
 
-// end closes the lab and tells what that removed; then the process ends.
+// end closes the lab and reports what that removed; then the process exits.
 func (s *server) end(*http.Request) (any, error) {
 	removed, err := ns.List(fabric.Prefix(s.lab.ID))
 	if err != nil {

@@ -24,10 +24,10 @@ import (
 // branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
 var branchProofs = []proof{
 	{inOperator, "a pod's first interface is a branch with a group of its own", branchUp},
-	{inOperator, "EC2 away: the next pod's branch is there before the pod is", branchWarm},
-	{inOperator, "nobody reaches it until its group allows it, nor its own node", branchGroups},
-	{inOperator, "berthd and operators killed with -9: its packets go on", branchKilled},
-	{inOperator, "its branch goes when the pod does, the trunk stays", branchGone},
+	{inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm},
+	{inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups},
+	{inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled},
+	{inOperator, "its branch is deleted with the pod, the trunk is not", branchGone},
 	{inOperator, "kernel, records, objects and EC2 agree about branches", agreement},
 }
 
@@ -44,7 +44,7 @@ const (
 
 var branchOperatorArgs = []string{"--branch-cooling=2s", "--listing-interval=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 
-// ofBranches tells whether a lab is one of branches.
+// ofBranches reports whether a lab is one of branches.
 func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
 
 // branchLab is the lab of the branches in the place of another.

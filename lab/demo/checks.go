@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// introspection compares what the node tells about itself with the pods.
+// introspection compares the node's introspection document with the pods.
 func introspection(ctx context.Context, s *stage) string {
 	var figures string
 	for _, n := range s.nodes {
@@ -38,7 +38,7 @@ func introspection(ctx context.Context, s *stage) string {
 	return figures
 }
 
-// coolingPeriods are shorter in the modes in which the story waits for their end.
+// coolingPeriods are shorter in the modes in which the demo waits for their end.
 var coolingPeriods = map[lab.Mode]time.Duration{
 	lab.NodeMode: 30 * time.Second, lab.OperatorMode: 4 * time.Second, lab.PoolMode: 4 * time.Second,
 }

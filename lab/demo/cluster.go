@@ -30,7 +30,7 @@ import (
 // clusterProofs are those of a lab with kubelets, in the order in which they are shown.
 var clusterProofs = []proof{
 	{inClusters, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
-	{inClusters, "Berth installed: nodes are Ready, as soon as it serves", installed},
+	{inClusters, "Berth installed: nodes are Ready as soon as it serves", installed},
 	{inClusters, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
 	{inClusters, "names and Services from a pod; logs and exec", namesAndServices},
 	{inClusters, "NodePort of every node, from the host outside", nodePorts},
@@ -38,11 +38,11 @@ var clusterProofs = []proof{
 	{inPool, "kubectl shows pools and blocks", showObjects},
 	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
 	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
-	{inPort, "a wrong annotation is refused by kubectl apply", refusedAtOnce},
+	{inPort, "kubectl apply rejects a wrong annotation", refusedAtOnce},
 	{inPort, "a NICPolicy gives pods a subnet and a group by their labels", byPolicy},
 	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
-	{inPort, "a port deleted behind its back is made again", remade},
-	{inPort, "pods go: their ports are deleted, the user's stay", givenBack},
+	{inPort, "a port deleted in the cloud is created again", remade},
+	{inPort, "pods are deleted, with their ports but not the user's", givenBack},
 	{inClusters, "Berth rolled under traffic: no request is lost", rolled},
 	{inClusters, "a node drained, and back", drained},
 	{inClusters, "a node rebooted: its pods start again", rebooted},

@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// DefaultDir is where the demo's lab lives unless told otherwise.
+// DefaultDir is where the demo's lab is by default.
 const DefaultDir = "/run/vpclab/demo"
 
 // Options say what to show.
@@ -29,10 +29,10 @@ type Options struct {
 	Lab     lab.Options
 	Program string    // how vpclab was called, for the commands to try next
 	Keep    bool      // leave the lab up, steered by its control socket
-	Out     io.Writer // where the story goes, line by line
-	// Told is called once the story is over, with what failed, before a lab
-	// that is kept begins to be served.
-	Told func(error) error
+	Out     io.Writer // gets the report, line by line
+	// Done is called once all proofs were tried, with what failed, before a lab
+	// that is kept is served.
+	Done func(error) error
 }
 
 // patience is how long the lab may take to come up, and each proof: it only ends
@@ -58,8 +58,8 @@ var sizes = map[lab.Mode]size{
 	lab.PortMode:     {},
 }
 
-// sizes6 are those where pods have IPv6 alone: of types without prefixes, of which one would
-// have an address for every pod. All addresses of a secondary ENI are for pods.
+// sizes6 are those with IPv6-only pods: of types without prefixes, since one prefix would have
+// an address for every pod. All addresses of a secondary ENI are for pods.
 var sizes6 = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t2.small", addresses: 8, pods: 5},
 	lab.OperatorMode: {instanceType: "t2.medium", addresses: 12, pods: 7},
@@ -101,7 +101,7 @@ func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	return figures, err
 }
 
-// errFailed says that the story was told to its end, but not all of it held.
+// errFailed reports that all proofs were tried, and not all passed.
 var errFailed = errors.New("not every proof passed")
 
 // Run raises a lab, tries every proof and removes the lab again, or serves it
@@ -120,7 +120,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s, err := raise(ctx, o.Lab, t)
 	if err != nil {
-		return errors.Join(err, told(o, err))
+		return errors.Join(err, done(o, err))
 	}
 	defer func() { s.release() }()
 	failed := s.play(ctx, t)
@@ -130,11 +130,11 @@ func Run(ctx context.Context, o Options) error {
 		t.notRun("a pod with a security group of its own", lacks)
 	default:
 		if err := s.clear(); err != nil {
-			return errors.Join(err, told(o, err))
+			return errors.Join(err, done(o, err))
 		}
 		next, err := raise(ctx, branchLab(o.Lab), t)
 		if err != nil {
-			return errors.Join(err, told(o, err))
+			return errors.Join(err, done(o, err))
 		}
 		s = next
 		failed = s.play(ctx, t)
@@ -147,10 +147,10 @@ func Run(ctx context.Context, o Options) error {
 		if err == nil {
 			t.after(o.Program)
 		}
-		return errors.Join(failed, err, told(o, failed))
+		return errors.Join(failed, err, done(o, failed))
 	}
 	t.next(o.Program, s.lab)
-	err = control.Serve(ctx, s.lab, func() error { return told(o, failed) })
+	err = control.Serve(ctx, s.lab, func() error { return done(o, failed) })
 	return errors.Join(failed, err, s.lab.Close())
 }
 
@@ -190,7 +190,7 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
-// branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
+// branches reports whether the story of branches follows, in a lab of its own, and why it cannot.
 func (o Options) branches() (more bool, lacks error) {
 	switch {
 	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
@@ -276,11 +276,11 @@ func (o Options) completeCluster() Options {
 	return o
 }
 
-func told(o Options, err error) error {
-	if o.Told == nil {
+func done(o Options, err error) error {
+	if o.Done == nil {
 		return nil
 	}
-	return o.Told(err)
+	return o.Done(err)
 }
 
 // play tries the proofs one after the other. The error is of one who ends it before; what

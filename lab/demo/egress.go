@@ -37,12 +37,12 @@ var egressClients = []string{"shop", "bank"}
 var egressProofs = []proof{
 	{inPool, "an Egress has two gateways, with addresses of their own pool", egressReady},
 	{inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers},
-	{inPool, "what is no destination keeps its way; destinations change live", editDestinations},
+	{inPool, "other destinations are unaffected; destinations change live", editDestinations},
 	{inPool, "three gateways share a client's connections", scaleGateways},
-	{inPool, "a pod that may not use the Egress does not start, and is told why", refusedClient},
+	{inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient},
 	{inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram},
-	{inPool, "a gateway's pod is deleted: its connections end in peace, new ones go on", deleteGateway},
-	{inPool, "the Egress is deleted: pods go their own way, and nothing stays", deleteEgress},
+	{inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway},
+	{inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress},
 }
 
 // internetKey is the name of the demo's Egress.

@@ -42,20 +42,20 @@ var dualProofs = []proof{
 	{withVPC, "dual stack: reached by both, IPv6 seen as the pod's own", reachByBoth},
 }
 
-// aboutIPv6 is what is special about pods of IPv6 alone, and about their nodes here.
-const aboutIPv6 = `Pods have IPv6 alone: the runtime is told of one address, of an ENI, by which the
-VPC, the premises and the internet see them. The IPv4 world they reach as their node, from
-an address that means nothing outside it. The nodes' type takes IPv6 addresses one by one,
-so that they run out; a node of a Nitro type, which takes a whole /80, joins later.`
+// aboutIPv6 explains what is special about IPv6-only pods, and about their nodes here.
+const aboutIPv6 = `Pods are IPv6-only: the runtime gets one address, of an ENI, by which the VPC, the
+on-premises network and the internet see them. They reach IPv4 hosts as their node, from an
+address that is valid on the node only. Nodes of this type get single IPv6 addresses, which
+run out; a node of a Nitro type, which gets a whole /80, joins later.`
 
-// onlyIPv6Proofs are shown in place of afterProof where pods have IPv6 alone, of which all
-// addresses are public.
+// onlyIPv6Proofs are shown in place of afterProof for IPv6-only pods, all of whose addresses
+// are public.
 var onlyIPv6Proofs = []proof{
 	{withVPC, "pod to internet, with its own address", toInternet},
 	{withVPC, "pod to the internet of IPv4, seen as the node", toOtherFamily},
 }
 
-// nitroProof is shown with IPv6 alone after beforeNitro, which is where further nodes join.
+// nitroProof is shown for IPv6-only pods after beforeNitro, where further nodes join.
 var nitroProof = proof{withVPC, "a Nitro node's one /80 is enough for all its pods", nitro}
 
 const beforeNitro = "EC2 throttled: a node joins, its pods come up"
@@ -76,7 +76,7 @@ func withFamilies(all []proof, s ipfamily.Set) []proof {
 }
 
 // toOtherFamily asks the internet and another node from every pod by the family of which it has
-// no address, and looks at what the pod was told that it has.
+// no address, and checks which addresses the runtime got for it.
 func toOtherFamily(ctx context.Context, s *stage) string {
 	var a asks
 	other := s.lead().Other()
@@ -85,13 +85,13 @@ func toOtherFamily(ctx context.Context, s *stage) string {
 		own, next := primary(n), primary(s.nodes[(i+1)%len(s.nodes)])
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 1 || ipfamily.Of(p.Addrs[0]) == other {
-				fail("pod %s of %s was told of %v, want one address of %s", p.Name, n.Name, p.Addrs, s.lead())
+				fail("the runtime got %[3]v for pod %[1]s of %[2]s, want one address of %[4]s", p.Name, n.Name, p.Addrs, s.lead())
 			}
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internetHosts[other]), own)
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(next), own)
 		}
 	}
-	return a.result("pods are told of their %s alone", s.lead())
+	return a.result("runtimes get the %s address only", s.lead())
 }
 
 // The node that takes prefixes, and its pods: more than all its ENIs have IPv4 addresses for.

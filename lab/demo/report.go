@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// reporter prints the story and remembers how it went.
+// reporter prints the proofs and keeps their results.
 type reporter struct {
 	began  time.Time
 	proofs int // how many there are

@@ -148,7 +148,7 @@ func (n *Node) OVSDB() string { return "unix:" + n.socket() }
 // tunnel is the address of its ends of tunnels.
 func (n *Node) tunnel() netip.Prefix { return at(tunnelsNet, n.number) }
 
-// Leave ends the node's programs, as when its plug is pulled: Neutron is told nothing. A node
+// Leave kills the node's programs, as a power failure does: Neutron is not notified. A node
 // of the name may join again.
 func (n *Node) Leave() error {
 	err := n.remove()

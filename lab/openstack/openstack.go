@@ -37,7 +37,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Backend is what carries out on nodes what Neutron has been told.
+// Backend implements Neutron's networks on nodes.
 type Backend string
 
 // The backends.
@@ -60,7 +60,7 @@ type Options struct {
 	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
 	// seconds; 30 s when zero.
 	AgentDown time.Duration
-	Progress  func(string) // told one line a step, by several goroutines; may be nil
+	Progress  func(string) // called with one line a step, by several goroutines; may be nil
 }
 
 // Cloud is a running instance. Its methods may be called concurrently.
@@ -130,7 +130,7 @@ func (o Options) complete() (Options, error) {
 	return o, o.installed()
 }
 
-// unusual tells characters that would have to be quoted in a configuration.
+// unusual reports whether a character would have to be quoted in a configuration.
 func unusual(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./", r))
 }

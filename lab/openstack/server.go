@@ -147,7 +147,7 @@ func (o Options) ml2Conf() string {
 }
 
 // policy lets a user of the role Role what Berth needs besides what a member of a project may
-// (package internal/vpcport/neutron tells the rules).
+// (package internal/vpcport/neutron has the rules).
 var policy = func() string {
 	var b strings.Builder
 	for _, rule := range []string{

@@ -50,18 +50,18 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 	if err != nil {
 		return err
 	}
-	told := map[netip.Addr]string{}
+	reported := map[netip.Addr]string{}
 	for _, a := range doc.Allocated {
 		for _, address := range []netip.Addr{a.Address, a.IPv6} {
 			if address.IsValid() {
-				told[address] = a.Namespace + "/" + a.Pod
+				reported[address] = a.Namespace + "/" + a.Pod
 			}
 		}
 	}
 	for _, nic := range doc.NICs { // a pod's first interface may be a branch
 		for _, a := range nic.Addresses {
 			if nic.Interface == firstInterface {
-				told[a.Addr()] = nic.Namespace + "/" + nic.Pod
+				reported[a.Addr()] = nic.Namespace + "/" + nic.Pod
 			}
 		}
 	}
@@ -82,22 +82,22 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 				return fmt.Errorf("%s is the address of pods %s and %s", address, other, name)
 			}
 			holder[address] = name
-			if told[address] != name {
-				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, told[address])
+			if reported[address] != name {
+				return fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, name, reported[address])
 			}
 			if l.Cloud != nil && !onENI(l, n.InstanceID, address) {
 				return fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, name)
 			}
-			delete(told, address)
+			delete(reported, address)
 		}
 	}
-	if len(told) > 0 {
-		return fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, told)
+	if len(reported) > 0 {
+		return fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, reported)
 	}
 	return nil
 }
 
-// onENI tells whether EC2 has an address on one of an instance's ENIs or branches.
+// onENI reports whether EC2 has an address on one of an instance's ENIs or branches.
 func onENI(l *lab.Lab, instanceID string, a netip.Addr) bool {
 	books := l.Books()
 	owns := func(e vpc.ENI) bool { return e.Owns(a) }

@@ -35,7 +35,7 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 		if slices.Contains(without, n.Name) {
 			continue
 		}
-		o := onNode{portView: v, node: n.Name, rows: map[string]bool{}, told: map[string]string{}}
+		o := onNode{portView: v, node: n.Name, rows: map[string]bool{}, reported: map[string]string{}}
 		if err := o.observe(ctx, l, n); err != nil {
 			return 0, fmt.Errorf("node %s: %w", n.Name, err)
 		}
@@ -52,7 +52,7 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 		for port := range o.rows {
 			v.wrong("port %s is in the OVSDB of %s, and in no pod there", port, n.Name)
 		}
-		for port, pod := range o.told {
+		for port, pod := range o.reported {
 			v.wrong("berthd of %s says that pod %s has port %s", n.Name, pod, port)
 		}
 	}
@@ -64,9 +64,9 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 // onNode is what there is on one node.
 type onNode struct {
 	*portView
-	node string
-	rows map[string]bool   // ports that are in its OVSDB
-	told map[string]string // pods by port, as berthd has them
+	node     string
+	rows     map[string]bool   // ports that are in its OVSDB
+	reported map[string]string // pods by port, as berthd has them
 }
 
 func (o onNode) observe(ctx context.Context, l *lab.Lab, n *node.Node) error {
@@ -79,7 +79,7 @@ func (o onNode) observe(ctx context.Context, l *lab.Lab, n *node.Node) error {
 	}
 	doc, err := lab.Document(ctx, n)
 	for _, nic := range doc.NICs {
-		o.told[nic.Port] = nic.Namespace + "/" + nic.Pod
+		o.reported[nic.Port] = nic.Namespace + "/" + nic.Pod
 	}
 	return err
 }
@@ -102,13 +102,13 @@ func (o onNode) check(p *corev1.Pod) error {
 			return fmt.Errorf("port %s is %q on %q", id, port.Status, port.Host)
 		case !o.rows[id]:
 			return fmt.Errorf("port %s is not in the OVSDB of %s", id, o.node)
-		case o.told[id] != pod:
-			return fmt.Errorf("berthd says that %q has port %s", o.told[id], id)
+		case o.reported[id] != pod:
+			return fmt.Errorf("berthd says that %q has port %s", o.reported[id], id)
 		case says == nil || says.State != v1alpha1.NodePlugged || says.PortID != id:
 			return fmt.Errorf("PodNIC %s: its status.node is %+v", n.Name, says)
 		}
 		delete(o.rows, id)
-		delete(o.told, id)
+		delete(o.reported, id)
 		if n.Status.Interface == "eth0" {
 			for _, a := range n.Status.Addresses {
 				bare, _, _ := strings.Cut(a.CIDR, "/")

@@ -48,7 +48,7 @@ func hasBranches(l *lab.Lab) bool {
 	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }
 
-// isRouted tells whether a node routes to a PodNIC.
+// isRouted reports whether a node routes to a PodNIC.
 func isRouted(n *v1alpha1.PodNIC) bool {
 	return n.Status.Interface == firstInterface && n.Status.Plug != nil && n.Status.Plug.Type == v1alpha1.PlugVLAN
 }
@@ -161,7 +161,7 @@ func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 	return before - len(k.routes)
 }
 
-// routes tells whether the node routes to a PodNIC of a pod.
+// routes reports whether the node routes to a PodNIC of a pod.
 func (c *portNode) routes(n *v1alpha1.PodNIC) bool { return !c.first && isRouted(n) }
 
 // checkRouted compares a pod's first interface, if it is a branch, with what there is of it on the node,

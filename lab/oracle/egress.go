@@ -171,7 +171,7 @@ func named(p *corev1.Pod) (refs, invalid []string) {
 	return refs, invalid
 }
 
-// selects tells whether an Egress selects pods of a namespace, and whether it selects a pod there.
+// selects reports whether an Egress selects pods of a namespace, and whether it selects a pod there.
 func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Set) (some, it bool) {
 	of := e.Spec.Clients
 	if of == nil {
@@ -191,7 +191,7 @@ func selects(e *v1alpha1.Egress, namespace string, has labels.Set, pod labels.Se
 // systemNamespaces are those whose pods no Egress of another namespace selects.
 var systemNamespaces = []string{"kube-system", "kube-public", "kube-node-lease"}
 
-// consents tells whether Egresses of a namespace may select pods of another one, by what both say.
+// consents reports whether Egresses of a namespace may select pods of another one, by what both say.
 func consents(of, to *corev1.Namespace) bool {
 	if of.Name == to.Name {
 		return true
@@ -207,7 +207,7 @@ func consents(of, to *corev1.Namespace) bool {
 	return to.Labels[v1alpha1.LabelEgressMaySelect] == "true"
 }
 
-// allows tells whether pods of a namespace may name an Egress.
+// allows reports whether pods of a namespace may name an Egress.
 func allows(e *v1alpha1.Egress, namespace string, has labels.Set) bool {
 	a := e.Spec.AllowedNamespaces
 	if namespace == e.Namespace || a == nil {
@@ -249,7 +249,7 @@ func (v *egressView) decide(p *corev1.Pod) {
 }
 
 // ranked are the Egresses that a pod may use: those that it names, those of its own namespace that select it, and
-// those of others. It tells whether any may select pods of the namespace, and adds those that refuse the pod.
+// those of others. It reports whether any may select pods of the namespace, and adds those that refuse the pod.
 func (v *egressView) ranked(p *corev1.Pod, refs []string, refused map[string]string) (ranks [3][]*v1alpha1.Egress, selected bool) {
 	of := v.namespaces[p.Namespace]
 	for _, ref := range slices.Sorted(maps.Keys(v.egresses)) {
@@ -309,7 +309,7 @@ func destinations(e *v1alpha1.Egress) (out []netip.Prefix) {
 	return out
 }
 
-// overlap tells whether a pod that uses one Egress cannot use another one besides; weaker tells that it takes
+// overlap reports whether a pod that uses one Egress cannot use another one besides; weaker tells that it takes
 // no part of the destinations of that.
 func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 	for _, p := range destinations(e) {
@@ -375,7 +375,7 @@ func (v *egressView) checkStatus(ref string, running int) {
 	is(v1alpha1.ConditionClientsReady, refused == 0 && !v.missesConsent(e))
 }
 
-// missesConsent tells whether an Egress selects a namespace that could consent, and does not.
+// missesConsent reports whether an Egress selects a namespace that could consent, and does not.
 func (v *egressView) missesConsent(e *v1alpha1.Egress) bool {
 	for _, n := range v.namespaces {
 		some, _ := selects(e, n.Name, n.Labels, nil)

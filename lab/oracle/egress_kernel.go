@@ -279,7 +279,7 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 }
 
 // destination compares the routes to a destination of an Egress, which lead to any of the ends of its
-// tunnels; by tells that a route is one of the tunnel's, take takes a route that is there.
+// tunnels; by reports whether a route is one of the tunnel's, take takes a route that exists.
 func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Addr, by func(egressRoute) bool, take func(func(egressRoute) bool) bool) {
 	table := specificTable
 	if d.Bits() == 0 {
@@ -298,7 +298,7 @@ func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Ad
 	}
 }
 
-// isDummy tells addresses that are nobody's (RFC 7600, section 4.8; RFC 6666).
+// isDummy reports whether an address is nobody's (RFC 7600, section 4.8; RFC 6666).
 func isDummy(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.0.8") || a == netip.MustParseAddr("100::1")
 }

@@ -51,7 +51,7 @@ func exists(l *lab.Lab, instanceID string) bool {
 	return ok && i.State != vpc.ShuttingDown && i.State != vpc.Terminated
 }
 
-// checkNetwork compares the node's object with EC2's books, the pods and
+// checkNetwork compares the node's object with EC2, the pods and
 // introspection.
 func (f *findings) checkNetwork(doc introspect.Document, held map[netip.Addr]*node.Pod) {
 	o := f.network
@@ -78,7 +78,7 @@ func (f *findings) checkNetwork(doc introspect.Document, held map[netip.Addr]*no
 
 // checkAvailable compares the available addresses and the ENIs with EC2's.
 func (f *findings) checkAvailable(o *v1alpha1.NodeNetwork) {
-	available := map[string]string{} // by EC2's books: address or prefix to ENI
+	available := map[string]string{} // in EC2: address or prefix to ENI
 	total := 0
 	for _, e := range f.serving(o) {
 		known, ok := o.Status.ENI.ENIs[e.ID]

@@ -22,7 +22,7 @@ import (
 
 // Check compares four views of the lab with each other: the kernel
 // of every node and pod, berthd's records on disk, its introspection document,
-// and the cloud's books. It returns each way in which they contradict
+// and the state of the cloud. It returns each way in which they contradict
 // docs/architecture.md, "Rules that no crash may break"; none when all is well:
 //
 //   - no address is in two places, nor both in use and cooling;
@@ -150,7 +150,7 @@ type findings struct {
 	// localFamily is that of which each pod is to have a node-local address, if hasLocal.
 	localFamily ipfamily.Family
 	hasLocal    bool
-	enis        []vpc.ENI // attached, by the books
+	enis        []vpc.ENI // that EC2 has attached
 	errs        []error
 }
 
@@ -217,12 +217,12 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 	return held
 }
 
-// owns tells whether an address is one that the node may give to pods.
+// owns reports whether an address is one that the node may give to pods.
 func (f *findings) owns(a netip.Addr) bool {
 	return f.inBlock(a) || slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return f.forPods(e, a) })
 }
 
-// forPods tells whether an address is of an ENI, and neither its own nor the instance's:
+// forPods reports whether an address is of an ENI, and neither its own nor the instance's:
 // that are the single IPv6 addresses of the primary ENI too.
 func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 	switch {
@@ -234,7 +234,7 @@ func (f *findings) forPods(e vpc.ENI, a netip.Addr) bool {
 	return !e.Attachment.Primary() || !slices.Contains(e.IPv6, a)
 }
 
-// usesPrimaryOf tells whether pods may have an ENI's own address.
+// usesPrimaryOf reports whether pods may have an ENI's own address.
 func (f *findings) usesPrimaryOf(e vpc.ENI) bool {
 	return f.network != nil && f.network.EffectiveENI().PrimaryAddresses() && e.Attachment.DeviceIndex > 0
 }
@@ -302,7 +302,7 @@ func (f *findings) checkRecords(held map[netip.Addr]*node.Pod) {
 	}
 }
 
-// checkDocument compares introspection with the pods and the books.
+// checkDocument compares introspection with the pods and with EC2.
 func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.Pod) {
 	doc, err := lab.Document(ctx, f.node)
 	if err != nil {
@@ -367,7 +367,7 @@ func busyOf(doc introspect.Document, e vpc.ENI) (n int) {
 }
 
 // checkTotals compares the numbers of addresses on the ENIs that Berth counts, where they are
-// of IPv4 alone: how many addresses a /80 is counts nowhere.
+// of IPv4 only: how many addresses a /80 is counts nowhere.
 func (f *findings) checkTotals(doc introspect.Document) {
 	t := doc.Totals
 	known := t.Allocated + t.Available + t.Cooling + t.NotReady + t.Withdrawn

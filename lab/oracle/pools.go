@@ -207,7 +207,7 @@ func (f *findings) checkExport(k kernelState) {
 	}
 }
 
-// inBlock tells whether one of the node's blocks has an address.
+// inBlock reports whether one of the node's blocks has an address.
 func (f *findings) inBlock(a netip.Addr) bool {
 	return slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return lab.InBlock(&b, a) })
 }

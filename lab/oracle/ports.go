@@ -359,7 +359,7 @@ func addressesOf(n *v1alpha1.PodNIC) (cidrs, bare []string) {
 	return cidrs, bare
 }
 
-// takeLinks takes the links of a port that is plugged by one off the list, and tells whether all
+// takeLinks takes the links of a port that is plugged by one off the list, and reports whether all
 // are there.
 func (c *portNode) takeLinks(n *v1alpha1.PodNIC, link string) bool {
 	if n.Status.Plug != nil && slices.Contains(offNode, n.Status.Plug.Type) && !c.routes(n) {

@@ -33,7 +33,7 @@ const (
 // their VPCs; a hub for each VPC joins the nodes and routes between its subnets. The agents
 // filter nothing.
 type Alcor struct {
-	// Managers have the books; tests make them fail, lie and change behind everybody's back.
+	// Managers keep the state; tests make them fail, return wrong answers and change by themselves.
 	Managers *alcorfake.Cloud
 
 	options Options

@@ -36,7 +36,7 @@ func (i Image) modules() string { return filepath.Join(string(i), "lib", "module
 // machine's package lists have. It is made once, from a Debian package that is
 // downloaded and unpacked but not installed, and kept in berth/vm below the user's cache
 // folder. Concurrent callers, also of other processes, make it once. If
-// BERTH_VM_IMAGE is set, its folder is the image. say is told what takes long.
+// BERTH_VM_IMAGE is set, its folder is the image. say is called with what takes long.
 func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err := supported(); err != nil {
 		return "", err
@@ -279,7 +279,7 @@ func unpackFile(h *tar.Header, data io.Reader, dir string, image *[]byte, versio
 	return errors.Join(err, f.Close())
 }
 
-// wanted tells which files of a kernel's package an image has: its modules, but of the
+// wanted selects the files of a kernel's package that an image has: its modules, but of the
 // drivers only those of what QEMU shows and of networks in software. That is an eighth.
 func wanted(name string) bool {
 	_, rest, ok := strings.Cut(name, "lib/modules/")

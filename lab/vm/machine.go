@@ -4,7 +4,7 @@
 //
 // The guest's root is the host's, read-only by 9p, below a tmpfs that takes what the
 // guest writes; only Shared folders are written to. So programs are built on the host,
-// and run in the guest as they are. The guest is told what to run by a folder, and says
+// and run in the guest as they are. The guest learns what to run from a folder, and reports
 // what happens by ports of a serial device, one each for the command's output, its
 // complaints, and the guest's own words (guest/run.sh). It has no network, but for the
 // addresses of the host's loopback that it is given (network.go).
@@ -30,7 +30,7 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// What a machine has unless told otherwise.
+// Defaults of a machine.
 const (
 	DefaultCPUs   = 1
 	DefaultMemory = 2048 // MiB
@@ -57,7 +57,7 @@ type Machine struct {
 	// the host's that it is the value of. That needs the same right.
 	Offer map[uint16]netip.AddrPort
 
-	// Booted is told how long the guest took until it runs the command; may be nil.
+	// Booted is called with how long the guest took until it runs the command; may be nil.
 	Booted func(time.Duration)
 
 	// silence is how long the guest may send no heartbeat; patience when 0.
@@ -184,7 +184,7 @@ func (m Machine) arguments(dir, console string) []string {
 // escape makes text the value of one of QEMU's options, whose commas end it.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// run runs QEMU until the guest has told how the command ended.
+// run runs QEMU until the guest has reported how the command ended.
 func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -30,7 +30,7 @@ var (
 	loopback    = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 )
 
-// network tells whether the machine has that link.
+// network reports whether the machine has that link.
 func (m Machine) network() bool { return len(m.Reach)+len(m.Offer) > 0 }
 
 func (m Machine) networkArguments() []string {

@@ -146,11 +146,11 @@ func (a *adverts) until(p *plugged, taken func() (bool, error)) error {
 		if time.Now().After(end) {
 			return errors.Join(fmt.Errorf("node %s has not taken a default route from the router's advertisement within %v", p.node, patience), err)
 		}
-		<-time.After(5 * time.Millisecond) // the kernel's edge: nothing tells when it is done
+		<-time.After(5 * time.Millisecond) // the kernel does not notify when it is done
 	}
 }
 
-// takesAdverts tells whether the kernel takes a default route from advertisements on a link
+// takesAdverts reports whether the kernel takes a default route from advertisements on a link
 // of the calling thread's namespace (the kernel's Documentation/networking/ip-sysctl.rst,
 // accept_ra).
 func takesAdverts(link string) (bool, error) {
@@ -165,7 +165,7 @@ func takesAdverts(link string) (bool, error) {
 	return values[0] == "2" || values[0] == "1" && values[1] == "0", nil
 }
 
-// hasDefault6 tells whether a link has a default route of IPv6.
+// hasDefault6 reports whether a link has a default route of IPv6.
 func hasDefault6(h *netlink.Handle, name string) (bool, error) {
 	l, err := h.LinkByName(name)
 	if err != nil {

@@ -102,7 +102,7 @@ func (f *Fabric) plug(p *plugged) error {
 }
 
 // lease configures a primary ENI's link as a DHCP client does: the primary
-// addresses, the default route of IPv4 (of which it has none in a subnet of IPv6 alone), and
+// addresses, the IPv4 default route (none in an IPv6-only subnet), and
 // the link up. That of IPv6 is not DHCP's
 // affair (RFC 8415, section 4): the node's kernel learns it from the router's
 // advertisement before this returns, if it takes any.

@@ -41,8 +41,8 @@ var (
 	// EC2Endpoint and EC2Endpoint6 are where the EC2 API is served, public addresses of the cloud.
 	EC2Endpoint  = netip.MustParseAddr("198.51.100.10")
 	EC2Endpoint6 = netip.MustParseAddr("2001:db8:fffe::10")
-	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in a cluster of
-	// IPv6 alone.
+	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in an
+	// IPv6-only cluster.
 	APIEndpoint  = netip.MustParseAddr("198.51.100.20")
 	APIEndpoint6 = netip.MustParseAddr("2001:db8:fffe::20")
 	// IMDSEndpoint and IMDSEndpoint6 are where the metadata service is served.
@@ -73,7 +73,7 @@ const (
 
 // Options describe a fabric.
 type Options struct {
-	// ID tells this fabric from others on the machine: up to 12 lower-case
+	// ID distinguishes this fabric from others on the machine: up to 12 lower-case
 	// letters and digits.
 	ID string
 	// CIDRs are the VPC's blocks, both families.

@@ -53,7 +53,7 @@ func TestPathMTU(t *testing.T) {
 			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
 		}
 	}
-	// TCP keeps to what the other side takes; a datagram does not, and its sender is told.
+	// TCP keeps to what the other side takes; a datagram does not, and its sender gets an error.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	ask := func() error {
@@ -361,7 +361,7 @@ func TestIPv6(t *testing.T) {
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
 }
 
-// A node in a subnet of IPv6 alone has no IPv4 address, and reaches what there is of IPv6.
+// A node in an IPv6-only subnet has no IPv4 address, and reaches IPv6 hosts.
 func TestNodeOfIPv6Alone(t *testing.T) {
 	six := vpc.Subnet{ID: "subnet-six", IPv6: netip.MustParsePrefix("2001:db8:1:6::/64")}
 	b := raiseWith(t, Options{Subnets: append(slices.Clone(subnets), six)})

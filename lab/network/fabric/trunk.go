@@ -8,7 +8,7 @@ import (
 )
 
 // A branch is a VLAN on its trunk's link: the router has a link of its own for it there,
-// which is all that tells it from the link of an ENI. What comes without a VLAN is the
+// which is all that distinguishes it from the link of an ENI. Frames without a VLAN are the
 // trunk's. Frames of a VLAN that no branch has are dropped by the router's kernel, which has
 // no link for them (packets for other hosts, to it). Nothing is made in the node: it has to
 // make its end, with the VLAN and the branch's MAC.

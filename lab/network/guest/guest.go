@@ -96,7 +96,7 @@ func (g *Guest) add(sandbox string, index int, nic NIC) error {
 	return nil
 }
 
-// configure is what the machine does with what a DHCP server of the runtime's tells it.
+// configure applies what a runtime's DHCP server answers.
 func (n NIC) configure(h *netlink.Handle, mtu int) error {
 	l, err := h.LinkByName(n.Name)
 	if err != nil {

@@ -113,7 +113,7 @@ func Remove(name string) error {
 	return linkErr
 }
 
-// mounted tells whether the file at path is a namespace rather than what a
+// mounted reports whether the file at path is a namespace rather than what a
 // half-done creation or removal left.
 func mounted(path string) bool {
 	var st unix.Statfs_t

@@ -62,6 +62,6 @@ func Kill(deadline time.Duration, paths ...string) (int, error) {
 		if time.Now().After(end) {
 			return len(killed), fmt.Errorf("processes %v still run %v after SIGKILL", pids, deadline)
 		}
-		<-time.After(5 * time.Millisecond) // the kernel's edge: nothing tells when a foreign process is gone
+		<-time.After(5 * time.Millisecond) // the kernel does not notify of the end of a foreign process
 	}
 }

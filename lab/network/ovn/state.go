@@ -109,7 +109,7 @@ func (s State) members(group string) (ids []string) {
 	return ids
 }
 
-// sameRouter tells whether a network's router is that of another state of it.
+// sameRouter reports whether a network's router is that of another state of it.
 func (n Network) sameRouter(other Network) bool {
 	return slices.Equal(n.Gateways, other.Gateways) && n.Uplink == other.Uplink
 }

@@ -53,7 +53,7 @@ func leaveAlone() error {
 	return ns.SetSysctls(off...)
 }
 
-// join leads a link of the underlay to a namespace, where it is called as told.
+// join creates a link from the underlay to a namespace, with a name there.
 func (v *OVN) join(number int, netns, link string) error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 		name := fmt.Sprintf("tun%d", number)

@@ -27,7 +27,7 @@ func (s *Site) newBird(name, netns, config string) *bird {
 			err = os.WriteFile(base+".conf", []byte(config), 0o644)
 		}
 		if err != nil {
-			path = "bird: " + err.Error() // Start tells
+			path = "bird: " + err.Error() // Start fails with it
 		}
 		return proc.Command{Path: path, Netns: netns, Args: []string{"-f", "-c", base + ".conf", "-s", b.control}}
 	})
@@ -87,7 +87,7 @@ protocol bgp nodes6 from node {
 `, routerNumber, holdTime)
 
 // config is a node's BIRD: what is in Berth's export table goes to the router,
-// what the router tells of goes to the main table.
+// what the router announces goes to the main table.
 func (h *host) config() string {
 	a, r := h.addrs(), h.routers()
 	return fmt.Sprintf(`log stderr { warning, error, fatal, bug };

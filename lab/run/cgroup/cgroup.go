@@ -23,7 +23,7 @@ const Root = "/sys/fs/cgroup"
 // Group is a path below the root of every hierarchy.
 type Group string
 
-// Unified tells whether the machine has version 2 and no other.
+// Unified reports whether the machine has version 2 and no other.
 func Unified() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(Root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
@@ -124,7 +124,7 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
-// Populated tells whether any process is there or below, also one of another process
+// Populated reports whether any process is there or below, also one of another process
 // namespace, which version 1 leaves out of what Processes reads.
 func (g Group) Populated() (bool, error) {
 	dirs, err := g.Directories()
@@ -144,7 +144,7 @@ func (g Group) Populated() (bool, error) {
 		told = told || ok
 	}
 	if there && !told {
-		return false, fmt.Errorf("cgroup %s: no hierarchy tells whether a process is in it: want the controller pids, or version 2", g)
+		return false, fmt.Errorf("cgroup %s: no hierarchy reports whether a process is in it: want the controller pids, or version 2", g)
 	}
 	return false, nil
 }
@@ -212,7 +212,7 @@ func (g Group) Kill(within time.Duration) error {
 		if time.Now().After(end) {
 			return fmt.Errorf("processes %v of cgroup %s outlive SIGKILL by %v", pids, g, within)
 		}
-		<-time.After(10 * time.Millisecond) // the kernel's edge: it tells nobody when a foreign process is gone
+		<-time.After(10 * time.Millisecond) // the kernel does not notify of the end of a foreign process
 	}
 }
 

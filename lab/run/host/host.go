@@ -92,7 +92,7 @@ func (h *Host) MountsPath() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.mounts.Fd())
 }
 
-// On tells whether the machine is on.
+// On reports whether the machine is on.
 func (h *Host) On() bool { return h.MountsPath() != "" }
 
 // Boot turns the machine on and returns when its runtime answers and has its images.
@@ -217,7 +217,7 @@ func (h *Host) kill() error {
 	return nil
 }
 
-// killPatience is how long the kernel may take to end what it was told to.
+// killPatience is how long the kernel may take to end killed processes.
 const killPatience = 30 * time.Second
 
 // Scrap removes the disk of a machine that is off.

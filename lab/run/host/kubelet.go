@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Cluster is what a machine is told of the cluster that it joins.
+// Cluster is what a machine needs to join a cluster.
 type Cluster struct {
 	// Kubelet and Proxy are the credentials of system:node:NAME and
 	// system:kube-proxy. The API server is reached by Kubelet's address.

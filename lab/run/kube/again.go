@@ -17,7 +17,7 @@ import (
 // plugin/policy). It calls that forbidden, or invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
-// Away tells an API server that cannot answer, such as one that is starved or
+// Away reports whether an error is of an API server that cannot answer, such as one that is starved or
 // waits for etcd, from one that refuses.
 func Away(err error) bool {
 	status := apierrors.APIStatus(nil)

@@ -47,7 +47,7 @@ type Options struct {
 	Kubelets bool
 
 	// Families are of which Services have addresses: with both, IPv4, and IPv6 too where they
-	// ask for it. IPv4 alone when empty.
+	// ask for it. Only IPv4 when empty.
 	Families ipfamily.Set
 
 	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any

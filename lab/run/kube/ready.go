@@ -124,7 +124,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 // time is in whole seconds.
 const creationPause = 2 * time.Second
 
-// established waits until the CRD is, and tells since when.
+// established waits until the CRD is established, and returns since when.
 func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
 	err = c.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})

@@ -30,7 +30,7 @@ const snapshotAge = 7 * 24 * time.Hour
 const restoredPatience = time.Minute
 
 // restore makes the data of a new control plane from a snapshot, and the snapshot first if there is none.
-// It tells whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
+// It reports whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
 func (c *ControlPlane) restore(ctx context.Context) bool {
 	if c.Kubelets { // the API server's endpoints, with leases, are in the data
 		return false

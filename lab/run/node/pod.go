@@ -26,7 +26,7 @@ type Pod struct {
 	PodOptions
 	Node        string
 	Name        string // on its node
-	ObjectName  string // as the plugin is told: of its object, if it has one
+	ObjectName  string // that the plugin gets: of its object, if it has one
 	UID         string
 	ContainerID string
 	Addrs       []netip.Addr // of eth0, as the plugin reported them
@@ -145,7 +145,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	}
 }
 
-// bind returns what the plugin is told of a pod that is to be.
+// bind returns what the plugin gets about a new pod.
 func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
 	if o.Object != nil {
 		return o.Object.UID, o.Object.Name, nil

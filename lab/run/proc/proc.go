@@ -86,7 +86,7 @@ type run struct {
 	done chan struct{} // closed when the process is gone
 	err  error         // how it ended; set before done is closed
 
-	told atomic.Bool // it was asked to end
+	stopping atomic.Bool // it was asked to exit
 }
 
 // Start starts the process, this time with further arguments. One that runs
@@ -178,7 +178,7 @@ func (p *Process) current() *run {
 	return p.run
 }
 
-// Running tells whether the process exists.
+// Running reports whether the process exists.
 func (p *Process) Running() bool {
 	r := p.current()
 	return r != nil && !r.gone()
@@ -225,13 +225,13 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
-// EndedByItself tells whether the process has run and is gone, and neither Kill
+// EndedByItself reports whether the process has run and is gone, and neither Kill
 // nor Stop was why.
 func (p *Process) EndedByItself() bool { return p.Failed() != nil }
 
 // Failed is the error of a process that ended by itself, with the end of its log.
 func (p *Process) Failed() error {
-	if r := p.current(); r != nil && r.gone() && !r.told.Load() {
+	if r := p.current(); r != nil && r.gone() && !r.stopping.Load() {
 		return p.ended(r)
 	}
 	return nil
@@ -263,7 +263,7 @@ func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
 	if r == nil || r.gone() {
 		return nil
 	}
-	r.told.Store(true)
+	r.stopping.Store(true)
 	if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send %v to %s: %w", sig, p.what, err)
 	}
