@@ -22,7 +22,7 @@ var GatewayNetworks = v1alpha1.PoolSubnet{IPv4: "198.51.101.0/27", IPv6: "2001:d
 // EgressArgs are settings of berthd under which little of egress takes long.
 var EgressArgs = []string{"--repair-interval=2s", "--cooling-period=1s"}
 
-// EgressPools are pools for clients and, besides, for gateways.
+// EgressPools are the pools of clients and of gateways.
 func EgressPools() []v1alpha1.AddressPool {
 	return append(DefaultPools(), Pool(GatewayPool, 0, GatewayNetworks))
 }

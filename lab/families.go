@@ -66,8 +66,8 @@ var onPremises4, onPremises6 = netip.MustParsePrefix("192.168.100.0/24"), netip.
 // WithIPv6 is a spec whose VPCs have IPv6: one that has no block of it gets a /56 of the
 // documentation range (RFC 3849), each of its subnets a /64 of that and the attribute
 // AssignIpv6AddressOnCreation, as clusters of EKS with IPv6 need it, so that each node's
-// primary ENI has an address of its own. Its security groups let in and out of IPv6 what
-// they do of IPv4, as far as that is the VPC, the on-premises network, or everything. VPCs
+// primary ENI has an address of its own. Its security groups allow IPv6 where
+// they allow IPv4, as far as that is the VPC, the on-premises network, or everything. VPCs
 // that have IPv6 stay as they are. More than 256 VPCs, or subnets of one, are an error.
 func WithIPv6(s spec.Spec) (spec.Spec, error) {
 	s.VPCs = slices.Clone(s.VPCs)

@@ -171,7 +171,7 @@ func (f *follower) addMachine(i vpc.Instance) error {
 	return nil
 }
 
-// removeMachine pulls an instance's plug and returns what was its machine;
+// removeMachine powers an instance off and returns its machine;
 // nil when it did not run.
 func (f *follower) removeMachine(instanceID string) (*machine, error) {
 	m := f.lab.machines.ofInstance(instanceID)
@@ -201,7 +201,7 @@ func (f *follower) attach(e vpc.ENI) error {
 	return f.lab.machines.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
 }
 
-// unplug removes a machine's network namespace with all that its kernel knew.
+// unplug removes a machine's network namespace with the state of its kernel.
 // The caller holds following.
 func (f *follower) unplug(m *machine) error {
 	if f.lab.Site != nil {
@@ -210,13 +210,13 @@ func (f *follower) unplug(m *machine) error {
 	return f.lab.Fabric.RemoveNode(m.Name)
 }
 
-// plug makes it again, with the links that are the machine's: those of the ENIs
-// that are attached now. On failure nothing is left of it.
+// plug creates a machine's network namespace again, with the links of the ENIs that are attached
+// now. On failure nothing is left of it.
 func (f *follower) plug(m *machine) error {
 	f.following.Lock()
 	defer f.following.Unlock()
 	if !m.dark {
-		return errors.New("its plug is in")
+		return errors.New("it is powered on")
 	}
 	if err := f.addNetwork(m); err != nil {
 		return errors.Join(err, f.unplug(m))

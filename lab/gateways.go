@@ -208,8 +208,8 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
 }
 
-// node is a node by name. A Pod may be bound to one that was lost a moment before: nobody sees to it until
-// the node is back. There is none when ctx ends first.
+// node returns a node by name. A Pod may be bound to one that was just lost: it waits until
+// the node is back. It returns nil when ctx ends first.
 func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	for {
 		if n, err := g.lab.Node(name); err == nil {
@@ -221,7 +221,7 @@ func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	}
 }
 
-// gone reports whether a node went, with all its pods and its kubelet: nobody is left to report.
+// gone reports whether a node was lost, with all its pods and its kubelet.
 func (g *gateways) gone(n *node.Node) bool {
 	now, err := g.lab.Node(n.Name)
 	return err != nil || now != n

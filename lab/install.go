@@ -203,7 +203,7 @@ func merge(a, b map[string]any) map[string]any {
 	return out
 }
 
-// condition is a Node's condition of a type; one without a status if there is none.
+// condition is a Node's condition of a type; a zero one if it is missing.
 func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeCondition {
 	for _, c := range n.Status.Conditions {
 		if c.Type == kind {
@@ -213,7 +213,7 @@ func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeConditi
 	return corev1.NodeCondition{Type: kind}
 }
 
-// installAddons installs what a cluster has besides Berth.
+// installAddons installs CoreDNS.
 func (b builder) installAddons(ctx context.Context) error {
 	l := b.lab
 	return kube.Again(ctx, "install CoreDNS", func() error {

@@ -55,7 +55,7 @@ type Options struct {
 	// VPCs are what a lab with ports begins with; DefaultVPCs() when nil. In port mode pods
 	// that name none are in the first.
 	VPCs []VPC
-	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
+	// PortCloud starts the provider of ports of a lab with ports; portcloud.NewModel when nil.
 	// portcloud.NewBranches is for operator mode.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
@@ -73,7 +73,7 @@ type Options struct {
 	// does: one that loses its Lease ends.
 	RestartOperators bool
 	// Kubelets makes the nodes whole machines and the Kubernetes API a whole
-	// cluster's, in any mode; nil: the lab itself stands for runtimes, kubelets and
+	// cluster's, in any mode; nil: the lab itself acts as runtimes, kubelets and
 	// controllers, and starts berthd and berth-operator as processes.
 	Kubelets *Kubelets
 	// KubeAssets is the folder of the control plane's programs;
@@ -333,7 +333,7 @@ func (l *Lab) close() error {
 	}
 	errs = append(errs, l.machines.close())
 	for _, dir := range []string{filepath.Join(disksDir, l.ID), disksDir} {
-		_ = os.Remove(dir) // unless somebody has a disk there
+		_ = os.Remove(dir) // unless another lab has a disk there
 	}
 	if l.Fabric != nil {
 		errs = append(errs, l.Fabric.Close())

@@ -16,13 +16,13 @@ type machine struct {
 	autostart bool          // berthd is started when the machine has booted
 	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
 	host      *host.Host    // what runs on it where it is a whole machine, else nil
-	dark      bool          // its plug is pulled; guarded by Lab.following
+	dark      bool          // powered off; guarded by follower.following
 
 	ports portcloud.Cloud // that it is a host of, in port mode, else nil
 	ovsdb string          // then where its OVSDB is, for this process
 }
 
-// PowerOff pulls the machine's plug.
+// PowerOff cuts the machine's power.
 func (m *machine) PowerOff() error {
 	var err error
 	if m.host != nil {

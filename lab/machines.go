@@ -99,7 +99,7 @@ func (s *machines) mayName(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byName[name] != nil {
-		return fmt.Errorf("there is a node %s already", name)
+		return fmt.Errorf("node %s already exists", name)
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (
 
 // boot is what happens once a machine has a network: an echo server answers on it,
 // and berthd starts as a DaemonSet's pod would. It does so once the API knows the
-// machine, for which nobody waits: the API server may be away.
+// machine. The caller does not wait for that: the API server may be down.
 func (s *machines) boot(m *machine, progress string) error {
 	if err := m.Serve(); err != nil {
 		return err

@@ -40,7 +40,7 @@ func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts |
 // hasKube reports whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
-// modelled reports whether the lab itself stands for kubelets and controllers.
+// modelled reports whether the lab itself acts as kubelets and controllers.
 func (o Options) modelled() bool { return o.hasKube() && o.Kubelets == nil }
 
 // HasEC2 reports whether the mode's cloud is EC2.
@@ -141,7 +141,7 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// inCluster is the spec as it is for the lab's cluster; nil where there is none.
+// inCluster is the spec for the lab's cluster; nil without a spec.
 func (o Options) inCluster() *spec.Spec {
 	if o.Spec == nil || !o.Mode.HasEC2() {
 		return o.Spec
@@ -176,5 +176,5 @@ func inCluster(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// clusterHere stands for the cluster's name in policies.
+// clusterHere is replaced by the cluster's name in policies.
 const clusterHere = "CLUSTER_NAME"

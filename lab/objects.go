@@ -184,7 +184,7 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 }
 
 // Bind implements node.PodObjects. It waits while an object of the same name
-// is being removed, and while the API server is away: nobody binds pods then.
+// is being removed, and while the API server is down.
 func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
@@ -247,7 +247,7 @@ func (o *podObjects) Running(p *node.Pod) {
 		pod := &corev1.Pod{}
 		key := client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}
 		if err := o.cluster.kube.Client.Get(ctx, key, pod); err != nil {
-			return client.IgnoreNotFound(err) // somebody deleted it
+			return client.IgnoreNotFound(err) // it was deleted
 		}
 		pod.Status.Phase = corev1.PodRunning
 		pod.Status.PodIPs = nil

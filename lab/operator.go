@@ -177,7 +177,7 @@ func (o *Operator) Get(ctx context.Context, path string) (string, error) {
 }
 
 // restartsAwaited is how often WaitReady awaits an operator that ended by itself.
-// One that cannot start at all ends again and again.
+// One that cannot start at all exits each time.
 const restartsAwaited = 3
 
 // WaitReady returns once the operator calls itself ready, whether it leads or

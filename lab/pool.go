@@ -81,7 +81,7 @@ func (b builder) addHosts() error {
 	return nil
 }
 
-// settledPolicies writes to a pool again and again until the API server answers and
+// settledPolicies retries a write to a pool until the API server answers and
 // has read the policies that it was given a moment ago, or again after a start,
 // or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {

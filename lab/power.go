@@ -12,9 +12,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// PullPlug ends all that runs on a machine at once, and leaves it dark: it has no link
-// to its network any more. The cloud does not notice: the instance runs. PlugIn boots
-// it again.
+// PullPlug cuts a machine's power: all that runs on it ends at once, and it has no link to its
+// network. The cloud does not notice: the instance runs. PlugIn boots it again.
 func (l *Lab) PullPlug(name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
@@ -26,16 +25,16 @@ func (l *Lab) PullPlug(name string) error {
 	return errors.Join(m.PowerOff(), l.follower.unplug(m))
 }
 
-// PlugIn boots a machine whose plug was pulled: its disk is as it was; its /run and what
-// the kernel knew of its network are not. It returns when its kubelet runs. A machine that
-// does not come up is dark again.
+// PlugIn boots a machine after PullPlug: its disk is unchanged, its /run and the network state of
+// its kernel are gone. It returns when its kubelet runs. A machine that does not come up is
+// powered off again.
 func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
 	}
 	if m.host.On() {
-		return fmt.Errorf("%s is on already", name)
+		return fmt.Errorf("%s is already on", name)
 	}
 	if err := l.follower.plug(m); err != nil {
 		return fmt.Errorf("boot %s: %w", name, err)
@@ -50,7 +49,7 @@ func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	return nil
 }
 
-// Reboot turns a machine off, as an administrator does, and on again.
+// Reboot shuts a machine down, as an administrator does, and boots it again.
 func (l *Lab) Reboot(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {

@@ -31,7 +31,7 @@ func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 			t.Fatalf("left behind: %v, %v; dark: %t", left, err, m.dark)
 		}
 	}
-	if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "its plug is in") {
+	if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "it is powered on") {
 		t.Fatalf("plugged in twice: %v", err)
 	}
 	ok(t, l.PullPlug(name))

@@ -10,7 +10,7 @@ import (
 )
 
 // reports are what kubelets and a cloud's controller tell the API server: one
-// after the other, in order, each again and again while the API server is away.
+// after the other, in order, with retries while the API server is down.
 type reports struct {
 	trouble func(error) // called with what the API server rejects
 

@@ -32,7 +32,7 @@ type NICStatus struct {
 	Addresses []string `json:"addresses,omitempty"`
 	MAC       string   `json:"mac,omitempty"`
 	Port      string   `json:"port,omitempty"`   // ID
-	State     string   `json:"status,omitempty"` // of the port in the cloud; empty: there is none
+	State     string   `json:"status,omitempty"` // of the port in the cloud; empty without one
 	Made      bool     `json:"made"`             // Berth made the port
 	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
 }

@@ -91,7 +91,7 @@ mode. Exits with 0 when every proof passed.`,
 	c.Flags().StringVar(&f.dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
-	c.Flags().StringVar(&f.families, "ip-families", "", "of which IP `families` each pod gets an address in the modes node and operator: ipv4, ipv6 or dual (default: dual)")
+	c.Flags().StringVar(&f.families, "ip-families", "", "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual (default: dual)")
 	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")

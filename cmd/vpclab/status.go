@@ -86,7 +86,7 @@ func printStatus(out io.Writer, s lab.Status) error {
 	portTroubles(out, s)
 	operatorTroubles(out, s)
 	if s.Trouble != "" {
-		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
+		fmt.Fprintf(out, "\nError of the lab itself: %s\n", s.Trouble)
 	}
 	return nil
 }

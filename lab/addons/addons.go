@@ -1,4 +1,4 @@
-// Package addons holds what clusters of the lab have besides Berth.
+// Package addons has the add-ons of the lab's clusters, such as CoreDNS.
 package addons
 
 import (
@@ -20,7 +20,7 @@ const (
 //go:embed coredns.yaml
 var coreDNS string
 
-// dnsHere stands for the Service's address there.
+// dnsHere is replaced by the Service's address.
 const dnsHere = "10.96.0.10"
 
 // CoreDNS are the objects of the cluster's name service, as kubeadm installs it, for

@@ -11,7 +11,7 @@ import (
 //go:embed default-vpc.yaml
 var defaultVPC string
 
-// vpcHere stands for the VPC's name there.
+// vpcHere is replaced by the VPC's name.
 const vpcHere = "vpc-1a2b3c4d"
 
 // DefaultVPC are the objects by which namespaces that are made without the annotation

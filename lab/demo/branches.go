@@ -23,7 +23,7 @@ import (
 
 // branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
 var branchProofs = []proof{
-	{inOperator, "a pod's first interface is a branch with a group of its own", branchUp},
+	{inOperator, "a pod's first interface is a branch with its own group", branchUp},
 	{inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm},
 	{inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups},
 	{inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled},
@@ -33,7 +33,7 @@ var branchProofs = []proof{
 
 // The pods of the branches demo, and the type of its nodes.
 const (
-	vault    = "vault"    // whose group lets nobody in at first
+	vault    = "vault"    // whose group allows nobody at first
 	neighbor = "neighbor" // on its node, with an address of the node's ENIs
 	// nextVault is like the vault, on its node.
 	nextVault = "next-vault"
@@ -190,7 +190,7 @@ func branchGroups(ctx context.Context, s *stage) string {
 	callers := s.callers()
 	for _, c := range callers {
 		if c.ask(ctx) == nil {
-			fail("%s gets an answer, and the group allows nobody", c.who)
+			fail("%s gets an answer, which the group does not allow", c.who)
 		}
 	}
 	group := s.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]

@@ -62,7 +62,7 @@ func (s *stage) cool(ctx context.Context, try int) string {
 	n := s.nodes[0]
 	pods := n.Pods()
 	if len(pods) < 2 {
-		fail("%s has %d pods, 2 are to be deleted", n.Name, len(pods))
+		fail("%s has %d pods, want 2 to delete", n.Name, len(pods))
 	}
 	gone := pods[len(pods)-2:]
 	var freed, fresh []netip.Addr

@@ -148,7 +148,7 @@ func (s *cluster) sh(ctx context.Context, script string) string {
 // shut fails if an address answers the client.
 func (s *cluster) shut(ctx context.Context, address string) {
 	if attempt(func() { s.sh(ctx, "curl -s -m 2 "+hostname(address)) }) == nil {
-		fail("%s answers, whose group allows nobody", address)
+		fail("%s answers, which its group does not allow", address)
 	}
 }
 

@@ -105,7 +105,7 @@ func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 var errFailed = errors.New("not every proof passed")
 
 // Run raises a lab, tries every proof and removes the lab again, or serves it
-// until ctx ends when it is to be kept. An error means that a proof failed or
+// until ctx ends with Keep. An error means that a proof failed or
 // could not be tried.
 func Run(ctx context.Context, o Options) error {
 	o, err := o.complete()
@@ -127,7 +127,7 @@ func Run(ctx context.Context, o Options) error {
 	switch {
 	case failed != nil || !more:
 	case lacks != nil:
-		t.notRun("a pod with a security group of its own", lacks)
+		t.notRun("per-pod security groups", lacks)
 	default:
 		if err := s.clear(); err != nil {
 			return errors.Join(err, done(o, err))

@@ -28,7 +28,7 @@ var (
 	poolOperatorArgs = []string{"--block-claim-grace=" + claimGrace.String(), "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
-// Pools of the demo besides the default one: public has room for two pods,
+// Pools of the demo in addition to the default one: public has room for two pods,
 // and tenant's namespace may choose lent by annotations of its pods.
 const (
 	publicPool = "public"

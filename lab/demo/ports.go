@@ -333,7 +333,7 @@ func flow(try func(context.Context, *ports) string) Flow {
 }
 
 // OtherVPC has pods of one address in both VPCs on one node, and one more of each VPC on the
-// other node: they reach their own, and nobody else.
+// other node: each reaches pods of its own VPC only.
 var OtherVPC = flow(otherVPC)
 
 func otherVPC(ctx context.Context, s *ports) string {

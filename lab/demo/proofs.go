@@ -122,7 +122,7 @@ type Named struct {
 	Try  func(context.Context) (string, error)
 }
 
-// LabOptions are those of the demo's lab, besides what the caller asks for.
+// LabOptions returns the options of the demo's lab, with the caller's.
 func LabOptions(o lab.Options) (lab.Options, error) {
 	all, err := Options{Lab: o}.complete()
 	return all.Lab, err

@@ -151,7 +151,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 		rows = append(rows, [][2]string{
 			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "ask the internet who you are"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
-			{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
+			{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"},
 		}...)
 	}
 	printTable(w, append(rows, [][2]string{
@@ -178,12 +178,12 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 		{at("status", ""), "nodes, ENIs, addresses, pods, dropped packets"},
 		{at("exec", node+" -- ctr -n k8s.io containers ls"), "a command on a node, with its files"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
-		{at("kill", node), "pull a node's plug; start boots it again"},
+		{at("kill", node), "power a node off; start boots it again"},
 		{at("kill", "kube-apiserver"), "kill -9 the API server; start brings it back"},
 		{at("down", ""), "remove everything"},
 	}
 	if s.Mode != lab.PoolMode && s.Mode != lab.PortMode {
-		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"})
+		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"})
 	}
 	return rows
 }
@@ -194,7 +194,7 @@ func (t *reporter) after(program string) {
 	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
-		{"make demo MODE=branches", "pods with security groups of their own, in a virtual machine"},
+		{"make demo MODE=branches", "per-pod security groups, in a virtual machine"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
 		{program + " demo --mode port", "ports of an OpenStack's networks, made and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},

@@ -30,7 +30,7 @@ type keystone struct {
 	mu      sync.Mutex // guards all below; held while there is no token yet, so that one is asked for
 	token   string     // of the user admin, in the project admin
 	since   time.Time  // that token was asked for
-	project string     // the ID of the project that things are made in
+	project string     // the ID of the project of all resources
 }
 
 func keystoneURL() string {

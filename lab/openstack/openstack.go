@@ -50,13 +50,13 @@ const (
 
 // Options describe an instance. Dir is needed.
 type Options struct {
-	// Dir holds data, sockets and logs. What is there is removed first. Keep it short, and
+	// Dir holds data, sockets and logs. Its content is removed first. Keep it short, and
 	// to letters, digits and -_./: it stands in paths of sockets and in configurations.
 	Dir string
 	// Netns is the file of the network namespace of the services; the starter's own when empty.
 	Netns    string
 	Backend  Backend // OVN when empty
-	Keystone bool    // who asks Neutron needs a token; without, Neutron believes everybody
+	Keystone bool    // requests to Neutron need a token
 	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
 	// seconds; 30 s when zero.
 	AgentDown time.Duration
@@ -153,7 +153,7 @@ func (c *Cloud) raise(ctx context.Context) error {
 	if err := c.programs.startDatabase(); err != nil {
 		return err
 	}
-	tokens := "" // what Neutron's configuration says of them
+	tokens := "" // the section of Neutron's configuration
 	if c.Keystone {
 		if c.keystone, err = startKeystone(c.programs); err != nil {
 			return err

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// noauthProject is that of things where there is no Keystone: Neutron takes any then.
+// noauthProject is the project without Keystone: Neutron accepts any then.
 const noauthProject = "b0a7b0a7b0a74b0a8b0a7b0a7b0a7b0a"
 
-// projectName is the name of the project that things are made in.
+// projectName is the name of the project of all resources.
 const projectName = "berth"
 
-// Project is the ID of the project that things are made in.
+// Project is the ID of the project of all resources.
 func (c *Cloud) Project() string {
 	if c.keystone == nil {
 		return noauthProject
@@ -83,7 +83,7 @@ type named struct {
 	ID string `json:"id"`
 }
 
-// identify makes a thing of Keystone's and returns its ID.
+// identify creates a resource in Keystone and returns its ID.
 func (k *keystone) identify(ctx context.Context, kind, name string, more map[string]any) (string, error) {
 	attributes := map[string]any{"name": name}
 	for k, v := range more {
@@ -121,7 +121,7 @@ func (k *keystone) enlist(ctx context.Context) error {
 // User is one of Keystone's domain Default, who works in the project called Project.
 type User struct{ Name, Password, Project string }
 
-// AddUser makes a user of the project with roles besides member, such as Role. It is an
+// AddUser creates a user of the project with the role member and further ones, such as Role. It is an
 // error without Keystone.
 func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User, error) {
 	u := User{Name: name, Password: secret(), Project: projectName}
@@ -140,7 +140,7 @@ func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User
 			return u, err
 		}
 		if len(out.Roles) != 1 {
-			return u, fmt.Errorf("make user %s: role %q: there is none of that name", name, role)
+			return u, fmt.Errorf("make user %s: role %q does not exist", name, role)
 		}
 		if err := c.keystone.identity(ctx, "PUT", "projects/"+c.Project()+"/users/"+id+"/roles/"+out.Roles[0].ID, nil, nil); err != nil {
 			return u, fmt.Errorf("give user %s the role %s: %w", name, role, err)

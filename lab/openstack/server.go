@@ -79,7 +79,7 @@ func (c *server) wait(ctx context.Context, began time.Time) error {
 	return err
 }
 
-// KillServer ends Neutron's server at once, with its workers: nobody answers there until
+// KillServer kills Neutron's server, with its workers: its API does not answer until
 // RestartServer.
 func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server.process}) }
 
@@ -146,7 +146,7 @@ func (o Options) ml2Conf() string {
 	}, "\n")
 }
 
-// policy lets a user of the role Role what Berth needs besides what a member of a project may
+// policy allows the role Role what Berth needs in addition to what a member of a project may do
 // (package internal/vpcport/neutron has the rules).
 var policy = func() string {
 	var b strings.Builder

@@ -58,7 +58,7 @@ func isRouted(n *v1alpha1.PodNIC) bool {
 func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 	for _, a := range s.addrs {
 		if slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
-			f.wrong("pod %s has %s, which is of an ENI of this node, and its first interface is to be a branch", p.Name, a)
+			f.wrong("pod %s has %s, which is of an ENI of this node, and its first interface should be a branch", p.Name, a)
 		}
 		if link, ok := k.addrs[a]; ok {
 			f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)

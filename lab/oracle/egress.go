@@ -459,7 +459,7 @@ func sameAddrs(texts []string, addrs []netip.Addr) bool {
 	return slices.Equal(slices.Sorted(slices.Values(texts)), want)
 }
 
-// checkSlices compares who is to be served with the slices.
+// checkSlices compares the desired clients with the slices.
 func (v *egressView) checkSlices() {
 	have := map[string]map[string]bool{}
 	for i := range v.slices {
@@ -475,7 +475,7 @@ func (v *egressView) checkSlices() {
 		for _, c := range s.Clients {
 			addrs, wanted := v.served[ref][c.UID]
 			if !wanted || have[ref][c.UID] || !sameAddrs(c.Addresses, addrs) {
-				v.wrong("EgressClientSlice %s: pod %s is served at %v; it is to be: %t, at %v, and is in a slice already: %t", key(s), c.Pod, c.Addresses, wanted, addrs, have[ref][c.UID])
+				v.wrong("EgressClientSlice %s: pod %s is served at %v; it should be: %t, at %v; it is in another slice: %t", key(s), c.Pod, c.Addresses, wanted, addrs, have[ref][c.UID])
 			}
 			have[ref][c.UID] = true
 		}

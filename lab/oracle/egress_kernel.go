@@ -38,7 +38,7 @@ var clusterNetworks = []netip.Prefix{
 	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
 }
 
-// checkNode compares the pods of a node, and berthd's records of them, with what is asked for.
+// checkNode compares the pods of a node, and berthd's records of them, with the desired state.
 func (v *egressView) checkNode(n *node.Node) {
 	r, err := readRecords(n.StateDir())
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *podCheck) same(what string, have, want []string) {
 	for _, text := range slices.Sorted(maps.Keys(left)) {
 		switch n := left[text]; {
 		case n > 0:
-			c.wrong("%s %q is there and nobody asks for it", what, text)
+			c.wrong("%s %q exists and should not", what, text)
 		case n < 0:
 			c.wrong("%s %q is missing", what, text)
 		}
@@ -141,7 +141,7 @@ func parsed(texts []string) (out []netip.Addr) {
 	return out
 }
 
-// ofFamily is the address of a family; not valid, if there is none.
+// ofFamily returns the first address of a family; the zero address if there is none.
 func ofFamily(addrs []netip.Addr, six bool) netip.Addr {
 	for _, a := range addrs {
 		if a.Is6() == six {
@@ -273,7 +273,7 @@ func (c *podCheck) routes(own netip.Addr, six bool) numbered {
 		}
 	}
 	for _, r := range left {
-		c.wrong("%s is there and nobody asks for it", r)
+		c.wrong("%s exists and should not", r)
 	}
 	return ids
 }
@@ -298,7 +298,7 @@ func (c *podCheck) destination(e *v1alpha1.Egress, d netip.Prefix, to []netip.Ad
 	}
 }
 
-// isDummy reports whether an address is nobody's (RFC 7600, section 4.8; RFC 6666).
+// isDummy reports whether an address belongs to no host (RFC 7600, section 4.8; RFC 6666).
 func isDummy(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.0.8") || a == netip.MustParseAddr("100::1")
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// Time limits of a question to the outside: of one that is to be answered, and of one that is not.
+// Time limits of a question to the outside: with an answer, and without.
 const (
 	askWithin    = 15 * time.Second
 	refuseWithin = 2 * time.Second
@@ -25,7 +25,7 @@ const (
 // EgressTraffic has each pod of a lab at rest that is no gateway talk to the outside, over both
 // families, and each client several times: it is seen as a gateway's address where an Egress of it leads there, as
 // its own where none does, and gets no answer where the Egress has no gateway. An Egress whose
-// tunnels lead to a Service is left out: nobody stands for a kube-proxy in a lab without kubelets.
+// tunnels lead to a Service is left out: a lab without kubelets has no kube-proxy.
 func EgressTraffic(ctx context.Context, l *lab.Lab) error {
 	v, err := viewEgress(ctx, l.Kube.Client, running(l))
 	if err != nil {

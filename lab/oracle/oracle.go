@@ -39,7 +39,7 @@ import (
 //     assigned to it and reports as used what pods have or what cools, and no
 //     address is available in two;
 //   - where pods have ports, pods, PodNICs, the cloud's ports, rows of OVSDB, links and
-//     records are the same NICs, and nobody has a port of Berth's that is none of these;
+//     records are the same NICs, and there is no other port of Berth;
 //   - a pod whose first interface is a branch interface has its address and none of the node's, and
 //     the node has the two links, the rules, routes and nftables chains of it, and of no other;
 //   - with egress, what Egress says.
@@ -117,8 +117,8 @@ func Wait(ctx context.Context, l *lab.Lab) error {
 	}
 }
 
-// checkENIs looks for ENIs that nobody has. A branch goes back with its trunk; a port may be
-// attached to nothing as long as a PodNIC has it, which checkCloud looks at.
+// checkENIs looks for leaked ENIs. A branch is released with its trunk; a port may be
+// attached to nothing as long as a PodNIC has it, which checkCloud checks.
 func checkENIs(books vpc.Books) (errs []error) {
 	for _, e := range books.ENIs {
 		switch {

@@ -43,7 +43,7 @@ func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 
 // viewPools reads pools, blocks and requests and says what contradicts itself in
 // them: a block that is not its pool's piece of that index, that overlaps
-// another, or that nobody has; counts that are wrong; a request that is over.
+// another, or that is leaked; wrong counts; a finished request.
 func viewPools(ctx context.Context, l *lab.Lab) (*poolView, error) {
 	pools, nodes := &v1alpha1.AddressPoolList{}, &corev1.NodeList{}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}

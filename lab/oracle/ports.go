@@ -65,7 +65,7 @@ func checkPorts(ctx context.Context, l *lab.Lab) []error {
 		v.wrong("the lab itself: %w", err)
 	}
 	if err := l.Ports.Alive(); err != nil {
-		v.wrong("who has the lab's ports: %w", err)
+		v.wrong("the provider of the lab's ports: %w", err)
 	}
 	return v.errs
 }
@@ -103,7 +103,7 @@ func viewPorts(ctx context.Context, l *lab.Lab, v *portView) (err error) {
 	return nil
 }
 
-// checkObjects looks for PodNICs that nobody has, or that say what is not so.
+// checkObjects looks for leaked PodNICs, and for ones with a wrong status.
 func (v *portView) checkObjects() {
 	holder := map[string]string{}
 	for i := range v.nics {
@@ -267,7 +267,7 @@ func (c *portNode) readRecords() error {
 	return nil
 }
 
-// checkPod compares a pod with its PodNICs and what there is of them. What is found is taken
+// checkPod compares a pod with its PodNICs and their ports and links. What is found is taken
 // off the node's lists.
 func (c *portNode) checkPod(p *node.Pod) error {
 	inside, err := podLinks(p.Inside())

@@ -23,7 +23,7 @@ import (
 const (
 	// gatewayPort is where Alcor's API gateway is served, as its own configuration has it.
 	gatewayPort = 9009
-	// alcorProject is the project of all that is there.
+	// alcorProject is the project of all resources.
 	alcorProject = "3dda2801-d675-4688-a63f-dcda8d327f50"
 	// alcorMTU is that of VPCs, in bytes.
 	alcorMTU = 1450
@@ -229,7 +229,7 @@ func (a *Alcor) Plugged(_ context.Context, host string) (all []ovn.Interface, er
 	return all, err
 }
 
-// Home are the ports on a host that nobody has: their links are in the VPC's namespace, as the
+// Home are the ports on a host that no pod has: their links are in the VPC's namespace, as the
 // agent has made them.
 func (a *Alcor) Home(host string) (ports []string, err error) {
 	ends, err := a.ends(host)

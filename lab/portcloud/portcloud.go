@@ -26,7 +26,7 @@ type Cloud interface {
 	Access() Access
 	// Join makes a namespace a compute host of a name, whose packets reach the other hosts.
 	Join(ctx context.Context, host Host) (Joined, error)
-	// Leave ends what runs on a host, as pulling its plug does. An unknown one is no error.
+	// Leave kills what runs on a host, as a power failure does. An unknown host is no error.
 	Leave(host string) error
 	// AddNetwork makes a network with subnets, between which it routes by their gateways.
 	AddNetwork(ctx context.Context, n Network) (Network, error)
@@ -70,8 +70,8 @@ type Access struct {
 
 // Joined is what the daemon of a host is to know.
 type Joined struct {
-	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty: there is none
-	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil: there are none
+	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty without one
+	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil without any
 }
 
 // Host is a compute host.

@@ -106,7 +106,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	}
 	defer unlock()
 	if _, err := os.Stat(final); err == nil {
-		return Image(final), nil // somebody else was first
+		return Image(final), nil // another process was first
 	}
 	half := filepath.Join(dir, halfMade) // one's own: the lock is held
 	if err := os.RemoveAll(half); err != nil {
@@ -124,7 +124,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	return Image(final), nil
 }
 
-// lock waits until nobody else holds the lock that a file stands for.
+// lock takes the lock of a file, and waits for it.
 func lock(file string) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

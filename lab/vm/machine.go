@@ -254,7 +254,7 @@ func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	for lines.Scan() {
 		select {
 		case beats <- struct{}{}:
-		default: // one that nobody has taken yet tells as much
+		default: // one that was not taken yet is enough
 		}
 		what, rest, _ := strings.Cut(lines.Text(), " ")
 		switch what {

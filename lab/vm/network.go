@@ -105,7 +105,7 @@ func closeListeners(listeners map[uint16]net.Listener) {
 
 func (w *ways) close() {
 	for _, f := range w.carried {
-		_ = f.Close() // of the listener, which nobody else closes
+		_ = f.Close() // of the listener
 	}
 	if w.netns != nil {
 		_ = w.netns.Close()

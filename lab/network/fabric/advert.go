@@ -113,7 +113,7 @@ func (a *adverts) repeat(links func() []int) {
 			return
 		case <-tick.C:
 			for _, link := range links() {
-				_ = a.send(link) // one that is gone has nobody to tell
+				_ = a.send(link) // fails if the link is gone
 			}
 		}
 	}

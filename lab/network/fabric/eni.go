@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// The router sends everything for an ENI to a neighbour that stands for the
+// The router sends everything for an ENI to a neighbour with the
 // ENI's MAC, whatever the address. They exist on the router's links only.
 var (
 	toENI  = netip.MustParseAddr("169.254.0.2")

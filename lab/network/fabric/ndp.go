@@ -9,7 +9,7 @@ import (
 // named: the subnet's router and every other ENI's addresses in the subnet.
 // Prefixes are not answered for; a VPC routes them (RFC 4389 proxies cannot either).
 
-// answerNDP makes a new ENI's link answer for what is there already.
+// answerNDP makes a new ENI's link answer for existing addresses.
 func (f *Fabric) answerNDP(p *plugged) error {
 	s, err := f.opts.subnet(p.eni)
 	if err != nil || !s.IPv6.IsValid() {

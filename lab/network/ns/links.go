@@ -59,7 +59,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.As(err, &netlink.LinkNotFoundError{})
 }
 
-// DeleteLink deletes a link. One that is not there is no error.
+// DeleteLink deletes a link. A missing link is no error.
 func DeleteLink(h *netlink.Handle, name string) error {
 	l, err := h.LinkByName(name)
 	if err == nil {

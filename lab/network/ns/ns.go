@@ -19,7 +19,7 @@ import (
 // Dir is where named network namespaces are mounted (ip-netns(8)).
 const Dir = "/run/netns"
 
-// Path is the file that stands for the namespace called name.
+// Path is the file of the namespace called name.
 func Path(name string) string { return filepath.Join(Dir, name) }
 
 // Create makes a namespace called name. A name that is taken is an error.

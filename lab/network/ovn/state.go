@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// State is all networks and groups there are to be.
+// State is the desired state: all networks and groups.
 type State struct {
 	Networks []Network
 	Groups   []Group

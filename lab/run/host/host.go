@@ -27,7 +27,7 @@ type Options struct {
 	Name  string
 	Netns string // the file of its network namespace, which others make
 	Group cgroup.Group
-	Disk  string // the folder that stands for its disk; on a file system that overlays may lie on
+	Disk  string // the folder of its disk, on a file system that supports overlays
 	Logs  string // the folder of its programs' logs
 
 	Kubernetes string     // the folder of kubelet and kube-proxy; hack/kubebox.sh prints one
@@ -42,7 +42,7 @@ type Options struct {
 // Host is a machine. Its methods may be called concurrently.
 type Host struct {
 	Options
-	// The programs, each started and ended as often as one likes while the machine
+	// The programs. Each may be started and ended any number of times while the machine
 	// is on.
 	Containerd, Kubelet, Proxy *proc.Process
 
@@ -101,7 +101,7 @@ func (h *Host) Boot(ctx context.Context) error {
 	h.turning.Lock()
 	defer h.turning.Unlock()
 	if h.On() {
-		return fmt.Errorf("%s is on already", h.Name)
+		return fmt.Errorf("%s is already on", h.Name)
 	}
 	if err := h.boot(ctx); err != nil {
 		return errors.Join(fmt.Errorf("boot %s: %w", h.Name, err), h.kill())
@@ -193,7 +193,7 @@ func (h *Host) Stop() error {
 	return errors.Join(err, h.Kill())
 }
 
-// Kill pulls the plug: everything that runs is gone at once, and so is what is not on
+// Kill is a power failure: everything that runs is gone at once, and so is what is not on
 // the disk. Its network namespace is the caller's to remove.
 func (h *Host) Kill() error {
 	h.turning.Lock()

@@ -17,7 +17,7 @@ import (
 // folders themselves may lie below one that the machine has its own of.
 const programsDir = "/run/vpclab/bin"
 
-// disk is the folder that stands for a machine's disk. It outlives a reboot.
+// disk is the folder of a machine's disk. It outlives a reboot.
 type disk string
 
 func (d disk) path(parts ...string) string {

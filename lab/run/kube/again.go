@@ -29,7 +29,7 @@ func Away(err error) bool {
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// Again makes a request, by do, again and again while the API server is Away and
+// Again retries a request while the API server is Away and
 // ctx lasts. What names it in the error.
 func Again(ctx context.Context, what string, do func() error) error {
 	if err := poll.Retry(ctx, do, Away); err != nil {

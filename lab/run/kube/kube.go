@@ -58,7 +58,7 @@ type Options struct {
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
 }
 
-// Workloads are the options of a control plane whose Deployments and such have pods that somebody
+// Workloads are the options of a control plane whose Deployments and such have pods that a caller
 // runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
 // ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
 // scheduler; pods need no service account.

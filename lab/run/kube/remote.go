@@ -48,7 +48,7 @@ func Remote(dir string) (*ControlPlane, error) {
 const RemoteDir = "BERTH_CONTROL_PLANE"
 
 // In is the control plane as programs in a network namespace reach it, by an address there
-// at which somebody carries their connections to it.
+// at which a forwarder carries their connections to it.
 func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
 	other.Netns = netns

@@ -46,7 +46,7 @@ type Node struct {
 	cni *libcni.CNIConfig
 
 	mu     sync.Mutex      // guards all below; never held across I/O
-	pods   map[string]*Pod // by name; a pod that is being made or removed is there too
+	pods   map[string]*Pod // by name, with those that are being added or deleted
 	server *echo.Server    // nil until Serve
 }
 
@@ -138,8 +138,8 @@ func (n *Node) Pod(name string) (*Pod, error) {
 	return nil, fmt.Errorf("node %s has no pod %s", n.Name, name)
 }
 
-// PowerOff ends the node as pulling its plug would: the daemon and the pods
-// vanish without a word to anybody, and so does what lives under run.
+// PowerOff ends the node as a power failure does: the daemon and the pods
+// vanish without notice, and so does what is under run.
 func (n *Node) PowerOff() error {
 	errs := []error{n.Kill()}
 	n.mu.Lock()

@@ -5,7 +5,7 @@ import (
 	"net"
 )
 
-// Listens is an error where nobody listens at a Unix socket.
+// Listens returns an error unless a program listens at a Unix socket.
 func Listens(ctx context.Context, socket string) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 type Command struct {
 	Path  string // of the program
 	Args  []string
-	Env   []string // name=value, besides what Environment passes on
+	Env   []string // name=value, in addition to what Environment passes on
 	Dir   string   // that it runs in; the lab's own when empty
 	Netns string   // the file of its network namespace; the lab's own when empty
 
