@@ -364,3 +364,15 @@ func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error
 		return nil
 	})
 }
+
+// forwardPort lets programs outside the lab, such as a person's kubectl, reach a
+// port inside one of its namespaces. It listens on a loopback port of the system's choice.
+func forwardPort(path string, to netip.AddrPort) (*forward.Forward, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	return forward.Start(l, func(ctx context.Context) (net.Conn, error) {
+		return ns.Dial(ctx, path, "tcp", to, netip.Addr{})
+	}), nil
+}

@@ -12,9 +12,7 @@
 //	openstack.go  what there is to choose, and the order of the start
 //	programs.go   where programs are, and how they run and end
 //	ground.go     the bridge and the links of nodes
-//	mariadb.go    the database
-//	ovn.go        OVN's databases and northd
-//	rabbit.go     the message broker between the server and its agents
+//	backends.go   the database, the message broker of the server and its agents, OVN's databases and northd
 //	server.go     Neutron's server
 //	keystone.go   Keystone
 //	node.go       nodes

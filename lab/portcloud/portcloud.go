@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/lab/cloud/vpc"
@@ -132,4 +133,12 @@ type Port struct {
 type Address struct {
 	Subnet string // ID
 	IP     netip.Addr
+}
+
+// WarmFor is the UID of the VPC object in whose warm pool a port is, by what Berth writes on it
+// (docs/ports.md); ok is false for others.
+func (p Port) WarmFor() (vpcUID string, ok bool) {
+	_, of, ok := strings.Cut(p.Device, ":warm/")
+	vpcUID, _, whole := strings.Cut(of, "/")
+	return vpcUID, ok && whole && p.Owner == berthOwner
 }

@@ -20,6 +20,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -274,4 +275,29 @@ func (f *Fabric) Close() error {
 	}
 	_, err := Sweep(f.opts.ID)
 	return errors.Join(append(errs, err)...)
+}
+
+// Sweep ends every process inside the namespaces of the fabric called id and
+// removes the namespaces with their links, also when the process that made
+// them died. It returns the names of what it removed.
+func Sweep(id string) ([]string, error) {
+	names, err := ns.List(Prefix(id))
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	paths := make([]string, len(names))
+	for i, n := range names {
+		paths[i] = ns.Path(n)
+	}
+	if _, err := ns.Kill(time.Minute, paths...); err != nil {
+		return nil, err
+	}
+	// Side by side, since the kernel makes each wait for its links.
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, n := range names {
+		wg.Go(func() { errs[i] = ns.Remove(n) })
+	}
+	wg.Wait()
+	return names, errors.Join(errs...)
 }

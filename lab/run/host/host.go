@@ -2,7 +2,7 @@
 // kube-proxy in a network namespace that others make, with files, cgroups and kernel
 // settings of its own. It is turned on, joins a cluster, is turned off or has its plug
 // pulled, and boots again from its disk. What it is made of is in files of their own:
-// mounts.go, containerd.go, kubelet.go, proxy.go.
+// mounts.go, containerd.go, kubelet.go.
 package host
 
 import (

@@ -3,6 +3,7 @@ package proc
 import (
 	"context"
 	"io"
+	"net"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -28,4 +29,13 @@ func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writ
 		done <- cmd.Run()
 	}()
 	return <-done
+}
+
+// Listens returns an error unless a program listens at a Unix socket.
+func Listens(ctx context.Context, socket string) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
