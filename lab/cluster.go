@@ -34,10 +34,10 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Cluster is the Kubernetes side of a lab, in all modes but node mode alone: a real API
+// Cluster is the Kubernetes side of a lab, in all modes but plain node mode: a real API
 // server in the router's namespace, where nodes and operators reach it at
-// apiEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
-// controllers and kubelets are the lab itself.
+// apiEndpoint, with the objects of the chart (deploy/chart) except its workloads. The lab itself acts as
+// scheduler, controllers and kubelets.
 type Cluster struct {
 	*kube.ControlPlane
 	// Client reads and writes as an administrator, without a cache.
@@ -60,7 +60,7 @@ var (
 )
 
 // raiseKube starts the control plane and the operators, with the cloud and the VPCs where pods
-// have ports. There is none of it in node mode alone.
+// have ports. Plain node mode has none of it.
 func (b builder) raiseKube(ctx context.Context) error {
 	l := b.lab
 	if !l.hasKube() {

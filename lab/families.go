@@ -45,8 +45,7 @@ func (o Options) HasIPv6() bool {
 	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.HasEC2() && o.IPv6Egress
 }
 
-// familyArgs tell berthd of which families pods get addresses, and reach the world, where it
-// is not the default.
+// familyArgs are the flags of berthd for the pods' IP families, where they are not the default.
 func (o Options) familyArgs() (args []string) {
 	if !o.Mode.HasEC2() {
 		return nil

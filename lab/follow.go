@@ -148,7 +148,7 @@ func (f *follower) apply(ev vpc.Event) error {
 	return nil
 }
 
-// nameOf is what an instance's node is called.
+// nameOf is the name of an instance's node.
 func nameOf(i vpc.Instance) string {
 	if i.Name == "" {
 		return i.ID

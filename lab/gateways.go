@@ -63,7 +63,7 @@ type Gateway struct {
 	gone    atomic.Bool // see Vanish
 }
 
-// Cut kills the gateway's program, and has its addresses answer no more. Its kubelet starts the
+// Cut kills the gateway's program and takes its link down. Its kubelet starts the
 // program again, which reaches nobody, and reports that it is not ready. What is left is removed
 // with its Pod.
 func (g *Gateway) Cut() error {
@@ -364,7 +364,7 @@ func (g *gateways) restart(one *Gateway) {
 	}
 }
 
-// gracePeriod is a pod's, or what Kubernetes takes where it has none.
+// gracePeriod is a pod's, or the default of Kubernetes.
 func gracePeriod(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second
@@ -481,7 +481,7 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 	return errors.Join(append(errs, ignoreOther(err))...)
 }
 
-// ignoreOther passes over an object that is gone, or another of its name.
+// ignoreOther ignores errors for an object that is gone, or replaced by another of its name.
 func ignoreOther(err error) error {
 	if err == nil || client.IgnoreNotFound(err) == nil || strings.Contains(err.Error(), "Precondition failed") {
 		return nil

@@ -149,8 +149,8 @@ func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (
 	return m, nil
 }
 
-// boot is what happens once a machine has a network: an echo server answers on it,
-// and berthd starts as a DaemonSet's pod would. It does so once the API knows the
+// boot starts what runs on a machine with a network: an echo server, and berthd as a
+// DaemonSet's pod would start. berthd starts once the API knows the
 // machine. The caller does not wait for that: the API server may be down.
 func (s *machines) boot(m *machine, progress string) error {
 	if err := m.Serve(); err != nil {
@@ -261,7 +261,7 @@ func (s *machines) patiently(d time.Duration) (context.Context, context.CancelFu
 	return ctx, cancel
 }
 
-// joinPorts makes a machine a compute host, and returns what its daemon is to know.
+// joinPorts makes a machine a compute host, and returns the settings of its daemon.
 func (s *machines) joinPorts(o node.Options) (portcloud.Joined, error) {
 	ctx, cancel := s.patiently(joinTimeout)
 	defer cancel()
@@ -298,7 +298,7 @@ type machine struct {
 	*node.Node
 	autostart bool          // berthd is started when the machine has booted
 	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
-	host      *host.Host    // what runs on it where it is a whole machine, else nil
+	host      *host.Host    // containerd, kubelet and kube-proxy; nil without kubelets
 	dark      bool          // powered off; guarded by follower.following
 
 	ports portcloud.Cloud // that it is a host of, in port mode, else nil

@@ -127,7 +127,7 @@ func (s *operators) args() (args []string) {
 	l := s.lab
 	var from []string
 	switch l.Mode {
-	case NodeMode: // by the daemons alone
+	case NodeMode: // by the daemons only
 	case OperatorMode:
 		from, args = []string{"eni-operator"}, []string{"--ec2-endpoint=" + EC2URL}
 	default:

@@ -260,8 +260,8 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 	return list.Items, nil
 }
 
-// DNSConfig is what pods that ask names all the time have in a cluster of the mode: nil where
-// their own node's kube-proxy takes the questions. In port mode a node takes them that they
+// DNSConfig is for pods that resolve names frequently in a cluster of the mode: nil where
+// their own node's kube-proxy handles the queries. In port mode a node takes them that they
 // reach by routers, where the questions for an address of IPv4 and one of IPv6, which a resolver
 // sends at once, may overtake each other, and its connection tracking drops one
 // (kubernetes/kubernetes#56903).

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// EC2URL is the EC2 API's endpoint as every node reaches it that has IPv4, EC2URL6 as those of IPv6
-// alone do.
+// EC2URL is the EC2 API's endpoint for nodes with IPv4, EC2URL6 the one for IPv6-only nodes.
 var (
 	EC2URL  = "http://" + fabric.EC2Endpoint.String()
 	EC2URL6 = "http://[" + fabric.EC2Endpoint6.String() + "]"
@@ -46,8 +45,8 @@ func (b builder) serve() error {
 			ln = httpreply.Refusing(ln, ec2api.Refusal)
 		}
 		srv := httpreply.Server(s.h, l.Log.Handler())
-		// A connection that is reset at the end leaves nothing behind that
-		// would keep the namespace.
+		// A connection that ends by a reset leaves no state that would
+		// keep the namespace.
 		srv.ConnState = func(c net.Conn, state http.ConnState) {
 			if w, ok := c.(interface{ NetConn() net.Conn }); ok {
 				c = w.NetConn()
@@ -69,8 +68,8 @@ func (b builder) serve() error {
 	return nil
 }
 
-// afterFollowing sends h's answers only once the fabric has followed what they
-// tell of: an address is routed when EC2 says that it is assigned.
+// afterFollowing sends h's answers once the fabric has applied the events before them:
+// an address is routed when EC2 says that it is assigned.
 func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &heldReply{ResponseWriter: w, status: http.StatusOK}

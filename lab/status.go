@@ -62,7 +62,7 @@ type PoolStatus struct {
 	Why       string `json:"why,omitempty"` // when it is not ready, or exhausted
 }
 
-// BlockStatus is what stands in an AddressBlock, and whether the router has
+// BlockStatus summarizes an AddressBlock, and reports whether the router has
 // learned of it.
 type BlockStatus struct {
 	Name      string `json:"name"`
@@ -76,7 +76,7 @@ type BlockStatus struct {
 // OperatorStatus is one process of berth-operator.
 type OperatorStatus struct {
 	Name   string `json:"name"`
-	State  string `json:"state"` // leads, stands by, ready when the API does not tell which, not ready, down
+	State  string `json:"state"` // leads, stands by, ready when the API does not say which, not ready, down
 	Why    string `json:"why,omitempty"`
 	PID    int    `json:"pid,omitempty"`
 	Starts int    `json:"starts"`
@@ -188,8 +188,8 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// addCluster adds what a lab with a Kubernetes API has. An API server that does not
-// answer is trouble to be shown, not a reason to show nothing.
+// addCluster adds objects and operators of a lab with a Kubernetes API. An API server that does
+// not answer is shown as trouble beside the rest.
 func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -232,8 +232,7 @@ func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	}
 }
 
-// addMachines adds what whole machines have: their daemons are pods, and so is what
-// has addresses.
+// addMachines adds the state of machines with kubelets, whose daemons and workloads are pods.
 func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -275,7 +274,7 @@ func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 	return nil
 }
 
-// addSite adds what pool mode has.
+// addSite adds pools and blocks.
 func (s *Status) addSite(ctx context.Context, l *Lab) error {
 	pools, blocks := &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
 	if err := errors.Join(l.Kube.Client.List(ctx, pools), l.Kube.Client.List(ctx, blocks)); err != nil {
@@ -314,8 +313,8 @@ func poolStatus(p *v1alpha1.AddressPool) PoolStatus {
 	return s
 }
 
-// readiness is what the condition Ready says, and what those say that are not as
-// they should be: all others are of trouble.
+// readiness returns the status of the condition Ready, and the messages of conditions that report
+// a problem: Ready when it is not True, and any other that is True.
 func readiness(conditions []metav1.Condition) (ready, why string) {
 	ready = "Unknown"
 	var bad []string

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// VPCStatus is what stands in a VPC object.
+// VPCStatus summarizes a VPC object.
 type VPCStatus struct {
 	Name    string `json:"name"`
 	Network string `json:"network"` // ID
@@ -20,7 +20,7 @@ type VPCStatus struct {
 	Why     string `json:"why,omitempty"` // when it is not
 }
 
-// NICStatus is what stands in a PodNIC, and how the cloud has its port.
+// NICStatus summarizes a PodNIC and its port in the cloud.
 type NICStatus struct {
 	Name      string   `json:"name"`
 	Namespace string   `json:"namespace"`
@@ -37,7 +37,7 @@ type NICStatus struct {
 	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
 }
 
-// addPorts adds what a lab with ports has.
+// addPorts adds VPCs and PodNICs.
 func (s *Status) addPorts(ctx context.Context, l *Lab) error {
 	if l.Mode == PortMode {
 		for i := range s.Nodes {

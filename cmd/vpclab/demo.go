@@ -18,7 +18,7 @@ import (
 // with Foo-over-UDP: vpclab vm has one.
 const egressMode = "egress"
 
-// branchesMode is the demonstration of branch interfaces alone, which follows that of operator
+// branchesMode is the demonstration of branch interfaces only, which follows that of operator
 // mode where the kernel has VLANs: vpclab vm has one.
 const branchesMode = "branches"
 
@@ -27,15 +27,14 @@ func newDemo() *cobra.Command {
 	var keep, background bool
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Show that pods get VPC addresses and reach what they should, also in trouble",
-		Long: `Raise a lab with two or more nodes and at least eight pods, and prove one claim
-after the other on it: who reaches whom and as what, and what happens when
-berthd is killed and EC2 misbehaves. Only the cloud is imitated; the plugin, the
-daemon and the kernel are the real ones, and with --mode operator so are the
+		Short: "Show that pods get VPC addresses and reach what they should, also during failures",
+		Long: `Raise a lab with two or more nodes and at least eight pods, and try one proof
+after the other: who reaches whom from which address, and what happens when
+berthd is killed and EC2 fails. Only the cloud is imitated; the plugin, the
+daemon and the kernel are real, and with --mode operator so are the
 operator and the Kubernetes API (KUBEBUILDER_ASSETS names the folder of its
-programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes are
-whole machines of a whole cluster, into which Berth is installed by its chart, in any
-mode. Exits with 0 when every proof passed.`,
+programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes run
+containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any mode. Exits with 0 when every proof passed.`,
 		Example: `  vpclab demo
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
   vpclab demo --ip-families ipv6

@@ -70,7 +70,7 @@ SIGINT or SIGTERM.`,
 	return c
 }
 
-// describe prints what there is and how to use it; the part between the lines
+// describe prints the endpoints and how to use them; the part between the lines
 // can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
 // command AWS_DEFAULT_REGION only.
 func describe(w io.Writer, cloud *endpoints.Cloud, imdsURL, imdsInstance string) error {

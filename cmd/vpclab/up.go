@@ -48,7 +48,7 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().BoolVar(&f.ipv6Egress, "enable-v6-egress", false, "let pods without an IPv6 address reach IPv6 hosts through their node, in node and operator mode; the VPC then has IPv6 blocks")
 	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs, in addition to the interface of the mode; always on in port mode")
 	f.providerFlags(c)
-	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside by gateways of Egresses; takes a kernel with Foo-over-UDP (hack/vm.sh)")
+	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside through gateways of Egresses; needs a kernel with Foo-over-UDP (hack/vm.sh)")
 	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode, --vpc-ports or --egress has operators; one leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
@@ -207,17 +207,17 @@ namespaces, and a berthd on each. Pods are added with vpclab pod add. What an
 earlier lab in the same directory left behind is removed first. Needs root.
 
 With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
-for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
+for the nodes, whose role permits no call. KUBEBUILDER_ASSETS names the folder of the control
 plane's programs; hack/kubebox.sh builds them and prints it.
 
-With --vpc-ports pods of any mode may ask for NICs that are ports of a VPC, beside the
-interface that the mode gives them (docs/ports.md).
+With --vpc-ports pods of any mode may request NICs that are ports of a VPC, in addition to
+the interface of the mode (docs/ports.md).
 
-With --egress pods reach the outside by gateways of Egresses (docs/egress.md). It takes a
-kernel with Foo-over-UDP.
+With --egress pods reach the outside through gateways of Egresses (docs/egress.md), which needs
+a kernel with Foo-over-UDP.
 
-With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
-a whole cluster into which Berth is installed by its chart, in any mode.`,
+With --kubelets the nodes run containerd, kubelet and kube-proxy, and Berth is installed
+by its chart, in any mode.`,
 		Example: `  vpclab up
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode port --provider alcor
@@ -291,9 +291,9 @@ func newDown() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:   "down",
-		Short: "End the lab and remove everything of it",
-		Long: `End the lab and remove everything of it: processes, network namespaces, links and
-its directory. It also removes what a lab left that crashed or was killed.`,
+		Short: "End the lab and remove all of it",
+		Long: `End the lab and remove all of it: processes, network namespaces, links and
+its directory. It also removes the leftovers of a lab that crashed or was killed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := absDir(dir)

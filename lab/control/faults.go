@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Kind is one way to make the cloud misbehave.
+// Kind is a kind of fault.
 type Kind struct {
 	Name    string
 	Args    string // as a user types them after the name
@@ -114,7 +114,7 @@ func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), 
 	}
 }
 
-// delay is a kind that sets a duration, and goes back to the spec's.
+// delay is a kind that sets a duration, and restores the spec's.
 func delay(set func(*vpc.Cloud, time.Duration), normal func(spec.Spec) spec.Duration) func(*vpc.Cloud, FaultRequest) (func(), error) {
 	return func(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		d, err := duration(r)

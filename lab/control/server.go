@@ -272,7 +272,7 @@ func (s *server) start(r *http.Request) (any, error) {
 type program struct {
 	*proc.Process
 	start func(context.Context) error
-	ready func(context.Context) error // returns when what was started is
+	ready func(context.Context) error // returns when the started program is ready
 }
 
 // program finds one: a node's berthd by the node's name, an operator or the API

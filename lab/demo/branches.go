@@ -60,7 +60,7 @@ func branchLab(o lab.Options) lab.Options {
 	}
 }
 
-// lacksVLANs says why no branch can be shown on this machine; nil: they can.
+// lacksVLANs returns why this machine cannot show branches, or nil.
 func lacksVLANs() error {
 	made := make(chan error)
 	go func() {

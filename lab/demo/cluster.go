@@ -62,7 +62,7 @@ const (
 	agnhost     = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
 )
 
-// Which node the demo leaves alone, and which it drains, reboots and kills.
+// Which node the demo does not touch, and which it drains, reboots and kills.
 const (
 	clientNode   = "node-1"
 	drainedNode  = "node-2"

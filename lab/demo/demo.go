@@ -190,7 +190,7 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
-// branches reports whether the story of branches follows, in a lab of its own, and why it cannot.
+// branches reports whether the demo of branches follows, in its own lab, and why it cannot.
 func (o Options) branches() (more bool, lacks error) {
 	switch {
 	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
@@ -299,7 +299,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 		if err == nil {
 			continue
 		}
-		s.tellLogs(t)
+		s.showLogs(t)
 		if i == 0 {
 			break // without its pods there is nothing to go on with
 		}
@@ -307,13 +307,13 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 	return nil
 }
 
-// tellLogs shows what the fabric dropped and what the daemons say after a failure.
-func (s *stage) tellLogs(t *reporter) {
+// showLogs shows packets that the fabric dropped and the daemons' logs after a failure.
+func (s *stage) showLogs(t *reporter) {
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
 		var err error
 		if drops, err = s.lab.Fabric.Drops(); err != nil {
-			t.say("    the fabric does not tell what it dropped: %v", err)
+			t.say("    read the fabric's drop counters: %v", err)
 		}
 	}
 	for _, n := range s.nodes {
@@ -337,7 +337,7 @@ func (s *stage) tellLogs(t *reporter) {
 	}
 }
 
-// clear removes the lab and says whether anything stayed behind.
+// clear removes the lab. Leftovers are an error.
 func (s *stage) clear() error {
 	defer s.release() // which went with the directory
 	err := s.lab.Close()

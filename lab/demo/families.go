@@ -15,7 +15,7 @@ import (
 )
 
 // defaultFamilies are those of the demo's pods where their addresses are of ENIs, unless
-// others are asked for. With ipfamily.Dual its story has dualProofs too.
+// others are given. With ipfamily.Dual the demo has dualProofs too.
 const defaultFamilies = ipfamily.Dual
 
 // familiesIn are those of a mode; empty where the mode's addresses say it.
@@ -60,7 +60,7 @@ var nitroProof = proof{withVPC, "a Nitro node's one /80 is enough for all its po
 
 const beforeNitro = "EC2 throttled: a node joins, its pods come up"
 
-// withFamilies is a story with what is special to the families that pods have.
+// withFamilies adds the proofs about the families of pods.
 func withFamilies(all []proof, s ipfamily.Set) []proof {
 	i := slices.IndexFunc(all, func(p proof) bool { return p.name == afterProof })
 	switch s {

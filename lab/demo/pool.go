@@ -278,7 +278,7 @@ func nodeDeleted(ctx context.Context, s *stage) string {
 	select {
 	case <-ctx.Done():
 		check(ctx.Err())
-	case <-time.After(claimGrace + 2*time.Second): // what must not happen, would have
+	case <-time.After(claimGrace + 2*time.Second): // the blocks would have been released
 	}
 	after := s.blocksOf(ctx, n, "")
 	for _, b := range after {

@@ -66,8 +66,8 @@ var proofs = []proof{
 	{inPool, "an exhausted pool has a condition, and recovers", exhausted},
 	{inPool, "an empty block is released, and its route withdrawn", blockReturns},
 	{inPool, "a node whose Node was deleted keeps its blocks", nodeDeleted},
-	// After it policies on pools take a while to work, and the daemons' watches to come
-	// back: who does not hear that its Node is gone claims nothing.
+	// After it, admission policies on pools and the daemons' watches take a while to work again:
+	// a daemon that does not see that its Node is gone claims nothing.
 	{inPool, "API server down: ADD and DEL still work", poolWithoutAPI},
 	{inPool, "a lost node's blocks are released", nodeGone},
 
@@ -101,7 +101,7 @@ func proofsOf(o lab.Options) []proof {
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
 }
 
-// inPorts is a proof about pods with ports alone.
+// inPorts is a proof that needs the pods with ports only.
 func inPorts(try func(context.Context, *ports) string) func(context.Context, *stage) string {
 	return func(ctx context.Context, s *stage) string { return try(ctx, s.ports) }
 }

@@ -28,7 +28,7 @@ const enough = 4
 const answerWithin = 20 * time.Second
 
 // within is how long the next question may take: little once one has failed, since
-// that decides and the rest is to tell more.
+// that decides, and the rest adds detail.
 func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
@@ -124,7 +124,7 @@ func podsAndNodes(ctx context.Context, s *stage) string {
 }
 
 // toInternet asks the internet host from every pod, and so from every ENI. By IPv4 it sees the
-// node's primary address, which alone is public.
+// node's primary address, the only public one.
 func toInternet(ctx context.Context, s *stage) string {
 	var a asks
 	enis := map[[2]int]bool{}

@@ -97,7 +97,7 @@ func (t *reporter) summary() error {
 	return errors.Join(failed...)
 }
 
-// next says what to do with a lab that stays up.
+// next prints commands to try on a lab that stays up.
 func (t *reporter) next(program string, l *lab.Lab) {
 	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Families: l.IPFamilies, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
@@ -107,7 +107,7 @@ func (t *reporter) next(program string, l *lab.Lab) {
 	PrintNext(t.out, program, s)
 }
 
-// PrintNext says what to do with a lab that has a node.
+// PrintNext prints commands to try on a lab that has a node.
 func PrintNext(w io.Writer, program string, s lab.Status) {
 	node := s.Nodes[0].Name
 	at := func(verb, rest string) string {
@@ -169,7 +169,7 @@ func internetURL(of ipfamily.Set) string {
 	return url
 }
 
-// clusterRows are what to do with a lab with kubelets.
+// clusterRows are commands to try on a lab with kubelets.
 func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 	node := s.Nodes[0].Name
 	rows := [][2]string{
@@ -188,7 +188,7 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 	return rows
 }
 
-// after says what to do when the lab is gone again.
+// after prints commands to try after the lab was removed.
 func (t *reporter) after(program string) {
 	t.say("The lab is removed. Where to go next:")
 	printTable(t.out, [][2]string{

@@ -129,8 +129,8 @@ func (c *programs) startOVN(ctx context.Context) error {
 	return err
 }
 
-// waitDriver returns once Neutron has put into OVN what ports are made with: its API answers
-// before that.
+// waitDriver returns once Neutron has written to OVN what ports need: its API answers before
+// that.
 func (c *programs) waitDriver(ctx context.Context, server *proc.Process) error {
 	const group = "neutron_pg_drop" // which drops what no rule allows
 	return server.Wait(ctx, func() error {

@@ -9,7 +9,7 @@
 // below Open vSwitch for tunnels to the other nodes. Packets are switched in user space,
 // since Open vSwitch's kernel module is not everywhere.
 //
-//	openstack.go  what there is to choose, and the order of the start
+//	openstack.go  options, and the order of the start
 //	programs.go   where programs are, and how they run and end
 //	ground.go     the bridge and the links of nodes
 //	backends.go   the database, the message broker of the server and its agents, OVN's databases and northd

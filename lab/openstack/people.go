@@ -22,12 +22,12 @@ func (c *Cloud) Project() string {
 	return c.keystone.project
 }
 
-// scope is what a token is for.
+// scope limits a token to a project.
 func scope(project string) map[string]any {
 	return map[string]any{"project": map[string]any{"name": project, "domain": map[string]any{"id": "default"}}}
 }
 
-// password is how a user proves who he is.
+// password authenticates a user.
 func password(user, secret string) map[string]any {
 	return map[string]any{
 		"methods":  []string{"password"},

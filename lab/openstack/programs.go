@@ -113,8 +113,7 @@ func (o Options) once(ctx context.Context, p program) (string, error) {
 	return out.String(), nil
 }
 
-// end ends programs at once, with what they started, the last one first. None has anything to
-// keep.
+// end kills programs and their children, the last one first. None has state to keep.
 func end(programs []*proc.Process) error {
 	var errs []error
 	for _, p := range slices.Backward(programs) {

@@ -18,7 +18,7 @@ import (
 // what berthd of their nodes says, and with what EC2 has for the nodes, in port mode with
 // PodNICs, the cloud's ports and the nodes' OVSDBs, and counts the
 // pods. Nodes in without are left out, such as one that is off. It is meant for a
-// cluster at rest: what comes or goes at the moment is an error.
+// cluster at rest: pods that start or end at the moment are an error.
 func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, err error) {
 	if l.Mode == lab.PortMode {
 		return portsAgree(ctx, l, without)

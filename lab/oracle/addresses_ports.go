@@ -61,7 +61,7 @@ func portsAgree(ctx context.Context, l *lab.Lab, without []string) (pods int, er
 	return pods, errors.Join(append(v.errs, l.Ports.Alive())...)
 }
 
-// onNode is what there is on one node.
+// onNode is the state of one node.
 type onNode struct {
 	*portView
 	node     string

@@ -70,7 +70,7 @@ func (f *findings) checkRoutedPod(k kernelState, p *node.Pod, s podState) {
 	delete(k.links, s.peer)
 }
 
-// branchKernel is what a node's kernel has of pods whose first interface is a branch.
+// branchKernel is the state of a node's kernel for pods whose first interface is a branch.
 type branchKernel struct {
 	rules  []netlink.Rule  // of branches, and those that look up the node's own addresses
 	routes []netlink.Route // in the tables of branches
@@ -164,7 +164,7 @@ func (k *branchKernel) takeRoutes(table int, to netip.Prefix, link int) int {
 // routes reports whether the node routes to a PodNIC of a pod.
 func (c *portNode) routes(n *v1alpha1.PodNIC) bool { return !c.first && isRouted(n) }
 
-// checkRouted compares a pod's first interface, if it is a branch, with what there is of it on the node,
+// checkRouted compares a pod's first interface, if it is a branch, with the state of the node,
 // which is taken off the node's lists. Link is that of its VLAN.
 func (c *portNode) checkRouted(n *v1alpha1.PodNIC, in podLink, link string) error {
 	if !c.routes(n) {

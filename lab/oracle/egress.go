@@ -309,8 +309,8 @@ func destinations(e *v1alpha1.Egress) (out []netip.Prefix) {
 	return out
 }
 
-// overlap reports whether a pod that uses one Egress cannot use another one besides; weaker tells that it takes
-// no part of the destinations of that.
+// overlap reports whether a pod that uses one Egress cannot use another too; with weaker it may take
+// no part of the used one's destinations.
 func overlap(e, used *v1alpha1.Egress, weaker bool) bool {
 	for _, p := range destinations(e) {
 		for _, q := range destinations(used) {

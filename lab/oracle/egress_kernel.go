@@ -99,7 +99,7 @@ func (c *podCheck) same(what string, have, want []string) {
 	}
 }
 
-// record compares what berthd has noted.
+// record compares berthd's record.
 func (c *podCheck) record(r attachment.Record) {
 	var have, want []string
 	if r.Egress != nil {

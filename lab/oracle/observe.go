@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/network/site"
 )
 
-// kernelState is what Berth has in a node's kernel, read without its help.
+// kernelState is Berth's state in a node's kernel, read without its code.
 type kernelState struct {
 	links       map[int]string        // pod links by index
 	addrs       map[netip.Addr]string // the node's own addresses: to the link's name

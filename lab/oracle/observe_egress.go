@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// egressState is what of egress is in a pod's network namespace, read without the product's help.
+// egressState is the state of egress in a pod's network namespace, read without the product's code.
 type egressState struct {
 	mtu    int               // of the pod's own link
 	links  map[string]string // tunnels by name, as tunnelText has them

@@ -29,9 +29,9 @@ func OutsideHosts(l *lab.Lab) []netip.Addr {
 	return hosts
 }
 
-// SeenOutside is as what the host outside sees what a pod sends from one of its addresses:
-// that address where there is a route back to it, else the node's own. In a VPC that is so of
-// IPv4, of which only primary addresses are public there; of IPv6 all are.
+// SeenOutside is the source that the host outside sees for a pod's address: that address where
+// there is a route back to it, else the node's own. In a VPC only primary IPv4 addresses are
+// public, and all IPv6 addresses.
 func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	if l.Cloud == nil || own.Is6() {
 		return own
@@ -41,7 +41,7 @@ func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 
 // Reach asks by TCP and UDP from each pod, in each family that it has: the next pod of
 // its node, one of the next node, its own node, and the host outside; and wants the pod's own
-// address to be seen, outside what SeenOutside says. In the family of which it has a
+// address to be seen, or outside the address of SeenOutside. In the family of which it has a
 // node-local address it asks the next node and the host outside, and wants its own node's to
 // be seen. It returns how many questions were
 // answered. The errors are those that were not, or not so. It is for labs with pods whose
@@ -53,7 +53,7 @@ func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 		here, there := n.Pods(), nodes[(i+1)%len(nodes)].Pods()
 		for k, p := range here {
 			for _, own := range p.Addrs {
-				to := map[netip.Addr]netip.Addr{} // whom the pod asks: as what it is to be seen
+				to := map[netip.Addr]netip.Addr{} // the pod's destination: the source that it must see
 				for _, pods := range [][]*node.Pod{here, there} {
 					if len(pods) == 0 {
 						continue
@@ -80,8 +80,8 @@ func Reach(ctx context.Context, l *lab.Lab) (answers int, err error) {
 	return answers, errors.Join(errs...)
 }
 
-// byNodeLocal is whom a pod of a node asks from its node-local address, and as what it is to
-// be seen.
+// byNodeLocal returns the destinations that a pod of a node asks from its node-local address, with
+// the source that each must see.
 func byNodeLocal(l *lab.Lab, n, next *node.Node) map[netip.Addr]netip.Addr {
 	family, has := nodeLocalOn(l, n)
 	if !has {

@@ -42,7 +42,7 @@ type Alcor struct {
 	mu     sync.Mutex // guards all below; nothing is asked of the kernel under it
 	hubs   map[string]*hub.Hub
 	agents map[string]*host // by name
-	ended  error            // what agents met that are no more
+	ended  error            // errors of agents that ended
 }
 
 // host is a node with its agent, which may have crashed.
@@ -74,7 +74,7 @@ func (a *Alcor) Access() Access {
 }
 
 // Join implements Cloud. Nodes of a lab share the folder of namespaces, so each has its own
-// prefix beside the one that PodNICs tell.
+// prefix besides the one of PodNICs.
 func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 	prefix := filepath.Base(h.Netns) + "-" + alcorfake.DefaultPrefix
 	a.mu.Lock()
@@ -184,7 +184,7 @@ func (a *Alcor) AddPort(_ context.Context, p Port) (Port, error) {
 	for _, at := range p.Addresses {
 		made.FixedIPs = append(made.FixedIPs, alcorfake.FixedIP{Subnet: at.Subnet, IP: at.IP})
 	}
-	return toldByAlcor(a.Managers.AddPort(made)), nil
+	return portOfAlcor(a.Managers.AddPort(made)), nil
 }
 
 // RemovePort implements Cloud.
@@ -196,7 +196,7 @@ func (a *Alcor) RemovePort(_ context.Context, id string) error {
 // Ports implements Cloud.
 func (a *Alcor) Ports(context.Context) (all []Port, err error) {
 	for _, p := range a.Managers.Ports() {
-		all = append(all, toldByAlcor(p))
+		all = append(all, portOfAlcor(p))
 	}
 	return all, nil
 }
@@ -204,7 +204,7 @@ func (a *Alcor) Ports(context.Context) (all []Port, err error) {
 // unbound is the tag by which Berth says that a port has no host, which Alcor cannot.
 const unbound = "berth:unbound"
 
-func toldByAlcor(p alcorfake.Port) Port {
+func portOfAlcor(p alcorfake.Port) Port {
 	out := Port{
 		ID: p.ID, Name: p.Name, Network: p.Network, Device: p.Device, Owner: p.Owner, MAC: p.MAC,
 		Groups: p.Groups, Host: p.Host, Status: cmp.Or(p.Status, "DOWN"),

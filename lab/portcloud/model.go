@@ -76,7 +76,7 @@ func (m *Model) raise(ctx context.Context) (err error) {
 	return nil
 }
 
-// reset has a connection end by a reset, which leaves nothing behind that would keep the
+// reset has a connection end by a reset, which leaves no state that would keep the
 // namespace.
 func reset(c net.Conn, state http.ConnState) {
 	if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {

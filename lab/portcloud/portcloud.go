@@ -39,7 +39,7 @@ type Cloud interface {
 	// AddPort makes a port as a user does: Network and Addresses, Groups if not the
 	// default one, and Tags say how.
 	AddPort(ctx context.Context, p Port) (Port, error)
-	// RemovePort deletes a port behind everybody's back. One that is gone is no error.
+	// RemovePort deletes a port without Berth. A missing port is no error.
 	RemovePort(ctx context.Context, id string) error
 	// Ports are those of workloads: not of routers.
 	Ports(ctx context.Context) ([]Port, error)
@@ -69,7 +69,7 @@ type Access struct {
 	Secret   map[string]string // username, password, project, as VPC.spec.credentials has them; nil: no credentials
 }
 
-// Joined is what the daemon of a host is to know.
+// Joined has the settings of a host's daemon.
 type Joined struct {
 	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty without one
 	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil without any

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/openstack"
 )
 
-// Real is the real Neutron behind the real Keystone.
+// Real is the real Neutron with the real Keystone.
 type Real struct {
 	// OpenStack is all of it: tests end its programs.
 	OpenStack *openstack.Cloud

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is what a machine is started from: a folder that Prepare made.
+// Image is the folder from which a machine starts, made by Prepare.
 type Image string
 
 // Environment names an environment variable: the folder of an image, for those who

@@ -249,7 +249,7 @@ type words struct {
 	trouble string // why the guest does not run it
 }
 
-// hear listens to the guest until it has no more to say, or is gone. Each line is a heartbeat as well.
+// hear reads from the guest until it closes the connection. Each line is a heartbeat too.
 func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	lines := bufio.NewScanner(guest)
 	for lines.Scan() {

@@ -225,7 +225,7 @@ func owned(e vpc.ENI) []netip.Prefix {
 	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
 }
 
-// route is the router's way to what an ENI owns.
+// route is the router's route to an address or prefix of an ENI.
 func route(p *plugged, dst netip.Prefix) *netlink.Route {
 	gw := toENI
 	if dst.Addr().Is6() {

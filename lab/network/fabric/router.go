@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// gateway is a way out of the VPC, and the one host behind it.
+// gateway connects the VPC to one host outside.
 type gateway struct {
 	part  string // of the host's namespace name
 	link  string // the router's side

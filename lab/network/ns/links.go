@@ -86,7 +86,7 @@ func Netlink(path string, fn func(h *netlink.Handle) error) error {
 	})
 }
 
-// AddHost makes the namespace at path a host behind a router, of which h is a
+// AddHost makes the namespace at path a host next to a router, of which h is a
 // handle: its eth0 has the addresses own and leads by the router's, via, to
 // everywhere. Link is the router's end, with via as its addresses.
 func AddHost(h *netlink.Handle, link, path string, own []netip.Prefix, via []netip.Addr, mtu int) error {

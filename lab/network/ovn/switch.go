@@ -141,7 +141,7 @@ func (s *Switch) RestartDatabase(ctx context.Context) error {
 	return s.runner.Restart(ctx, database)
 }
 
-// database is what the node's OVSDB is called.
+// database is the name of the node's OVSDB.
 const database = "db"
 
 // Endpoint is where the node's OVSDB is.

@@ -41,7 +41,7 @@ func (v *OVN) raiseUnderlay() error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, underlay) })
 }
 
-// leaveAlone has the namespace do nothing to what goes over the bridge, if it is a router: neither
+// leaveAlone keeps a router's namespace from changing packets on the bridge: neither
 // answer for the nodes (proxy ARP) nor filter (br_netfilter, where the kernel has it).
 func leaveAlone() error {
 	off := []ns.Sysctl{{Name: "net/ipv4/conf/" + underlay + "/proxy_arp", Value: "0"}}

@@ -62,7 +62,7 @@ func birdPath() (string, error) {
 	return "", errors.New("BIRD 2 is needed and not installed: it is in the Debian package bird2 (`hack/deps.sh pool` installs it)")
 }
 
-// The router speaks BGP with whoever calls from a node's link, tells each of
+// The router speaks BGP with each peer that connects from a node's link, announces to each
 // the others' routes, and forwards by them.
 var routerConfig = fmt.Sprintf(`log stderr { warning, error, fatal, bug };
 router id 172.20.0.1;

@@ -140,7 +140,7 @@ func (s *Site) raiseOutside() error {
 		Addrs{fabric.RouterOf(netip.PrefixFrom(OutsideHost, 24)), fabric.RouterOf(netip.PrefixFrom(OutsideHost6, 64))})
 }
 
-// plug puts a namespace with addresses behind a link of the router.
+// plug connects a namespace with addresses to the router.
 func (s *Site) plug(link, path string, own, router Addrs) error {
 	return ns.AddHost(s.rt, link, path,
 		[]netip.Prefix{netip.PrefixFrom(own.IPv4, 24), netip.PrefixFrom(own.IPv6, 64)}, []netip.Addr{router.IPv4, router.IPv6}, mtu)

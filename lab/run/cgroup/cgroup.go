@@ -197,7 +197,7 @@ func (g Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// Kill ends all that are there or below, and returns when they are gone.
+// Kill ends all processes of the group and of those below, and returns when they have exited.
 func (g Group) Kill(within time.Duration) error {
 	for end := time.Now().Add(within); ; {
 		pids, err := g.Processes()
@@ -206,7 +206,7 @@ func (g Group) Kill(within time.Duration) error {
 		}
 		for _, pid := range pids {
 			if pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL) // one that is gone already is what we want
+				_ = unix.Kill(pid, unix.SIGKILL) // one that has exited is fine
 			}
 		}
 		if time.Now().After(end) {

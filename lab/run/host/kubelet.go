@@ -72,7 +72,7 @@ const (
 	clientCA          = "ca.crt"
 )
 
-// writeFiles writes what kubelet and kube-proxy of a machine are started with.
+// writeFiles writes the files of a machine's kubelet and kube-proxy.
 func (c Cluster) writeFiles(o Options) error {
 	at := o.disk().setting
 	return errors.Join(

@@ -118,7 +118,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		if err := errors.Join(c.Stop(), c.forget()); err != nil {
 			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
 		}
-		c = &ControlPlane{Options: o} // a snapshot that is of no use costs time, and no more
+		c = &ControlPlane{Options: o} // a useless snapshot only costs time
 	}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
@@ -236,7 +236,7 @@ func (c *ControlPlane) KillAPIServer() error {
 	return c.APIServer.Kill()
 }
 
-// Stop ends every program and returns when all are gone. The directory stays. A
+// Stop ends every program and returns when all have exited. The directory stays. A
 // graceful end takes an API server more than a minute, so they are killed.
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.

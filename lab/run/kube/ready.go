@@ -149,7 +149,7 @@ func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, n
 	return since, err
 }
 
-// notReady is what admission says as long as it has not read the objects, or the
+// notReady is the error of admission until it has read the objects, or the
 // kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
 // plugin/policy). It calls that forbidden, or invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}

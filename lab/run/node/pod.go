@@ -190,7 +190,7 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 	}
 }
 
-// tryPod is one attempt. A failed one leaves nothing behind that the plugin
+// tryPod is one attempt. A failed one leaves no state that the plugin
 // could remove.
 func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 	list, err := n.conf()
@@ -227,7 +227,7 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	}
 	for _, ip := range cur.IPs {
 		if i := ip.Interface; i != nil && *i < len(cur.Interfaces) && cur.Interfaces[*i].Name != firstInterface {
-			continue // a runtime knows a pod by the addresses of the first one alone
+			continue // a runtime knows a pod by the addresses of its first interface
 		}
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 			p.Addrs = append(p.Addrs, a.Unmap())
@@ -242,7 +242,7 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	return err
 }
 
-// machineNICs are what a machine in a pod has, as its runtime reads of the plugin's result.
+// machineNICs are the NICs of a machine in a pod, by the plugin's result.
 func machineNICs(r *types100.Result) (nics []guest.NIC) {
 	for i, in := range r.Interfaces {
 		if in.Sandbox == "" {

@@ -1,5 +1,5 @@
 // Package poll polls what sends no notification when it changes:
-// other processes, the kernel, what an API server has. It looks often at first
+// other processes, the kernel, the objects of an API server. It polls often at first
 // and less often later, since each look takes time of a processor that what is
 // waited for needs too.
 package poll

@@ -77,13 +77,13 @@ func New(what, log string, command func() Command) *Process {
 	return &Process{what: what, log: log, command: command}
 }
 
-// String is what the process is to people.
+// String describes the process.
 func (p *Process) String() string { return p.what }
 
 // run is one life of a process.
 type run struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the process is gone
+	done chan struct{} // closed when the process has exited
 	err  error         // how it ended; set before done is closed
 
 	stopping atomic.Bool // it was asked to exit
@@ -208,7 +208,7 @@ func (p *Process) Starts() int {
 	return p.starts
 }
 
-// Exited is closed when the present process is gone; nil before the first start.
+// Exited is closed when the current process has exited; nil before the first start.
 func (p *Process) Exited() <-chan struct{} {
 	if r := p.current(); r != nil {
 		return r.done
@@ -225,7 +225,7 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
-// EndedByItself reports whether the process has run and is gone, and neither Kill
+// EndedByItself reports whether the process has exited, and neither Kill
 // nor Stop was why.
 func (p *Process) EndedByItself() bool { return p.Failed() != nil }
 
@@ -248,11 +248,11 @@ func (p *Process) ended(r *run) error {
 // tailLines are as many as errors show of a log.
 const tailLines = 20
 
-// Kill ends the process with SIGKILL and returns when it is gone. One that does
+// Kill ends the process with SIGKILL and returns when it has exited. One that does
 // not run is no error.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
-// Stop ends the process with SIGTERM and returns when it is gone; after the
+// Stop ends the process with SIGTERM and returns when it has exited; after the
 // grace period it is killed, which is an error.
 func (p *Process) Stop(grace time.Duration) error { return p.end(syscall.SIGTERM, grace) }
 

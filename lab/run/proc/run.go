@@ -10,7 +10,7 @@ import (
 )
 
 // Run runs a program once and returns when it has ended. When ctx ends first, it is
-// killed with what it started: who else has its output would be waited for. An exit
+// killed with its children, which would keep its output open. An exit
 // status other than 0 is an *exec.ExitError.
 func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	argv := c.argv(nil)
