@@ -93,8 +93,14 @@ func makeVLAN() error {
 	return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: over, VlanId: 1, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
 }
 
+// branches is the lab of the branches demo.
+type branches struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+}
+
 // branchOf is the branch of a pod by its PodNIC, once that is Active.
-func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
+func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
 	await(ctx, "the branch of pod "+p.Name, func() {
 		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Books().ENIs
 		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
@@ -111,7 +117,7 @@ func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
 }
 
 // addVault adds a pod whose first interface is a branch with a group.
-func (s *stage) addVault(ctx context.Context, name, group string) *node.Pod {
+func (s *branches) addVault(ctx context.Context, name, group string) *node.Pod {
 	return must(s.nodes[0].AddPod(ctx, name, node.PodOptions{Annotations: map[string]string{
 		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", group),
 	}}))
@@ -121,9 +127,9 @@ func (s *stage) addVault(ctx context.Context, name, group string) *node.Pod {
 func branchUp(ctx context.Context, s *stage) string {
 	group := must(s.lab.Ports.AddGroup(ctx, vault))
 	began := time.Now()
-	p := s.addVault(ctx, vault, group)
+	p := s.branches.addVault(ctx, vault, group)
 	took := since(began)
-	e := s.branchOf(ctx, p)
+	e := s.branches.branchOf(ctx, p)
 	if own := append([]netip.Addr{e.Primary}, e.IPv6...); !slices.Equal(e.Groups, []string{group}) || len(own) != 2 || !slices.Equal(p.Addrs, own) {
 		fail("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
 	}
@@ -136,7 +142,7 @@ func branchUp(ctx context.Context, s *stage) string {
 // branchWarm adds a pod like the vault while EC2 is away, and deletes it again.
 func branchWarm(ctx context.Context, s *stage) string {
 	first := must(s.nodes[0].Pod(vault))
-	groups := s.branchOf(ctx, first).Groups
+	groups := s.branches.branchOf(ctx, first).Groups
 	await(ctx, "a branch for the next pod of "+s.nodes[0].Name, func() {
 		if !slices.ContainsFunc(must(s.lab.Ports.Ports(ctx)), func(p portcloud.Port) bool {
 			_, warm := p.WarmFor()
@@ -148,7 +154,7 @@ func branchWarm(ctx context.Context, s *stage) string {
 	s.lab.Cloud.Outage(true)
 	defer s.lab.Cloud.Outage(false)
 	began := time.Now()
-	next := s.addVault(ctx, nextVault, groups[0])
+	next := s.branches.addVault(ctx, nextVault, groups[0])
 	took := since(began)
 	if next.Addr() == first.Addr() {
 		fail("%s and %s have %s", vault, nextVault, next.Addr())
@@ -173,7 +179,7 @@ func (c caller) ask(ctx context.Context) error {
 }
 
 // callers are all that ask the vault, at each of its addresses.
-func (s *stage) callers() (list []caller) {
+func (s *branches) callers() (list []caller) {
 	for who, netns := range map[string]string{
 		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
 		"a pod of its node": must(s.nodes[0].Pod(neighbor)).Netns(), "a pod of another": must(s.nodes[1].Pod(stranger)).Netns(),
@@ -187,13 +193,13 @@ func (s *stage) callers() (list []caller) {
 
 // branchGroups asks the pod before and after its group allows callers.
 func branchGroups(ctx context.Context, s *stage) string {
-	callers := s.callers()
+	callers := s.branches.callers()
 	for _, c := range callers {
 		if c.ask(ctx) == nil {
 			fail("%s gets an answer, which the group does not allow", c.who)
 		}
 	}
-	group := s.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
+	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
 	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
 	for _, c := range callers {
 		await(ctx, c.who+" gets an answer", func() { check(c.ask(ctx)) })
@@ -209,7 +215,7 @@ func branchKilled(ctx context.Context, s *stage) string {
 	}
 	answers := 0
 	for range 20 {
-		for _, c := range s.callers() {
+		for _, c := range s.branches.callers() {
 			checkf(c.ask(ctx), "%s got no answer", c.who)
 			answers++
 		}
@@ -223,7 +229,7 @@ func branchKilled(ctx context.Context, s *stage) string {
 
 // branchGone deletes the pod.
 func branchGone(ctx context.Context, s *stage) string {
-	e := s.branchOf(ctx, must(s.nodes[0].Pod(vault)))
+	e := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault)))
 	check(s.nodes[0].DelPod(ctx, vault))
 	began := time.Now()
 	has := func(id string) bool {

@@ -82,6 +82,9 @@ type stage struct {
 	operators *operators
 	ports     *ports
 	cluster   *cluster
+	egress    *egress
+	branches  *branches
+	pools     *pools
 	beside    sync.WaitGroup // goroutines of the proof that is being tried (start)
 }
 
@@ -89,6 +92,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 	return &stage{
 		size: size, lab: l, nodes: l.Nodes(), release: release,
 		operators: &operators{lab: l}, ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &cluster{lab: l, nodes: l.Nodes(), quote: quote},
+		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
 	}
 }
 

@@ -48,14 +48,20 @@ var egressProofs = []proof{
 // internetKey is the name of the demo's Egress.
 var internetKey = types.NamespacedName{Namespace: gatewayNamespace, Name: internetEgress}
 
-// editEgress changes it as a person does with kubectl edit.
-func (s *stage) editEgress(ctx context.Context, change func(*v1alpha1.Egress)) {
+// egress is the lab of the egress demo.
+type egress struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+}
+
+// edit changes the Egress as a person does with kubectl edit.
+func (s *egress) edit(ctx context.Context, change func(*v1alpha1.Egress)) {
 	check(s.lab.Kube.EditEgress(ctx, internetKey, change))
 }
 
 // gateways waits until the Egress has n ready gateways and none that terminates, and returns their
 // addresses and names.
-func (s *stage) gateways(ctx context.Context, n int) map[netip.Addr]string {
+func (s *egress) gateways(ctx context.Context, n int) map[netip.Addr]string {
 	return must(s.lab.Kube.WaitGateways(ctx, internetKey, n))
 }
 
@@ -79,7 +85,7 @@ func egressReady(ctx context.Context, s *stage) string {
 	}
 	began := time.Now()
 	checkf(s.lab.Kube.Client.Create(ctx, e), "create Egress %s", internetKey)
-	addrs := s.gateways(ctx, 2)
+	addrs := s.egress.gateways(ctx, 2)
 	for a, name := range addrs {
 		if !netip.MustParsePrefix(lab.GatewayNetworks.IPv4).Contains(a) && !netip.MustParsePrefix(lab.GatewayNetworks.IPv6).Contains(a) {
 			fail("gateway %s has %s, which is not of pool %s", name, a, lab.GatewayPool)
@@ -93,7 +99,7 @@ func egressReady(ctx context.Context, s *stage) string {
 }
 
 // client is the client pod in a namespace.
-func (s *stage) client(namespace string) *node.Pod {
+func (s *egress) client(namespace string) *node.Pod {
 	for _, n := range s.nodes {
 		for _, p := range n.Pods() {
 			if p.Namespace == namespace && p.Object == nil {
@@ -130,7 +136,7 @@ func seen(ctx context.Context, p *node.Pod, to netip.Addr, by map[netip.Addr]str
 }
 
 func clientsAndOthers(ctx context.Context, s *stage) string {
-	addrs := s.gateways(ctx, 2)
+	addrs := s.egress.gateways(ctx, 2)
 	named := node.PodOptions{Namespace: "shop", Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + gatewayNamespace: internetEgress}}
 	shop := must(s.nodes[0].AddPod(ctx, "cart", named))
 	began := time.Now()
@@ -145,25 +151,25 @@ func clientsAndOthers(ctx context.Context, s *stage) string {
 }
 
 func editDestinations(ctx context.Context, s *stage) string {
-	addrs := s.gateways(ctx, 2)
+	addrs := s.egress.gateways(ctx, 2)
 	for _, namespace := range egressClients {
-		checkf(attempt(func() { seen(ctx, s.client(namespace), site.OutsideHost6, nil) }), "before")
+		checkf(attempt(func() { seen(ctx, s.egress.client(namespace), site.OutsideHost6, nil) }), "before")
 	}
 	began := time.Now()
-	s.editEgress(ctx, func(e *v1alpha1.Egress) {
+	s.egress.edit(ctx, func(e *v1alpha1.Egress) {
 		e.Spec.Destinations = append(e.Spec.Destinations, site.OutsideHost6.String()+"/128")
 	})
 	for _, namespace := range egressClients {
-		checkf(attempt(func() { seen(ctx, s.client(namespace), site.OutsideHost6, addrs) }), "after")
+		checkf(attempt(func() { seen(ctx, s.egress.client(namespace), site.OutsideHost6, addrs) }), "after")
 	}
 	return fmt.Sprintf("%s saw the pods themselves; gateways %s after the edit, in running pods", site.OutsideHost6, ms(time.Since(began)))
 }
 
 func scaleGateways(ctx context.Context, s *stage) string {
 	began := time.Now()
-	s.editEgress(ctx, func(e *v1alpha1.Egress) { e.Spec.Replicas = new(int32(3)) })
-	addrs := s.gateways(ctx, 3)
-	ready, p := time.Since(began), s.client("shop")
+	s.egress.edit(ctx, func(e *v1alpha1.Egress) { e.Spec.Replicas = new(int32(3)) })
+	addrs := s.egress.gateways(ctx, 3)
+	ready, p := time.Since(began), s.egress.client("shop")
 	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
 		used := map[string]int{}
 		await(ctx, "all three gateways to be used", func() {
@@ -194,7 +200,7 @@ func refusedClient(ctx context.Context, s *stage) string {
 }
 
 // fromClients has the clients talk to the hosts outside, over both families.
-func (s *stage) fromClients(ctx context.Context, t *traffic, networks ...string) {
+func (s *egress) fromClients(ctx context.Context, t *traffic, networks ...string) {
 	for _, namespace := range egressClients {
 		for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
 			for _, network := range networks {
@@ -209,13 +215,13 @@ func (s *stage) fromClients(ctx context.Context, t *traffic, networks ...string)
 func killGatewayProgram(ctx context.Context, s *stage) string {
 	all := s.lab.Gateways(internetKey)
 	_, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
-		s.fromClients(ctx, t, "tcp")
+		s.egress.fromClients(ctx, t, "tcp")
 		t.flow(ctx)
 		for _, g := range all {
 			check(g.Kill())
 		}
 		t.flow(ctx)
-		s.gateways(ctx, 3)
+		s.egress.gateways(ctx, 3)
 		t.flow(ctx)
 		return ""
 	})
@@ -223,11 +229,11 @@ func killGatewayProgram(ctx context.Context, s *stage) string {
 }
 
 func deleteGateway(ctx context.Context, s *stage) string {
-	before := s.gateways(ctx, 3)
-	p, one := s.client("shop"), s.lab.Gateways(internetKey)[0]
+	before := s.egress.gateways(ctx, 3)
+	p, one := s.egress.client("shop"), s.lab.Gateways(internetKey)[0]
 	asked, worst := 0, time.Duration(0)
 	_, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
-		s.fromClients(ctx, t, "tcp", "udp")
+		s.egress.fromClients(ctx, t, "tcp", "udp")
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: internetKey.Namespace, Name: one.Name}}
 		checkf(s.lab.Kube.Client.Delete(ctx, pod), "delete pod %s", one.Name)
 		// Until clients have left it, and a while longer.
@@ -246,7 +252,7 @@ func deleteGateway(ctx context.Context, s *stage) string {
 		})
 		return ""
 	})
-	s.gateways(ctx, 3)
+	s.egress.gateways(ctx, 3)
 	return fmt.Sprintf("%d conversations lost nothing; %d new connections, the slowest %s; a new gateway took its place", t.talks, asked, ms(worst))
 }
 
@@ -255,7 +261,7 @@ func deleteEgress(ctx context.Context, s *stage) string {
 	began := time.Now()
 	checkf(s.lab.Kube.Client.Delete(ctx, e), "delete Egress %s", internetKey)
 	for _, namespace := range egressClients {
-		p := s.client(namespace)
+		p := s.egress.client(namespace)
 		seen(ctx, p, site.OutsideHost, nil)
 		seen(ctx, p, site.OutsideHost6, nil)
 		await(ctx, "tunnels of pod "+p.Name, func() { check(ns.Netlink(p.Netns(), noTunnels)) })

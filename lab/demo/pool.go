@@ -42,15 +42,18 @@ func demoPools() []v1alpha1.AddressPool {
 	return append(lab.DefaultPools(), lab.Pool(publicPool, 0, v1alpha1.PoolSubnet{IPv4: "198.51.101.0/31"}), lent)
 }
 
+// pools are the blocks of a lab in pool mode, as the API and the router have them.
+type pools struct{ lab *lab.Lab }
+
 // blocksOf are the blocks of a node, of one pool or, with "", of all.
-func (s *stage) blocksOf(ctx context.Context, n *node.Node, pool string) []v1alpha1.AddressBlock {
+func (s *pools) blocksOf(ctx context.Context, n *node.Node, pool string) []v1alpha1.AddressBlock {
 	return slices.DeleteFunc(must(s.lab.Kube.Blocks(ctx)), func(b v1alpha1.AddressBlock) bool {
 		return b.NodeName != n.Name || pool != "" && b.PoolName != pool
 	})
 }
 
 // announced fails unless the router forwards a block's addresses.
-func (s *stage) announced(ctx context.Context, b v1alpha1.AddressBlock) {
+func (s *pools) announced(ctx context.Context, b v1alpha1.AddressBlock) {
 	routes := must(s.lab.Site.Routes(ctx))
 	for _, text := range []string{b.IPv4, b.IPv6} {
 		if p, err := netip.ParsePrefix(text); err == nil && !routes[p].IsValid() {
@@ -60,7 +63,7 @@ func (s *stage) announced(ctx context.Context, b v1alpha1.AddressBlock) {
 }
 
 // settledBlocks waits until a node has blocks of the default pool, all of them announced.
-func (s *stage) settledBlocks(ctx context.Context, n *node.Node) (blocks []v1alpha1.AddressBlock) {
+func (s *pools) settledBlocks(ctx context.Context, n *node.Node) (blocks []v1alpha1.AddressBlock) {
 	await(ctx, "blocks of "+n.Name, func() {
 		if blocks = s.blocksOf(ctx, n, v1alpha1.DefaultPool); len(blocks) == 0 {
 			fail("there are none")
@@ -75,7 +78,7 @@ func (s *stage) settledBlocks(ctx context.Context, n *node.Node) (blocks []v1alp
 func firstBlocks(ctx context.Context, s *stage) string {
 	var list []string
 	for _, n := range s.nodes {
-		for _, b := range s.settledBlocks(ctx, n) {
+		for _, b := range s.pools.settledBlocks(ctx, n) {
 			list = append(list, n.Name+" "+b.IPv4)
 		}
 	}
@@ -92,7 +95,7 @@ func fromSeveralBlocks(ctx context.Context, s *stage) string {
 				fail("pod %s of %s has %v, want both families", p.Name, n.Name, p.Addrs)
 			}
 		}
-		blocks := s.settledBlocks(ctx, n)
+		blocks := s.pools.settledBlocks(ctx, n)
 		if len(blocks) < 2 {
 			fail("%s has %d block for %d pods", n.Name, len(blocks), s.size.pods)
 		}
@@ -163,7 +166,7 @@ func freeAddress(ctx context.Context, s *stage) string {
 }
 
 // addOf adds a pod that must get an address of a pool.
-func (s *stage) addOf(ctx context.Context, n *node.Node, pool, name string, o node.PodOptions) *node.Pod {
+func (s *pools) addOf(ctx context.Context, n *node.Node, pool, name string, o node.PodOptions) *node.Pod {
 	p := must(n.AddPod(ctx, name, o))
 	if !slices.ContainsFunc(s.blocksOf(ctx, n, pool), func(b v1alpha1.AddressBlock) bool {
 		c, err := netip.ParsePrefix(b.IPv4)
@@ -176,7 +179,7 @@ func (s *stage) addOf(ctx context.Context, n *node.Node, pool, name string, o no
 
 func annotatedNamespace(ctx context.Context, s *stage) string {
 	check(s.lab.Kube.CreateNamespace(ctx, "edge", map[string]string{v1alpha1.AnnotationPool: publicPool}))
-	p := s.addOf(ctx, s.nodes[0], publicPool, "edge", node.PodOptions{Namespace: "edge"})
+	p := s.pools.addOf(ctx, s.nodes[0], publicPool, "edge", node.PodOptions{Namespace: "edge"})
 	var a asks
 	await(ctx, "the address is announced", func() {
 		a = asks{}
@@ -192,7 +195,7 @@ func annotatedPod(ctx context.Context, s *stage) string {
 	check(s.lab.Kube.CreateNamespace(ctx, tenant, nil))
 	n := s.nodes[1]
 	chosen := map[string]string{v1alpha1.AnnotationPool: lentPool}
-	p := s.addOf(ctx, n, lentPool, "chooses", node.PodOptions{Namespace: tenant, Annotations: chosen})
+	p := s.pools.addOf(ctx, n, lentPool, "chooses", node.PodOptions{Namespace: tenant, Annotations: chosen})
 	if _, err := n.AddPod(ctx, "may-not", node.PodOptions{Annotations: chosen, Once: true}); err == nil || !strings.Contains(err.Error(), "podNamespaces") {
 		fail("a pod of namespace default chose pool %s, want an error that names spec.podNamespaces: %w", lentPool, err)
 	}
@@ -215,11 +218,11 @@ func poolWithoutAPI(ctx context.Context, s *stage) string {
 func killPoolOperator(ctx context.Context, s *stage) string {
 	n := s.nodes[1]
 	leader := s.operators.leader(ctx)
-	before := len(s.blocksOf(ctx, n, v1alpha1.DefaultPool))
+	before := len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
 	check(leader.Kill())
 	began := time.Now()
 	s.add(ctx, n, names("more", s.size.pods))
-	took, after := since(began), len(s.blocksOf(ctx, n, v1alpha1.DefaultPool))
+	took, after := since(began), len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
 	if after <= before {
 		fail("%s has %d blocks, had %d: it needed none", n.Name, after, before)
 	}
@@ -252,17 +255,17 @@ func exhausted(ctx context.Context, s *stage) string {
 // blockReturns deletes the pod of a block and follows the block.
 func blockReturns(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
-	blocks := s.blocksOf(ctx, n, publicPool)
+	blocks := s.pools.blocksOf(ctx, n, publicPool)
 	if len(blocks) != 1 {
 		fail("%s has %d blocks of pool %s, want 1", n.Name, len(blocks), publicPool)
 	}
 	began := time.Now()
 	check(n.DelPod(ctx, "edge"))
 	await(ctx, "the block is released", func() {
-		if len(s.blocksOf(ctx, n, publicPool)) > 0 {
+		if len(s.pools.blocksOf(ctx, n, publicPool)) > 0 {
 			fail("it exists")
 		}
-		if attempt(func() { s.announced(ctx, blocks[0]) }) == nil {
+		if attempt(func() { s.pools.announced(ctx, blocks[0]) }) == nil {
 			fail("the router still has its route")
 		}
 	})
@@ -273,14 +276,14 @@ func blockReturns(ctx context.Context, s *stage) string {
 // lasts, and registers it again.
 func nodeDeleted(ctx context.Context, s *stage) string {
 	n := s.nodes[1]
-	before := s.blocksOf(ctx, n, "")
+	before := s.pools.blocksOf(ctx, n, "")
 	check(s.lab.RemoveNodeObject(ctx, n.Name))
 	select {
 	case <-ctx.Done():
 		check(ctx.Err())
 	case <-time.After(claimGrace + 2*time.Second): // the blocks would have been released
 	}
-	after := s.blocksOf(ctx, n, "")
+	after := s.pools.blocksOf(ctx, n, "")
 	for _, b := range after {
 		known := slices.ContainsFunc(before, func(x v1alpha1.AddressBlock) bool { return x.UID == b.UID })
 		if !known || b.DeletionTimestamp != nil || b.Status.RenewTime == nil {
@@ -297,12 +300,12 @@ func nodeDeleted(ctx context.Context, s *stage) string {
 // nodeGone powers a node off and deletes its Node.
 func nodeGone(ctx context.Context, s *stage) string {
 	n := s.nodes[len(s.nodes)-1]
-	blocks := s.blocksOf(ctx, n, "")
+	blocks := s.pools.blocksOf(ctx, n, "")
 	s.nodes = s.nodes[:len(s.nodes)-1]
 	began := time.Now()
 	check(errors.Join(s.lab.RemoveHost(n.Name), s.lab.RemoveNodeObject(ctx, n.Name)))
 	await(ctx, "its blocks are released", func() {
-		if left := s.blocksOf(ctx, n, ""); len(left) > 0 {
+		if left := s.pools.blocksOf(ctx, n, ""); len(left) > 0 {
 			fail("%d exist", len(left))
 		}
 	})
