@@ -197,7 +197,7 @@ func annotatedPod(ctx context.Context, s *stage) string {
 	chosen := map[string]string{v1alpha1.AnnotationPool: lentPool}
 	p := s.pools.addOf(ctx, n, lentPool, "chooses", node.PodOptions{Namespace: tenant, Annotations: chosen})
 	if _, err := n.AddPod(ctx, "may-not", node.PodOptions{Annotations: chosen, Once: true}); err == nil || !strings.Contains(err.Error(), "podNamespaces") {
-		fail("a pod of namespace default chose pool %s, want an error that names spec.podNamespaces: %w", lentPool, err)
+		fail("a pod of namespace default chose pool %s, want an error that names spec.podNamespaces: %v", lentPool, err)
 	}
 	return fmt.Sprintf("%s of pool %s in namespace %s; rejected in default", p.Addr(), lentPool, tenant)
 }

@@ -276,7 +276,7 @@ func hotPlug(ctx context.Context, st *stage) string {
 	})
 	gone := since(began)
 	if now, _, err := linkOf(p, "eth0"); err != nil || now != mac {
-		fail("eth0 of pod %s had %s, has %s: %w", p.Name, mac, now, err)
+		fail("eth0 of pod %s had %s, has %s: %v", p.Name, mac, now, err)
 	}
 	reached(ctx, asker, p.Addr())
 	return fmt.Sprintf("pod1 answers at %s %s after its annotation has the NIC, and has no net1 %s after it has not", added, answered, gone)
