@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,12 +30,14 @@ import (
 	"github.com/berthnet/berth/lab/network/forward"
 	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// Cluster is the Kubernetes side of a lab, in all modes but node mode alone: a real API
+// Cluster is the Kubernetes side of a lab, in all modes but plain node mode: a real API
 // server in the router's namespace, where nodes and operators reach it at
-// apiEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
-// controllers and kubelets are the lab itself.
+// apiEndpoint, with the objects of the chart (deploy/chart) except its workloads. The lab itself acts as
+// scheduler, controllers and kubelets.
 type Cluster struct {
 	*kube.ControlPlane
 	// Client reads and writes as an administrator, without a cache.
@@ -42,15 +46,11 @@ type Cluster struct {
 	// Kubeconfig is a file by which a person outside the lab is administrator.
 	Kubeconfig string
 
-	mode       Mode
-	beside     bool         // pods have ports beside the interface that the mode gives them
-	families   ipfamily.Set // of which ports of EC2 have addresses
-	egress     bool         // pods reach the outside by gateways of Egresses
-	templates  bool         // NodeNetworkTemplates count in node mode
-	dir        string
-	namespaces map[string]string // annotations of those that the lab makes for pods
-	reports    *reports
-	forward    *forward.Forward // for Kubeconfig
+	vpcs    []string // of the VPC objects that the lab created
+	dir     string
+	assets  string // folder of kubectl
+	nodes   *nodeObjects
+	forward *forward.Forward // for Kubeconfig
 }
 
 // The service accounts of the chart.
@@ -60,13 +60,14 @@ var (
 )
 
 // raiseKube starts the control plane and the operators, with the cloud and the VPCs where pods
-// have ports. There is none of it in node mode alone.
-func (l *Lab) raiseKube(ctx context.Context) error {
+// have ports. Plain node mode has none of it.
+func (b builder) raiseKube(ctx context.Context) error {
+	l := b.lab
 	if !l.hasKube() {
 		return nil
 	}
 	if l.hasPorts() {
-		if err := l.raisePortCloud(ctx); err != nil {
+		if err := b.raisePortCloud(ctx); err != nil {
 			return err
 		}
 	}
@@ -74,14 +75,14 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Egress {
 		o = o.Workloads()
 	}
-	if err := l.startKube(ctx, o); err != nil {
+	if err := b.startKube(ctx, o); err != nil {
 		return err
 	}
 	release := deploy.InMode(string(l.Mode), l.clusterName())
 	if l.VPCPorts {
 		release.Values["ports"] = map[string]any{"enabled": true}
 	}
-	if l.hasBranches() {
+	if hasBranches(l) {
 		release.Values["daemon"] = map[string]any{"settings": map[string]any{trunkSetting: true}}
 	}
 	if l.Egress {
@@ -100,7 +101,7 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if !l.hasOperators() {
 		return nil
 	}
-	if err := l.raiseOperators(ctx); err != nil {
+	if err := l.operators.start(ctx); err != nil {
 		return err
 	}
 	if l.Egress {
@@ -114,16 +115,18 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 
 // startKube starts a control plane in the router's namespace, with what o says
 // further, and opens it to the outside.
-func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
-	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), l.apiEndpoint()
+func (b builder) startKube(ctx context.Context, o kube.Options) error {
+	l := b.lab
+	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), b.apiEndpoint()
 	if o.Address.Is6() {
 		o.Families = ipfamily.OnlyIPv6
 	}
-	control, carried, err := l.controlPlane(ctx, o)
+	control, carried, err := b.controlPlane(ctx, o)
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, beside: l.VPCPorts && l.Mode != PortMode, families: l.IPFamilies, egress: l.Egress, templates: l.NodeNetworkTemplates, dir: o.Dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, dir: o.Dir, assets: l.KubeAssets}
+	l.Kube.nodes = &nodeObjects{kube: l.Kube, options: l.Options, beside: l.VPCPorts && l.Mode != PortMode, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}
@@ -139,10 +142,11 @@ func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
 }
 
 // apiEndpoint is where the Kubernetes API is served: by IPv6 only where nodes are of the cluster
-// with addresses of IPv6 alone, of whose family the API server must be, or have no other.
-func (l *Lab) apiEndpoint() netip.Addr {
+// with IPv6 addresses only, whose family the API server must have too.
+func (b builder) apiEndpoint() netip.Addr {
+	l := b.lab
 	books := l.Books()
-	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return ofIPv6Alone(books, i.ID) })
+	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return IPv6Only(books, i.ID) })
 	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
 	}
@@ -151,7 +155,8 @@ func (l *Lab) apiEndpoint() netip.Addr {
 
 // controlPlane starts one or, where another process runs one for this machine, carries the
 // router's connections to it.
-func (l *Lab) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPlane, *forward.Forward, error) {
+func (b builder) controlPlane(ctx context.Context, o kube.Options) (*kube.ControlPlane, *forward.Forward, error) {
+	l := b.lab
 	remote := os.Getenv(kube.RemoteDir)
 	if remote == "" {
 		control, err := kube.Start(ctx, o)
@@ -194,7 +199,7 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	ctrllog.SetLogger(logr.Discard()) // errors come as such; without, a lab that is half a minute old is told of a missing logger
+	ctrllog.SetLogger(logr.Discard()) // errors are returned; controller-runtime complains of a missing logger after half a minute
 	cfg := control.Config()
 	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
 	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
@@ -219,17 +224,46 @@ func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.Nam
 	return kube.WriteKubeconfig(file, c.ConfigWithToken(token))
 }
 
-// NodeNetwork reads a node's object.
-func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
-	o := &v1alpha1.NodeNetwork{}
-	return o, c.read(ctx, "NodeNetwork", node, o)
+// object is a pointer to a kind.
+type object[T any] interface {
+	*T
+	client.Object
 }
 
-func (c *Cluster) read(ctx context.Context, kind, name string, o client.Object) error {
-	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, o); err != nil {
-		return fmt.Errorf("read %s %s: %w", kind, name, err)
+// read reads an object. Errors name its kind.
+func read[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key client.ObjectKey) (P, error) {
+	o := P(new(T))
+	if err := c.Client.Get(ctx, key, o); err != nil {
+		return nil, fmt.Errorf("read %s %s: %w", kind, name(key), err)
+	}
+	return o, nil
+}
+
+// edit changes an object as a person does with kubectl edit.
+func edit[T any, P object[T]](ctx context.Context, c *Cluster, kind string, key client.ObjectKey, change func(P)) error {
+	o, err := read[T, P](ctx, c, kind, key)
+	if err != nil {
+		return err
+	}
+	edited := o.DeepCopyObject().(P)
+	change(edited)
+	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+		return fmt.Errorf("edit %s %s: %w", kind, name(key), err)
 	}
 	return nil
+}
+
+// name is a key without the slash that those of kinds without namespaces begin with.
+func name(key client.ObjectKey) string { return strings.TrimPrefix(key.String(), "/") }
+
+// NodeNetwork reads a node's object.
+func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
+	return read[v1alpha1.NodeNetwork](ctx, c, "NodeNetwork", client.ObjectKey{Name: node})
+}
+
+// EditNodeNetwork changes a node's object as a person does with kubectl edit.
+func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
+	return edit(ctx, c, "NodeNetwork", client.ObjectKey{Name: node}, change)
 }
 
 // NodeNetworks lists them all.
@@ -239,29 +273,6 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 		return nil, fmt.Errorf("list NodeNetworks: %w", err)
 	}
 	return list.Items, nil
-}
-
-// CreateNodeNetwork makes a node's object before its daemon does, as a person
-// may.
-func (c *Cluster) CreateNodeNetwork(ctx context.Context, o *v1alpha1.NodeNetwork) error {
-	if err := c.Client.Create(ctx, o); err != nil {
-		return fmt.Errorf("create NodeNetwork %s: %w", o.Name, err)
-	}
-	return nil
-}
-
-// EditNodeNetwork changes a node's object as a person does with kubectl edit.
-func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
-	o, err := c.NodeNetwork(ctx, node)
-	if err != nil {
-		return err
-	}
-	edited := o.DeepCopy()
-	change(edited)
-	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
-		return fmt.Errorf("edit NodeNetwork %s: %w", node, err)
-	}
-	return nil
 }
 
 // Watch sends a node's object whenever it changes, until stop is called or ctx
@@ -283,24 +294,8 @@ func (c *Cluster) Watch(ctx context.Context, node string) (objects <-chan *v1alp
 	return out, w.Stop, nil
 }
 
-// closeKube ends the operators, the lab's reports and the control plane.
-func (l *Lab) closeKube() error {
-	if l.Kube == nil {
-		return nil
-	}
-	var errs []error
-	for _, o := range l.operators {
-		errs = append(errs, o.Kill())
-	}
-	if l.Kube.forward != nil {
-		errs = append(errs, l.Kube.forward.Close())
-	}
-	l.Kube.reports.close()
-	return errors.Join(append(errs, l.Kube.Stop())...)
-}
-
 // clusterName is what daemons and operators know the cluster by.
-func (l *Lab) clusterName() string { return clusterName(l.ID) }
+func (o Options) clusterName() string { return clusterName(o.ID) }
 
 func clusterName(lab string) string { return "vpclab-" + lab }
 
@@ -310,5 +305,74 @@ func (l *Lab) Reported(ctx context.Context) error {
 	if l.Kube == nil {
 		return nil
 	}
-	return l.Kube.reports.wait(ctx)
+	return l.Kube.nodes.reports.wait(ctx)
+}
+
+// close ends the lab's reports and the control plane.
+func (c *Cluster) close() error {
+	var err error
+	if c.forward != nil {
+		err = c.forward.Close()
+	}
+	c.nodes.reports.close()
+	return errors.Join(err, c.Stop())
+}
+
+// Kubectl runs the real kubectl against the cluster and returns what it prints.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.assets, "kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "HOME="+c.dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// WaitDeployment returns once all replicas of a Deployment are Ready and of its
+// latest template.
+func (c *Cluster) WaitDeployment(ctx context.Context, namespace, name string) error {
+	return poll.Until(ctx, func() error {
+		d := &appsv1.Deployment{}
+		if err := c.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, d); err != nil {
+			return err
+		}
+		s, want := d.Status, int32(1)
+		if d.Spec.Replicas != nil {
+			want = *d.Spec.Replicas
+		}
+		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.Replicas > want || s.ReadyReplicas < want {
+			return fmt.Errorf("deployment %s/%s: %d of %d replicas are ready, %d new, %d in all", namespace, name, s.ReadyReplicas, want, s.UpdatedReplicas, s.Replicas)
+		}
+		return nil
+	})
+}
+
+// WaitNodesReady returns once these Nodes are Ready, which needs a
+// network plugin.
+func (c *Cluster) WaitNodesReady(ctx context.Context, nodes ...*node.Node) error {
+	return poll.Until(ctx, func() error {
+		for _, n := range nodes {
+			o := &corev1.Node{}
+			if err := c.Client.Get(ctx, client.ObjectKey{Name: n.Name}, o); err != nil {
+				return err
+			}
+			if ready := condition(o, corev1.NodeReady); ready.Status != corev1.ConditionTrue {
+				return fmt.Errorf("node %s is not Ready: %s", n.Name, ready.Message)
+			}
+		}
+		return nil
+	})
+}
+
+// forwardPort lets programs outside the lab, such as a person's kubectl, reach a
+// port inside one of its namespaces. It listens on a loopback port of the system's choice.
+func forwardPort(path string, to netip.AddrPort) (*forward.Forward, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	return forward.Start(l, func(ctx context.Context) (net.Conn, error) {
+		return ns.Dial(ctx, path, "tcp", to, netip.Addr{})
+	}), nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -20,8 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
@@ -62,8 +61,8 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	ready("late", corev1.ConditionTrue)
 	late, err := l.Node("late")
 	ok(t, err)
-	ok(t, l.BindPods(ctx, late, "a", "b"))
-	ok(t, l.Cloud.Instances.Terminate(i.ID))
+	ok(t, BindPods(ctx, late, "a", "b"))
+	ok(t, l.Cloud.TerminateInstance(i.ID))
 	eventually(t, "the Node goes", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
 	})
@@ -89,7 +88,6 @@ func TestCluster(t *testing.T) {
 	t.Run("pods are objects", func(t *testing.T) { podsAreObjects(t, l) })
 	t.Run("nodes may not call EC2", func(t *testing.T) { nodesMayNotCallEC2(t, l) })
 	t.Run("kubectl from outside", func(t *testing.T) { kubectlFromOutside(t, l) })
-	t.Run("NodeNetworks are compared", func(t *testing.T) { networksAreCompared(t, l) })
 }
 
 // podsAreObjects binds, reports and removes pods, and makes one again whose
@@ -155,39 +153,6 @@ func kubectlFromOutside(t *testing.T, l *Lab) {
 	}
 }
 
-// networksAreCompared plants contradictions in NodeNetworks.
-func networksAreCompared(t *testing.T, l *Lab) {
-	ctx := t.Context()
-	for i, n := range l.Nodes() {
-		o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: n.InstanceID, InstanceType: "m5.large"}}
-		o.Name = n.Name
-		o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{"10.0.0.77": {Resource: "eni-1"}}
-		if i == 1 {
-			o.Spec.IPAM.Releasing = []string{"10.0.0.78"}
-		}
-		ok(t, l.Kube.Client.Create(ctx, o))
-	}
-	gone := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-00", InstanceType: "m5.large"}}
-	gone.Name = "gone"
-	ok(t, l.Kube.Client.Create(ctx, gone))
-	nodes := l.Nodes()
-	networks, errs := l.networks(ctx, nodes)
-	f := findings{node: nodes[1], network: networks["node-2"]}
-	f.checkNetwork(introspect.Document{}, map[netip.Addr]*node.Pod{netip.MustParseAddr("10.0.0.5"): {Name: "p"}})
-	all := errors.Join(append(errs, f.errs...)...).Error()
-	for _, want := range []string{
-		"10.0.0.77 is available in two NodeNetworks: node-1 and node-2",
-		"NodeNetwork gone is left over",
-		"10.0.0.77 is available, and EC2 has not assigned it",
-		"10.0.0.78 is releasing and not available",
-		"10.0.0.5 is in use or cools, and is not in status.ipam.used",
-	} {
-		if !strings.Contains(all, want) {
-			t.Errorf("nothing is said about %q:\n%s", want, all)
-		}
-	}
-}
-
 // TestALostReplyToABinding: a pod whose object was made, but not heard of, is bound
 // all the same, and to its own object.
 func TestALostReplyToABinding(t *testing.T) {
@@ -206,7 +171,7 @@ func TestALostReplyToABinding(t *testing.T) {
 			return err
 		},
 	})
-	objects := &podObjects{cluster: &c, node: "node-1", uids: map[podKey]string{}}
+	objects := &podObjects{cluster: &nodeObjects{kube: &c}, node: "node-1", uids: map[podKey]string{}}
 	uid, name, err := objects.Bind(ctx, "default", "unheard", nil)
 	ok(t, err)
 	pod := &corev1.Pod{}
@@ -257,4 +222,15 @@ func TestReports(t *testing.T) {
 
 func ignoreContext(f func() error) func(context.Context) error {
 	return func(context.Context) error { return f() }
+}
+
+// What is installed twice is the same, or pods are replaced for nothing.
+func TestEnvironmentOfAChartHasOneOrder(t *testing.T) {
+	of := map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "c", "Z": "d"}
+	first := env(of)
+	for range 50 {
+		if again := env(of); !reflect.DeepEqual(again, first) {
+			t.Fatalf("%v, then %v", first, again)
+		}
+	}
 }

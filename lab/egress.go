@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/lab/run/poll"
@@ -23,32 +22,19 @@ var GatewayNetworks = v1alpha1.PoolSubnet{IPv4: "198.51.101.0/27", IPv6: "2001:d
 // EgressArgs are settings of berthd under which little of egress takes long.
 var EgressArgs = []string{"--repair-interval=2s", "--cooling-period=1s"}
 
-// EgressPools are pools for clients and, besides, for gateways.
+// EgressPools are the pools of clients and of gateways.
 func EgressPools() []v1alpha1.AddressPool {
 	return append(DefaultPools(), Pool(GatewayPool, 0, GatewayNetworks))
 }
 
 // Egress reads an Egress.
 func (c *Cluster) Egress(ctx context.Context, key types.NamespacedName) (*v1alpha1.Egress, error) {
-	e := &v1alpha1.Egress{}
-	if err := c.Client.Get(ctx, key, e); err != nil {
-		return nil, fmt.Errorf("read Egress %s: %w", key, err)
-	}
-	return e, nil
+	return read[v1alpha1.Egress](ctx, c, "Egress", key)
 }
 
 // EditEgress changes an Egress as a person does with kubectl edit.
 func (c *Cluster) EditEgress(ctx context.Context, key types.NamespacedName, change func(*v1alpha1.Egress)) error {
-	e, err := c.Egress(ctx, key)
-	if err != nil {
-		return err
-	}
-	edited := e.DeepCopy()
-	change(edited)
-	if err := c.Client.Patch(ctx, edited, client.MergeFrom(e)); err != nil {
-		return fmt.Errorf("edit Egress %s: %w", key, err)
-	}
-	return nil
+	return edit(ctx, c, "Egress", key, change)
 }
 
 // WaitGateways waits until an Egress has so many gateways, all ready and none that ends, and returns
@@ -69,7 +55,7 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 			}
 		}
 		if len(e.Status.Gateways) != n || int(e.Status.ReadyGateways) != n {
-			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, tellConditions(e.Status.Conditions))
+			return fmt.Errorf("status has %d, of which %d are ready: %s", len(e.Status.Gateways), e.Status.ReadyGateways, Conditions(e.Status.Conditions))
 		}
 		return nil
 	})
@@ -79,11 +65,11 @@ func (c *Cluster) WaitGateways(ctx context.Context, key types.NamespacedName, n 
 	return addrs, nil
 }
 
-// tellConditions is what they say, in a line.
-func tellConditions(all []metav1.Condition) string {
-	var told []string
+// Conditions formats conditions in one line.
+func Conditions(all []metav1.Condition) string {
+	var parts []string
 	for _, c := range all {
-		told = append(told, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
+		parts = append(parts, fmt.Sprintf("%s %s %s %s", c.Type, c.Status, c.Reason, c.Message))
 	}
-	return strings.Join(told, "; ")
+	return strings.Join(parts, "; ")
 }

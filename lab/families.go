@@ -9,7 +9,6 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/run/node"
 )
 
 // completeFamilies checks IPFamilies, and gives the spec of a lab whose pods have IPv6 the
@@ -26,7 +25,7 @@ func (o Options) completeFamilies() (Options, error) {
 	if !o.IPFamilies.Has(ipfamily.IPv6) {
 		asked = "egress of IPv6"
 	}
-	if !o.Mode.hasEC2() {
+	if !o.Mode.HasEC2() {
 		return o, fmt.Errorf("%s: of modes %s and %s only; in %s mode the addresses that there are say it", asked, NodeMode, OperatorMode, o.Mode)
 	}
 	if o.Kubelets != nil && o.IPv6Egress {
@@ -40,35 +39,15 @@ func (o Options) completeFamilies() (Options, error) {
 	return o, nil
 }
 
-// hasIPv6 tells whether nodes, and pods unless only IPv6Egress asks for it, have addresses
+// HasIPv6 reports whether nodes, and pods unless only IPv6Egress asks for it, have addresses
 // of IPv6.
-func (o Options) hasIPv6() bool {
-	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.hasEC2() && o.IPv6Egress
+func (o Options) HasIPv6() bool {
+	return o.PodFamilies().Has(ipfamily.IPv6) || o.Mode.HasEC2() && o.IPv6Egress
 }
 
-// nodeLocal is the family of which pods have node-local addresses, if they have any.
-func (o Options) nodeLocal() (f ipfamily.Family, has bool) {
-	switch {
-	case !o.Mode.hasEC2() || o.IPFamilies == ipfamily.Dual:
-		return 0, false
-	case o.IPFamilies.Has(ipfamily.IPv6):
-		return ipfamily.IPv4, true
-	default:
-		return ipfamily.IPv6, o.IPv6Egress
-	}
-}
-
-// nodeLocalOn is nodeLocal for the pods of a node: they have none of IPv4 where it has no such
-// address itself.
-func (l *Lab) nodeLocalOn(n *node.Node) (f ipfamily.Family, has bool) {
-	f, has = l.nodeLocal()
-	return f, has && (f != ipfamily.IPv4 || !ofIPv6Alone(l.Books(), n.InstanceID))
-}
-
-// familyArgs tell berthd of which families pods get addresses, and reach the world, where it
-// is not the default.
+// familyArgs are the flags of berthd for the pods' IP families, where they are not the default.
 func (o Options) familyArgs() (args []string) {
-	if !o.Mode.hasEC2() {
+	if !o.Mode.HasEC2() {
 		return nil
 	}
 	if o.IPFamilies.Has(ipfamily.IPv6) {
@@ -86,8 +65,8 @@ var onPremises4, onPremises6 = netip.MustParsePrefix("192.168.100.0/24"), netip.
 // WithIPv6 is a spec whose VPCs have IPv6: one that has no block of it gets a /56 of the
 // documentation range (RFC 3849), each of its subnets a /64 of that and the attribute
 // AssignIpv6AddressOnCreation, as clusters of EKS with IPv6 need it, so that each node's
-// primary ENI has an address of its own. Its security groups let in and out of IPv6 what
-// they do of IPv4, as far as that is the VPC, the on-premises network, or everything. VPCs
+// primary ENI has an address of its own. Its security groups allow IPv6 where
+// they allow IPv4, as far as that is the VPC, the on-premises network, or everything. VPCs
 // that have IPv6 stay as they are. More than 256 VPCs, or subnets of one, are an error.
 func WithIPv6(s spec.Spec) (spec.Spec, error) {
 	s.VPCs = slices.Clone(s.VPCs)

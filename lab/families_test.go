@@ -10,7 +10,6 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/run/node"
 )
 
 // The frame of a lab with IPv6, without Berth's programs: each node has an address of it,
@@ -27,7 +26,7 @@ func TestFrameWithIPv6(t *testing.T) {
 		t.Fatalf("status %+v", s)
 	}
 	for i, n := range l.Nodes() {
-		own := l.addrsOf(n)
+		own := OwnAddrs(l, n)
 		if len(own) != 2 || own[1] != s.Nodes[slices.IndexFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n.Name })].IPv6 {
 			t.Fatalf("%s has %v, told is %+v", n.Name, own, s.Nodes)
 		}
@@ -37,7 +36,7 @@ func TestFrameWithIPv6(t *testing.T) {
 				t.Errorf("%s has %v of %s, want %v", n.Name, got, families, want)
 			}
 		}
-		for _, to := range []netip.Addr{l.addrsOf(l.Nodes()[(i+1)%3])[1], fabric.InternetHost6, fabric.OnPremHost6} {
+		for _, to := range []netip.Addr{OwnAddrs(l, l.Nodes()[(i+1)%3])[1], fabric.InternetHost6, fabric.OnPremHost6} {
 			r, err := n.Ask(t.Context(), "udp", to, "x")
 			if err != nil || r.You != own[1] {
 				t.Errorf("%s to %s: %q, %v", n.Name, to, r, err)
@@ -51,17 +50,17 @@ func TestFrameWithIPv6(t *testing.T) {
 			t.Errorf("berthd of %s is started with %q", n.Name, n.Args)
 		}
 	}
-	if err := reach(t, l.Fabric.InternetPath(), l.addrsOf(l.Nodes()[0])[1], 200*time.Millisecond); err == nil {
+	if err := reach(t, l.Fabric.InternetPath(), OwnAddrs(l, l.Nodes()[0])[1], 200*time.Millisecond); err == nil {
 		t.Error("a node is reached from the internet, which its security group does not allow")
 	}
 }
 
-// A lab that nobody asks for IPv6 has none, and berthd is told nothing of families.
+// A lab without IPv6 families has no IPv6, and berthd gets no flag of families.
 func TestFrameWithoutIPv6(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	books := l.Books()
-	if v := books.VPCs[0]; len(v.IPv6CIDRs) > 0 || books.Subnets[0].IPv6.IsValid() || len(l.OutsideHosts()) != 1 {
-		t.Errorf("the VPC has %v, outside is %v", v.IPv6CIDRs, l.OutsideHosts())
+	if v := books.VPCs[0]; len(v.IPv6CIDRs) > 0 || books.Subnets[0].IPv6.IsValid() || l.HasIPv6() {
+		t.Errorf("the VPC has %v, and the lab IPv6: %t", v.IPv6CIDRs, l.HasIPv6())
 	}
 	if args := l.Nodes()[0].Args; slices.ContainsFunc(args, func(a string) bool { return strings.Contains(a, "famil") }) {
 		t.Errorf("berthd is started with %q", args)
@@ -132,38 +131,6 @@ func text6(list []netip.Prefix) string {
 	return "[" + strings.Join(words, " ") + "]"
 }
 
-// What pods have of each family is seen.
-func TestCheckFamilies(t *testing.T) {
-	addr := netip.MustParseAddr
-	l := start(t, Options{Nodes: 1, IPFamilies: ipfamily.Dual})
-	n := l.Nodes()[0]
-	for name, tc := range map[string]struct {
-		addrs []netip.Addr
-		want  string
-	}{
-		"one family":    {[]netip.Addr{addr("10.0.0.9")}, "has 0 addresses of IPv6, want 1"},
-		"two of one":    {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1"), addr("2001:db8:1::2")}, "has 2 addresses of IPv6, want 1"},
-		"of two ENIs":   {[]netip.Addr{addr("10.0.0.9"), addr("2001:db8:1::1")}, "which are not on one ENI of this node"},
-		"of the node's": {l.addrsOf(n), ""},
-	} {
-		f := findings{node: n, mode: NodeMode, families: ipfamily.Dual, enis: l.Books().InstanceENIs(n.InstanceID)}
-		f.checkFamilies(&node.Pod{Name: "x"}, tc.addrs)
-		var said []string
-		for _, err := range f.errs {
-			said = append(said, err.Error())
-		}
-		if text := strings.Join(said, "\n"); tc.want == "" && text != "" || !strings.Contains(text, tc.want) {
-			t.Errorf("%s: said %q, want %q", name, text, tc.want)
-		}
-	}
-	f := findings{node: n, mode: NodeMode, families: ipfamily.Dual, enis: l.Books().InstanceENIs(n.InstanceID)}
-	for _, own := range l.addrsOf(n) {
-		if f.owns(own) {
-			t.Errorf("a pod may have the node's own %s", own)
-		}
-	}
-}
-
 // TestMaxPods counts the pods of an m5.large, whose three ENIs have ten addresses each.
 func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
@@ -175,8 +142,8 @@ func TestMaxPods(t *testing.T) {
 		{OperatorMode, ipfamily.Dual, 2*9 + 2},
 		{NodeMode, ipfamily.OnlyIPv6, 0},
 	} {
-		l := &Lab{Options: Options{Mode: tc.mode, IPFamilies: tc.families}}
-		if got := l.maxPods("m5.large"); got != tc.want {
+		o := Options{Mode: tc.mode, IPFamilies: tc.families}
+		if got := o.maxPods("m5.large"); got != tc.want {
 			t.Errorf("%s mode, %q: %d pods, want %d", tc.mode, tc.families, got, tc.want)
 		}
 	}

@@ -3,53 +3,84 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// follow brings the fabric to where the books are and keeps it there: every
+// follower turns the events of the cloud into machines, links and routes. CatchUp waits for it.
+type follower struct {
+	lab    *Lab
+	cancel func() // ends the subscription
+
+	following sync.Mutex // held while one event is followed; guards machines' dark
+
+	mu       sync.Mutex // guards all below; never held across I/O
+	moved    *sync.Cond // on mu; when followed or closed changed
+	followed uint64     // the last event that was followed
+	closed   bool
+}
+
+func newFollower(l *Lab) *follower {
+	f := &follower{lab: l, cancel: func() {}}
+	f.moved = sync.NewCond(&f.mu)
+	return f
+}
+
+// close returns once no event is followed any more.
+func (f *follower) close() {
+	f.mu.Lock()
+	f.closed = true
+	f.moved.Broadcast()
+	f.mu.Unlock()
+	f.cancel()
+	f.following.Lock() // an event that is being followed ends first
+	defer f.following.Unlock()
+}
+
+// follow brings the fabric to the state of the cloud and keeps it there: every
 // later event of the cloud is turned into links, routes and machines. CatchUp
 // waits for that.
-func (l *Lab) follow() error {
-	l.following.Lock()
-	defer l.following.Unlock()
+func (f *follower) follow() error {
+	f.following.Lock()
+	defer f.following.Unlock()
 	var from uint64
-	l.cancel = l.Cloud.Subscribe(func(ev vpc.Event) {
-		l.following.Lock()
-		defer l.following.Unlock()
-		defer l.follows(ev.Seq)
-		l.mu.Lock()
-		skip := l.closed || ev.Seq <= from
-		l.mu.Unlock()
+	f.cancel = f.lab.Cloud.Subscribe(func(ev vpc.Event) {
+		f.following.Lock()
+		defer f.following.Unlock()
+		defer f.follows(ev.Seq)
+		f.mu.Lock()
+		skip := f.closed || ev.Seq <= from
+		f.mu.Unlock()
 		if skip {
 			return
 		}
-		if err := l.apply(ev); err != nil {
-			l.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
+		if err := f.apply(ev); err != nil {
+			f.lab.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
 		}
 	})
-	books := l.Cloud.Snapshot()
+	books := f.lab.Cloud.Snapshot()
 	from = books.Seq
-	l.follows(from)
-	if err := l.Fabric.SetGroups(books.Groups); err != nil {
+	f.follows(from)
+	if err := f.lab.Fabric.SetGroups(books.Groups); err != nil {
 		return err
 	}
 	for _, i := range books.Instances {
 		if i.State != vpc.Running {
 			continue
 		}
-		if err := l.addMachine(i); err != nil {
+		if err := f.addMachine(i); err != nil {
 			return err
 		}
 		for _, e := range books.InstanceENIs(i.ID) {
 			if !e.Attachment.LinkUp {
 				continue
 			}
-			if err := l.attach(e); err != nil {
+			if err := f.attach(e); err != nil {
 				return err
 			}
 			for _, b := range books.Branches(e.ID) {
-				if err := l.Fabric.Associate(b); err != nil {
+				if err := f.lab.Fabric.Associate(b); err != nil {
 					return err
 				}
 			}
@@ -58,68 +89,66 @@ func (l *Lab) follow() error {
 	return nil
 }
 
-func (l *Lab) follows(seq uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.followed = max(l.followed, seq)
-	l.moved.Broadcast()
+func (f *follower) follows(seq uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.followed = max(f.followed, seq)
+	f.moved.Broadcast()
 }
 
-// CatchUp returns when the fabric has followed every event that the cloud's
-// books contain now. A call of the cloud may return before that, when the
-// cloud is busy telling of other events.
-func (l *Lab) CatchUp() {
-	if l.Cloud == nil {
+// catchUp implements Lab.CatchUp.
+func (f *follower) catchUp() {
+	if f.lab.Cloud == nil {
 		return
 	}
-	seq := l.Cloud.Snapshot().Seq
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for l.followed < seq && !l.closed {
-		l.moved.Wait()
+	seq := f.lab.Cloud.Snapshot().Seq
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.followed < seq && !f.closed {
+		f.moved.Wait()
 	}
 }
 
 // apply turns one event into machines, links and routes.
-func (l *Lab) apply(ev vpc.Event) error {
+func (f *follower) apply(ev vpc.Event) error {
 	switch ev.Kind {
 	case vpc.InstanceLaunched:
-		return l.addMachine(ev.Instance)
+		return f.addMachine(ev.Instance)
 	case vpc.InstanceStopped:
-		m, err := l.removeMachine(ev.Instance.ID)
-		if m != nil && l.modelled() {
-			l.Kube.stopped(m.Name)
+		m, err := f.removeMachine(ev.Instance.ID)
+		if m != nil && f.lab.modelled() {
+			f.lab.Kube.nodes.stopped(m.Name)
 		}
 		return err
 	case vpc.InstanceTerminated:
-		m, err := l.removeMachine(ev.Instance.ID)
+		m, err := f.removeMachine(ev.Instance.ID)
 		if m != nil {
 			err = errors.Join(err, m.Scrap())
 		}
-		if l.Kube != nil { // with kubelets this is a cloud's controller's too
-			l.Kube.terminated(nameOf(ev.Instance))
+		if f.lab.Kube != nil { // with kubelets this is a cloud's controller's too
+			f.lab.Kube.nodes.terminated(nameOf(ev.Instance))
 		}
 		return err
 	case vpc.ENIAttached:
-		return l.attach(ev.ENI)
+		return f.attach(ev.ENI)
 	case vpc.ENIDetached:
-		return l.Fabric.Detach(ev.ENI.ID)
+		return f.lab.Fabric.Detach(ev.ENI.ID)
 	case vpc.ENIAssociated:
-		if m := l.machine(ev.Instance.ID); m != nil && m.dark {
+		if m := f.lab.machines.ofInstance(ev.Instance.ID); m != nil && m.dark {
 			return nil // as its trunk, when it is plugged in
 		}
-		return l.Fabric.Associate(ev.ENI)
+		return f.lab.Fabric.Associate(ev.ENI)
 	case vpc.ENIDisassociated:
-		return l.Fabric.Disassociate(ev.ENI.ID)
+		return f.lab.Fabric.Detach(ev.ENI.ID)
 	case vpc.AddressesChanged, vpc.GroupsChanged:
-		return l.Fabric.Update(ev.ENI)
+		return f.lab.Fabric.Update(ev.ENI)
 	case vpc.RulesChanged:
-		return l.Fabric.SetGroups(l.Cloud.Snapshot().Groups)
+		return f.lab.Fabric.SetGroups(f.lab.Cloud.Snapshot().Groups)
 	}
 	return nil
 }
 
-// nameOf is what an instance's node is called.
+// nameOf is the name of an instance's node.
 func nameOf(i vpc.Instance) string {
 	if i.Name == "" {
 		return i.ID
@@ -128,60 +157,99 @@ func nameOf(i vpc.Instance) string {
 }
 
 // addMachine turns an instance's power on.
-func (l *Lab) addMachine(i vpc.Instance) error {
+func (f *follower) addMachine(i vpc.Instance) error {
 	name := nameOf(i)
-	if err := l.mayName(name); err != nil {
+	if err := f.lab.machines.mayName(name); err != nil {
 		return fmt.Errorf("instance %s: %w", i.ID, err)
 	}
-	if err := l.Fabric.AddNode(name); err != nil {
+	if err := f.lab.Fabric.AddNode(name); err != nil {
 		return err
 	}
-	if _, err := l.newMachine(name, i.ID, l.Fabric.NodePath(name), nodeOf(name, i)); err != nil {
-		return errors.Join(err, l.Fabric.RemoveNode(name))
+	if _, err := f.lab.machines.create(name, i.ID, f.lab.Fabric.NodePath(name), nodeOf(name, i)); err != nil {
+		return errors.Join(err, f.lab.Fabric.RemoveNode(name))
 	}
 	return nil
 }
 
-// removeMachine pulls an instance's plug and returns what was its machine;
+// removeMachine powers an instance off and returns its machine;
 // nil when it did not run.
-func (l *Lab) removeMachine(instanceID string) (*machine, error) {
-	m := l.machine(instanceID)
+func (f *follower) removeMachine(instanceID string) (*machine, error) {
+	m := f.lab.machines.ofInstance(instanceID)
 	if m == nil {
 		return nil, nil
 	}
-	l.mu.Lock()
-	delete(l.nodes, m.Name)
-	l.mu.Unlock()
-	return m, errors.Join(m.PowerOff(), l.Fabric.RemoveNode(m.Name))
-}
-
-// machine finds a running instance; nil when it does not run.
-func (l *Lab) machine(instanceID string) *machine {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, m := range l.nodes {
-		if m.InstanceID == instanceID {
-			return m
-		}
-	}
-	return nil
+	f.lab.machines.remove(m.Name)
+	return m, errors.Join(m.PowerOff(), f.lab.Fabric.RemoveNode(m.Name))
 }
 
 // attach makes an ENI's link appear. With the primary one the machine has
 // booted.
-func (l *Lab) attach(e vpc.ENI) error {
-	m := l.machine(e.Attachment.InstanceID)
+func (f *follower) attach(e vpc.ENI) error {
+	m := f.lab.machines.ofInstance(e.Attachment.InstanceID)
 	if m == nil {
 		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
 	}
 	if m.dark {
 		return nil // it gets the link when it is plugged in
 	}
-	if err := l.Fabric.Attach(m.Name, e); err != nil {
+	if err := f.lab.Fabric.Attach(m.Name, e); err != nil {
 		return err
 	}
 	if !e.Attachment.Primary() {
 		return nil
 	}
-	return l.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
+	return f.lab.machines.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
+}
+
+// unplug removes a machine's network namespace with the state of its kernel.
+// The caller holds following.
+func (f *follower) unplug(m *machine) error {
+	if f.lab.Site != nil {
+		return f.lab.Site.RemoveNode(m.Name)
+	}
+	return f.lab.Fabric.RemoveNode(m.Name)
+}
+
+// plug creates a machine's network namespace again, with the links of the ENIs that are attached
+// now. On failure nothing is left of it.
+func (f *follower) plug(m *machine) error {
+	f.following.Lock()
+	defer f.following.Unlock()
+	if !m.dark {
+		return errors.New("it is powered on")
+	}
+	if err := f.addNetwork(m); err != nil {
+		return errors.Join(err, f.unplug(m))
+	}
+	m.dark = false
+	return nil
+}
+
+func (f *follower) addNetwork(m *machine) error {
+	if f.lab.Site != nil {
+		// It gets the number that it had: the first that is free.
+		if _, err := f.lab.Site.AddNode(m.Name); err != nil || f.lab.Ports == nil {
+			return err
+		}
+		_, err := f.lab.machines.joinPorts(m.Options)
+		return err
+	}
+	if err := f.lab.Fabric.AddNode(m.Name); err != nil {
+		return err
+	}
+	books := f.lab.Cloud.Snapshot()
+	for _, e := range books.InstanceENIs(m.InstanceID) {
+		if !e.Attachment.LinkUp {
+			continue
+		}
+		if err := f.lab.Fabric.Attach(m.Name, e); err != nil {
+			return err
+		}
+		for _, b := range books.Branches(e.ID) {
+			if err := f.lab.Fabric.Associate(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

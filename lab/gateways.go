@@ -63,9 +63,9 @@ type Gateway struct {
 	gone    atomic.Bool // see Vanish
 }
 
-// Cut kills the gateway's program, and has its addresses answer no more. Its kubelet starts the
-// program again, which reaches nobody, and tells that it is not ready. What is left goes with
-// its Pod.
+// Cut kills the gateway's program and takes its link down. Its kubelet starts the
+// program again, which reaches nobody, and reports that it is not ready. What is left is removed
+// with its Pod.
 func (g *Gateway) Cut() error {
 	err := ns.Netlink(g.Pod.Netns(), func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
@@ -80,8 +80,8 @@ func (g *Gateway) Cut() error {
 	return nil
 }
 
-// Vanish is Cut, as if its node were gone: nobody starts the program again, and nobody tells the
-// API, until its Pod is deleted.
+// Vanish is Cut, as if its node were gone: the program is not started again, and the API is not
+// updated, until its Pod is deleted.
 func (g *Gateway) Vanish() error {
 	g.gone.Store(true)
 	return g.Cut()
@@ -208,8 +208,8 @@ func (g *gateways) run(ctx context.Context, one *Gateway, pod *corev1.Pod) error
 	return errors.Join(err, g.end(ctx, one, pod, n, sandbox))
 }
 
-// node is a node by name. A Pod may be bound to one that was lost a moment before: nobody sees to it until
-// the node is back. There is none when ctx ends first.
+// node returns a node by name. A Pod may be bound to one that was just lost: it waits until
+// the node is back. It returns nil when ctx ends first.
 func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	for {
 		if n, err := g.lab.Node(name); err == nil {
@@ -221,7 +221,7 @@ func (g *gateways) node(ctx context.Context, name string) *node.Node {
 	}
 }
 
-// gone tells whether a node went, with all its pods and its kubelet: nobody is left to report.
+// gone reports whether a node was lost, with all its pods and its kubelet.
 func (g *gateways) gone(n *node.Node) bool {
 	now, err := g.lab.Node(n.Name)
 	return err != nil || now != n
@@ -308,7 +308,7 @@ func environment(pod *corev1.Pod, c corev1.Container) (env []string, err error) 
 	return env, nil
 }
 
-// serve keeps a gateway running and tells the API whether it is ready, until its pod is deleted and its
+// serve keeps a gateway running and reports to the API whether it is ready, until its pod is deleted and its
 // program has ended, its node is gone, or ctx ends.
 func (g *gateways) serve(ctx context.Context, one *Gateway, pod *corev1.Pod, n *node.Node) error {
 	ready, answered := false, time.Now()
@@ -364,7 +364,7 @@ func (g *gateways) restart(one *Gateway) {
 	}
 }
 
-// gracePeriod is a pod's, or what Kubernetes takes where it has none.
+// gracePeriod is a pod's, or the default of Kubernetes.
 func gracePeriod(pod *corev1.Pod) time.Duration {
 	if s := pod.Spec.TerminationGracePeriodSeconds; s != nil {
 		return time.Duration(*s) * time.Second
@@ -404,7 +404,7 @@ func probed(ctx context.Context, n *node.Node, sandbox *node.Pod, pod *corev1.Po
 	return true
 }
 
-// answers tells whether a web server in a namespace answers with 200.
+// answers reports whether a web server in a namespace answers with 200.
 func answers(ctx context.Context, netns string, at netip.AddrPort, path string) bool {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -481,7 +481,7 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 	return errors.Join(append(errs, ignoreOther(err))...)
 }
 
-// ignoreOther passes over an object that is gone, or another of its name.
+// ignoreOther ignores errors for an object that is gone, or replaced by another of its name.
 func ignoreOther(err error) error {
 	if err == nil || client.IgnoreNotFound(err) == nil || strings.Contains(err.Error(), "Precondition failed") {
 		return nil

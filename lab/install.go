@@ -12,14 +12,13 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/run/kube"
-	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // Release is the release of Berth's chart in a lab with kubelets.
@@ -28,20 +27,24 @@ const Release = "berth"
 // DefaultTag is the tag of Berth's images that `make lab-images` packs.
 const DefaultTag = "lab"
 
-// InstallBerth installs Berth's chart, or changes the release to the values of the lab
+// Chart is Berth's release in a lab with kubelets.
+type Chart struct{ lab *Lab }
+
+// Install installs Berth's chart, or changes the release to the values of the lab
 // with more over them, and the pools or VPCs that the lab begins with. It returns
 // when the API server has the objects; see WaitReady. With Kubelets.Helm it is `helm
 // upgrade --install`.
-func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
-	values := merge(l.chartValues(), more)
-	if err := l.nameVPCs(ctx); err != nil {
+func (s *Chart) Install(ctx context.Context, more map[string]any) error {
+	l := s.lab
+	values := merge(s.values(), more)
+	if err := s.nameVPCs(ctx); err != nil {
 		return fmt.Errorf("install Berth: %w", err)
 	}
 	var err error
 	if l.Kubelets.Helm != "" {
-		err = l.helmInstall(ctx, values)
+		err = s.helmInstall(ctx, values)
 	} else {
-		err = l.applyChart(ctx, values)
+		err = s.apply(ctx, values)
 	}
 	if err != nil {
 		return fmt.Errorf("install Berth: %w", err)
@@ -50,14 +53,15 @@ func (l *Lab) InstallBerth(ctx context.Context, more map[string]any) error {
 	case PortMode:
 		return l.Kube.raiseVPCs(ctx, l.Ports.Access(), l.VPCs)
 	case PoolMode:
-		return l.installPools(ctx)
+		return s.installPools(ctx)
 	default:
 		return nil
 	}
 }
 
 // installPools makes the pools that the lab begins with.
-func (l *Lab) installPools(ctx context.Context) error {
+func (s *Chart) installPools(ctx context.Context) error {
+	l := s.lab
 	pools := l.Pools
 	if pools == nil {
 		pools = DefaultPools()
@@ -71,7 +75,8 @@ func (l *Lab) installPools(ctx context.Context) error {
 	return nil
 }
 
-func (l *Lab) applyChart(ctx context.Context, values map[string]any) error {
+func (s *Chart) apply(ctx context.Context, values map[string]any) error {
+	l := s.lab
 	objects, err := deploy.Render(deploy.Release{Name: Release, Values: values})
 	if err != nil {
 		return err
@@ -80,7 +85,8 @@ func (l *Lab) applyChart(ctx context.Context, values map[string]any) error {
 }
 
 // helmInstall has the real program do it, so that Helm knows the release.
-func (l *Lab) helmInstall(ctx context.Context, values map[string]any) error {
+func (s *Chart) helmInstall(ctx context.Context, values map[string]any) error {
+	l := s.lab
 	dir := filepath.Join(l.Kube.dir, "chart")
 	if err := os.RemoveAll(dir); err != nil {
 		return err
@@ -96,12 +102,13 @@ func (l *Lab) helmInstall(ctx context.Context, values map[string]any) error {
 	if err := os.WriteFile(file, data, 0o600); err != nil { // it may hold the operator's key
 		return err
 	}
-	_, err = l.Helm(ctx, "upgrade", "--install", Release, dir, "--namespace="+addons.Namespace, "--values="+file)
+	_, err = s.Helm(ctx, "upgrade", "--install", Release, dir, "--namespace="+addons.Namespace, "--values="+file)
 	return err
 }
 
 // Helm runs Helm against the cluster and returns what it prints.
-func (l *Lab) Helm(ctx context.Context, args ...string) (string, error) {
+func (s *Chart) Helm(ctx context.Context, args ...string) (string, error) {
+	l := s.lab
 	cmd := exec.CommandContext(ctx, l.Kubelets.Helm, args...)
 	home := filepath.Join(l.Kube.dir, "helm")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kube.Kubeconfig, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
@@ -112,27 +119,17 @@ func (l *Lab) Helm(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Kubectl runs the real kubectl against the cluster and returns what it prints.
-func (l *Lab) Kubectl(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(l.KubeAssets, "kubectl"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kube.Kubeconfig, "HOME="+l.Kube.dir)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return string(out), fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
-	}
-	return string(out), nil
-}
-
-// chartValues are what the lab tells Berth: where its cloud and its API server are,
+// values are the chart's: where the cloud and the API server are,
 // the images, and the settings that Options have for daemons and operators.
-func (l *Lab) chartValues() map[string]any {
+func (s *Chart) values() map[string]any {
+	l := s.lab
 	host, port, _ := net.SplitHostPort(strings.TrimPrefix(l.Kube.URL(), "https://"))
 	image := func(name string) map[string]any {
 		return map[string]any{"repository": name, "tag": l.Kubelets.Tag, "pullPolicy": "Never"}
 	}
 	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
 	operator := map[string]any{
-		"image": image("berth-operator"), "replicas": l.OperatorCount, "settings": settings(l.OperatorArgs), "extraEnv": env(l.operatorCredentials()),
+		"image": image("berth-operator"), "replicas": l.OperatorCount, "settings": settings(l.OperatorArgs), "extraEnv": env(l.operators.credentials()),
 	}
 	switch l.Mode {
 	case NodeMode:
@@ -148,6 +145,25 @@ func (l *Lab) chartValues() map[string]any {
 		values["egress"] = map[string]any{"enabled": true, "image": map[string]any{"repository": gatewayProgram, "tag": l.Kubelets.Tag}}
 	}
 	return values
+}
+
+// nameVPCs puts every pod of a cluster with kubelets that names no VPC into the first, those of
+// kube-system and of namespaces to come too. The VPC need not be there.
+func (s *Chart) nameVPCs(ctx context.Context) error {
+	l := s.lab
+	if l.Mode != PortMode || len(l.VPCs) == 0 {
+		return nil
+	}
+	for _, namespace := range []string{metav1.NamespaceDefault, addons.Namespace} {
+		if err := l.Kube.setVPC(ctx, namespace, l.VPCs[0].Name); err != nil {
+			return err
+		}
+	}
+	objects, err := addons.DefaultVPC(l.VPCs[0].Name)
+	if err != nil {
+		return err
+	}
+	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
 // settings are flags, each --name=value or --name, as the chart has them.
@@ -187,24 +203,7 @@ func merge(a, b map[string]any) map[string]any {
 	return out
 }
 
-// WaitNodesReady returns once every Node of the lab's machines is Ready, which needs a
-// network plugin.
-func (l *Lab) WaitNodesReady(ctx context.Context) error {
-	return poll.Until(ctx, func() error {
-		for _, n := range l.Nodes() {
-			node := &corev1.Node{}
-			if err := l.Kube.Client.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
-				return err
-			}
-			if c := condition(node, corev1.NodeReady); c.Status != corev1.ConditionTrue {
-				return fmt.Errorf("node %s is not Ready: %s", n.Name, c.Message)
-			}
-		}
-		return nil
-	})
-}
-
-// condition is a Node's condition of a type; one without a status if there is none.
+// condition is a Node's condition of a type; a zero one if it is missing.
 func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeCondition {
 	for _, c := range n.Status.Conditions {
 		if c.Type == kind {
@@ -214,27 +213,9 @@ func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeConditi
 	return corev1.NodeCondition{Type: kind}
 }
 
-// WaitDeployment returns once all replicas of a Deployment are Ready and of its
-// latest template.
-func (l *Lab) WaitDeployment(ctx context.Context, namespace, name string) error {
-	return poll.Until(ctx, func() error {
-		d := &appsv1.Deployment{}
-		if err := l.Kube.Client.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, d); err != nil {
-			return err
-		}
-		s, want := d.Status, int32(1)
-		if d.Spec.Replicas != nil {
-			want = *d.Spec.Replicas
-		}
-		if s.ObservedGeneration < d.Generation || s.UpdatedReplicas < want || s.Replicas > want || s.ReadyReplicas < want {
-			return fmt.Errorf("deployment %s/%s: %d of %d replicas are ready, %d new, %d in all", namespace, name, s.ReadyReplicas, want, s.UpdatedReplicas, s.Replicas)
-		}
-		return nil
-	})
-}
-
-// installAddons installs what a cluster has besides Berth.
-func (l *Lab) installAddons(ctx context.Context) error {
+// installAddons installs CoreDNS.
+func (b builder) installAddons(ctx context.Context) error {
+	l := b.lab
 	return kube.Again(ctx, "install CoreDNS", func() error {
 		objects, err := addons.CoreDNS(l.clusterDNS())
 		if err != nil {

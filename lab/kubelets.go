@@ -8,16 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/lab/addons"
-	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/kube"
 )
@@ -51,9 +46,6 @@ type Kubelets struct {
 	runtime host.Containerd
 	images  []string
 }
-
-// modelled tells whether the lab itself stands for kubelets and controllers.
-func (l *Lab) modelled() bool { return l.Kube != nil && l.Kubelets == nil }
 
 // completeKubelets finds the programs and images of machines.
 func (o Options) completeKubelets() (Options, error) {
@@ -104,11 +96,12 @@ func (o Options) completeKubelets() (Options, error) {
 
 // raiseCluster starts a whole control plane while machines boots the machines, and
 // returns when all of these are nodes of the cluster.
-func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
+func (b builder) raiseCluster(ctx context.Context, machines func() error) error {
+	l := b.lab
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		defer close(l.kubeUp)
-		return l.startKube(groupCtx, kube.Options{
+		defer close(l.machines.kubeUp)
+		return b.startKube(groupCtx, kube.Options{
 			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
 			Families: l.PodFamilies(),
 		})
@@ -117,38 +110,26 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := l.installAddons(ctx); err != nil {
+	if err := b.installAddons(ctx); err != nil {
 		return err
 	}
-	if err := l.waitJoined(ctx); err != nil || l.NoDaemons {
+	if err := b.waitJoined(ctx); err != nil || l.NoDaemons {
 		return err
 	}
-	if err := l.InstallBerth(ctx, nil); err != nil {
+	if err := l.Chart.Install(ctx, nil); err != nil {
 		return err
 	}
 	l.Progress("Berth is installed in " + string(l.Mode) + " mode")
 	return l.WaitReady(ctx)
 }
 
-// waitCluster returns once nodes are Ready and names are resolved.
-func (l *Lab) waitCluster(ctx context.Context) error {
-	if err := l.WaitNodesReady(ctx); err != nil {
-		return err
-	}
-	l.Progress(fmt.Sprintf("%d nodes are Ready", len(l.Nodes())))
-	if err := l.WaitDeployment(ctx, addons.Namespace, addons.DNS); err != nil {
-		return err
-	}
-	l.Progress("CoreDNS is ready")
-	return nil
-}
-
 // controllerArgs make what follows a node's death come within seconds.
 var controllerArgs = []string{"--node-monitor-period=1s", "--node-monitor-grace-period=10s"}
 
 // waitJoined returns once every machine is a node.
-func (l *Lab) waitJoined(ctx context.Context) error {
-	for _, m := range l.machines() {
+func (b builder) waitJoined(ctx context.Context) error {
+	l := b.lab
+	for _, m := range l.machines.all() {
 		select {
 		case <-m.joined:
 		case <-ctx.Done():
@@ -158,104 +139,11 @@ func (l *Lab) waitJoined(ctx context.Context) error {
 	return l.Trouble()
 }
 
-// newHost makes the machine that runs on a node's network.
-func (l *Lab) newHost(m *machine) *host.Host {
-	folders := map[string]string{}
-	if socket, ok := strings.CutPrefix(m.ovsdb, "unix:"); ok {
-		folders[ovsDir] = filepath.Dir(socket)
-	}
-	return host.New(host.Options{
-		Name: m.Name, Netns: m.Netns, Group: cgroup.Group(fabric.Prefix(l.ID) + m.Name),
-		Disk: filepath.Join(disksDir, l.ID, m.Name), Logs: filepath.Join(m.Dir, "log"),
-		Kubernetes: l.KubeAssets, Runtime: l.Kubelets.runtime, Images: l.Kubelets.images, CNIPlugins: l.Kubelets.CNIPlugins,
-		Folders: folders,
-	})
-}
-
 // ovsDir is where a machine has the socket of its OVSDB, as Debian's Open vSwitch does.
 const ovsDir = "/run/openvswitch"
 
-// bootHost turns a machine on and makes it a node once there is an API server.
-func (l *Lab) bootHost(m *machine) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go func() {
-		select {
-		case <-l.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	defer close(m.joined)
-	if err := m.host.Boot(ctx); err != nil {
-		l.note(err)
-		return
-	}
-	select {
-	case <-l.kubeUp:
-	case <-ctx.Done():
-		return
-	}
-	l.note(l.joinHost(m))
-	l.Progress("node " + m.Name + " has booted: containerd " + l.Kubelets.runtime.Version + ", kubelet, kube-proxy (" + string(l.Kubelets.Proxy) + ")")
-}
-
-// joinHost makes a machine that is on a node of the cluster.
-func (l *Lab) joinHost(m *machine) error {
-	if l.Kube == nil {
-		return nil // the control plane did not start, which is told elsewhere
-	}
-	c := host.Cluster{
-		ClientCA: l.Kube.CA(), DNS: l.clusterDNS(), ProxyMode: l.Kubelets.Proxy, MaxPods: l.Kubelets.MaxPods,
-	}
-	var err error
-	if c.Kubelet, err = l.Kube.ConfigFor("system:node:"+m.Name, "system:nodes"); err != nil {
-		return err
-	}
-	if c.Proxy, err = l.Kube.ConfigFor("system:kube-proxy"); err != nil {
-		return err
-	}
-	c.Addresses = l.NodeAddrs(m.Node)
-	if l.Site == nil {
-		books := l.Cloud.Snapshot()
-		i, _ := books.Instance(m.InstanceID)
-		object := nodeOf(m.Name, i)
-		if c.MaxPods == 0 {
-			c.MaxPods = l.maxPods(i.Type)
-		}
-		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
-		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
-	}
-	return m.host.Join(c)
-}
-
 // hostPods are those of a node that need no address: berthd and an operator.
 const hostPods = 2
-
-// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (berthctl max-pods); 0 of a type that is not known, and with IPv6 alone, of which a prefix
-// has more than a node can run. Operator mode leaves the primary ENI to the node.
-func (l *Lab) maxPods(instanceType string) int {
-	of, ok := limits.Lookup(instanceType)
-	if !ok || l.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {
-		return 0
-	}
-	enis := of.MaxENIs
-	if l.Mode == OperatorMode {
-		enis--
-	}
-	return enis*(of.IPv4PerENI-1) + hostPods
-}
-
-// clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of
-// Services, as kubeadm has it.
-func (l *Lab) clusterDNS() netip.Addr {
-	a := kube.ServiceCIDRs[l.PodFamilies().Families()[0]].Addr()
-	for range 10 {
-		a = a.Next()
-	}
-	return a
-}
 
 // scrapHost removes the disk of a machine that is off, if it is a whole one.
 func (m *machine) scrapHost() error {
@@ -265,11 +153,27 @@ func (m *machine) scrapHost() error {
 	return m.host.Scrap()
 }
 
-// Host returns a node's machine.
-func (l *Lab) Host(name string) (*host.Host, error) {
-	m, err := l.wholeMachine(name)
-	if err != nil {
-		return nil, err
+// clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of
+// Services, as kubeadm has it.
+func (o Options) clusterDNS() netip.Addr {
+	a := kube.ServiceCIDRs[o.PodFamilies().Families()[0]].Addr()
+	for range 10 {
+		a = a.Next()
 	}
-	return m.host, nil
+	return a
+}
+
+// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
+// (berthctl max-pods); 0 for an unknown type, and with IPv6-only pods, since a prefix
+// has more addresses than a node can run pods. Operator mode leaves the primary ENI to the node.
+func (o Options) maxPods(instanceType string) int {
+	of, ok := limits.Lookup(instanceType)
+	if !ok || o.PodFamilies() == ipfamily.OnlyIPv6 && of.Prefixes {
+		return 0
+	}
+	enis := of.MaxENIs
+	if o.Mode == OperatorMode {
+		enis--
+	}
+	return enis*(of.IPv4PerENI-1) + hostPods
 }

@@ -7,20 +7,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"maps"
-	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
-	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/portcloud"
@@ -42,11 +41,11 @@ type Options struct {
 
 	Mode Mode // NodeMode when empty
 	// IPFamilies are those of which each pod gets an address in node mode and operator mode,
-	// and berthd is told so; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
+	// and berthd gets the flag; only IPv4 when empty. With IPv6 the spec's VPCs and subnets have
 	// blocks of it (WithIPv6), and each node an address. In the other modes it is empty.
 	IPFamilies ipfamily.Set
 	// IPv6Egress has pods without an IPv6 address reach the IPv6 world as their node, and berthd
-	// is told so. The VPC has IPv6 then. Pods without an IPv4 address reach that of IPv4 anyway.
+	// gets the flag. The VPC has IPv6 then. Pods without an IPv4 address always reach IPv4 hosts.
 	IPv6Egress bool
 	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
 	Pools []v1alpha1.AddressPool
@@ -56,7 +55,7 @@ type Options struct {
 	// VPCs are what a lab with ports begins with; DefaultVPCs() when nil. In port mode pods
 	// that name none are in the first.
 	VPCs []VPC
-	// PortCloud raises who has the ports of a lab with ports; portcloud.NewModel when nil.
+	// PortCloud starts the provider of ports of a lab with ports; portcloud.NewModel when nil.
 	// portcloud.NewBranches is for operator mode.
 	PortCloud func(context.Context, portcloud.Options) (portcloud.Cloud, error)
 	// Egress has pods reach the outside by gateways of Egresses, which the lab runs unless it has
@@ -74,7 +73,7 @@ type Options struct {
 	// does: one that loses its Lease ends.
 	RestartOperators bool
 	// Kubelets makes the nodes whole machines and the Kubernetes API a whole
-	// cluster's, in any mode; nil: the lab itself stands for runtimes, kubelets and
+	// cluster's, in any mode; nil: the lab itself acts as runtimes, kubelets and
 	// controllers, and starts berthd and berth-operator as processes.
 	Kubelets *Kubelets
 	// KubeAssets is the folder of the control plane's programs;
@@ -82,7 +81,7 @@ type Options struct {
 	KubeAssets string
 
 	// DaemonArgs and BerthdEnv are given to every berthd, beyond what the lab
-	// itself tells it (directories, endpoints, names).
+	// itself sets (directories, endpoints, names).
 	DaemonArgs []string
 	BerthdEnv  map[string]string
 	// NoDaemons leaves berthd to be started by Node.Start, and berth-operator by
@@ -90,7 +89,7 @@ type Options struct {
 	NoDaemons bool
 
 	Log          *slog.Logger // discards when nil
-	Progress     func(string) // told one line a step; may be nil
+	Progress     func(string) // called with one line a step; may be nil
 	CloudOptions []vpc.Option // clock, seed
 }
 
@@ -103,24 +102,34 @@ type Lab struct {
 	Ports  portcloud.Cloud // where pods have ports, else nil
 	Kube   *Cluster        // nil in node mode without kubelets, ports, egress and templates
 
-	servers   []*http.Server
-	echoes    []*echo.Server
-	operators []*Operator
+	Chart *Chart // of a lab with kubelets
+
+	machines  *machines
+	follower  *follower
+	operators *operators
 	gateways  *gateways     // nil without egress
-	cancel    func()        // ends the subscription to the cloud's events
+	services  []io.Closer   // of the cloud, and echo servers
 	ended     chan struct{} // closed when the lab is
-	givenUp   chan struct{} // closed when who wanted the lab gives it up while it is raised
-	kubeUp    chan struct{} // closed when kubelets may join
-	booting   sync.WaitGroup
+	closing   sync.Once
+	trouble   troubles
+}
 
-	following sync.Mutex // held while one event is followed
+// troubles are errors in the lab itself, where no caller waits for them.
+type troubles struct {
+	mu   sync.Mutex // guards list
+	list []error
+}
 
-	mu       sync.Mutex // guards all below; never held across I/O
-	nodes    map[string]*machine
-	followed uint64     // the last event that the fabric has followed
-	moved    *sync.Cond // on mu; when followed or closed changed
-	trouble  []error    // what went wrong where nobody could be told
-	closed   bool
+func (t *troubles) add(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.list = append(t.list, err)
+}
+
+func (t *troubles) all() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.list...)
 }
 
 // Start raises a lab and returns when every node can take pods. Leftovers of
@@ -130,11 +139,11 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{}), givenUp: make(chan struct{}), kubeUp: make(chan struct{})}
-	stop := context.AfterFunc(ctx, func() { close(l.givenUp) })
+	l := &Lab{Options: o, ended: make(chan struct{})}
+	l.machines, l.follower, l.operators, l.Chart = newMachines(l), newFollower(l), &operators{lab: l}, &Chart{l}
+	stop := context.AfterFunc(ctx, func() { close(l.machines.givenUp) })
 	defer stop()
-	l.moved = sync.NewCond(&l.mu)
-	if err := l.raise(ctx); err != nil {
+	if err := (builder{l}).raise(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
@@ -196,7 +205,7 @@ func (o Options) complete() (Options, error) {
 
 // completeSpec is Spec as the lab has it.
 func (o Options) completeSpec() (Options, error) {
-	if o.Spec == nil && o.Mode.hasEC2() {
+	if o.Spec == nil && o.Mode.HasEC2() {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
@@ -208,138 +217,62 @@ func (o Options) completeSpec() (Options, error) {
 	return o, nil
 }
 
-// raise starts the parts in the order in which they need each other.
-func (l *Lab) raise(ctx context.Context) error {
-	if swept, err := Sweep(l.Dir, l.ID); err != nil {
-		return fmt.Errorf("remove leftovers of an earlier lab: %w", err)
-	} else if len(swept) > 0 {
-		l.Progress(fmt.Sprintf("removed %d leftovers of an earlier lab", len(swept)))
-	}
-	if err := os.MkdirAll(l.Dir, 0o755); err != nil {
-		return fmt.Errorf("lab directory: %w", err)
-	}
-	switch l.Mode {
-	case PoolMode:
-		return l.raiseSite(ctx)
-	case PortMode:
-		return l.raisePorts(ctx)
-	default:
-		return l.raiseEC2(ctx)
-	}
-}
-
-// raiseEC2 raises a lab with a VPC of EC2.
-func (l *Lab) raiseEC2(ctx context.Context) error {
-	var err error
-	if l.Cloud, err = vpc.New(*l.Spec, l.CloudOptions...); err != nil {
-		return err
-	}
-	books := l.Cloud.Snapshot()
-	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets, EgressOnly: egressOnly(books)}); err != nil {
-		return err
-	}
-	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",
-		books.VPCs[0].CIDRs[0], len(books.Subnets), fabric.InternetHost, fabric.OnPremHost))
-	if l.hasIPv6() {
-		l.Progress(fmt.Sprintf("VPC %s of IPv6; internet host %s, on-premises host %s", books.VPCs[0].IPv6CIDRs[0], fabric.InternetHost6, fabric.OnPremHost6))
-	}
-	if err := l.serve(); err != nil {
-		return err
-	}
-	if l.Kubelets != nil { // machines boot while the control plane starts
-		return l.raiseCluster(ctx, l.follow)
-	}
-	if err := l.raiseKube(ctx); err != nil {
-		return err
-	}
-	if err := l.follow(); err != nil {
-		return err
-	}
-	return l.settle(ctx)
-}
-
-// settle waits until the lab is up, unless daemons are left to others.
-func (l *Lab) settle(ctx context.Context) error {
-	if err := l.Reported(ctx); err != nil {
-		return errors.Join(err, l.Trouble())
-	}
-	if l.NoDaemons {
-		return nil
-	}
-	if err := l.WaitReady(ctx); err != nil || !l.hasPorts() {
-		return err
-	}
-	return l.WaitVPCs(ctx)
-}
-
-func cidrs(b vpc.Books) []netip.Prefix {
-	var out []netip.Prefix
-	for _, v := range b.VPCs {
-		out = append(append(out, v.CIDRs...), v.IPv6CIDRs...)
-	}
-	return out
-}
-
-// egressOnly tells whether IPv6 leaves by an egress-only internet gateway.
-func egressOnly(b vpc.Books) bool {
-	return slices.ContainsFunc(b.RouteTables, func(t vpc.RouteTable) bool { return slices.ContainsFunc(t.Routes, vpc.Route.EgressOnly) })
-}
-
 // WaitReady returns when the daemon of every node is ready, and every operator; with
 // kubelets, when every Node is Ready and names are resolved.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	if l.Kubelets != nil {
-		return l.waitCluster(ctx)
+		if err := l.Kube.WaitNodesReady(ctx, l.Nodes()...); err != nil {
+			return err
+		}
+		l.Progress(fmt.Sprintf("%d nodes are Ready", len(l.Nodes())))
+		if err := l.Kube.WaitDeployment(ctx, addons.Namespace, addons.DNS); err != nil {
+			return err
+		}
+		l.Progress("CoreDNS is ready")
+		return nil
 	}
-	nodes := l.Nodes()
-	errs := make([]error, len(nodes)+len(l.operators))
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() {
-			if errs[i] = n.WaitReady(ctx); errs[i] == nil {
-				l.Progress("node " + n.Name + " is ready")
+	var ready errgroup.Group
+	wait := func(name string, of interface{ WaitReady(context.Context) error }) {
+		ready.Go(func() error {
+			err := of.WaitReady(ctx)
+			if err == nil {
+				l.Progress(name + " is ready")
 			}
+			return err
 		})
 	}
-	for i, o := range l.operators {
-		wg.Go(func() {
-			if errs[len(nodes)+i] = o.WaitReady(ctx); errs[len(nodes)+i] == nil {
-				l.Progress(o.Name + " is ready")
-			}
-		})
+	for _, n := range l.Nodes() {
+		wait("node "+n.Name, n)
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	for _, o := range l.operators.list {
+		wait(o.Name, o)
+	}
+	return ready.Wait()
 }
 
 // Nodes lists the nodes by name.
-func (l *Lab) Nodes() []*node.Node {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var out []*node.Node
-	for _, name := range slices.Sorted(maps.Keys(l.nodes)) {
-		out = append(out, l.nodes[name].Node)
-	}
-	return out
-}
-
-func (l *Lab) machines() []*machine {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Collect(maps.Values(l.nodes))
-}
+func (l *Lab) Nodes() []*node.Node { return l.machines.nodes() }
 
 // Node returns a node by name.
 func (l *Lab) Node(name string) (*node.Node, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m := l.nodes[name]; m != nil {
-		return m.Node, nil
+	m, err := l.machines.get(name)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("no node %q; there are %v", name, slices.Sorted(maps.Keys(l.nodes)))
+	return m.Node, nil
 }
 
-// Books are EC2's books as they are now; empty where there is no EC2.
+// Operators are all there are, running or not; none in node mode.
+func (l *Lab) Operators() []*Operator { return l.operators.list }
+
+// Leader returns the operator that leads, by the Lease; nil when none does.
+func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operators.leader(ctx) }
+
+// CatchUp returns when the fabric has applied every event of the cloud so far. A call of the
+// cloud may return before that, when the cloud is busy with other events.
+func (l *Lab) CatchUp() { l.follower.catchUp() }
+
+// Books is a snapshot of EC2's state; empty where there is no EC2.
 func (l *Lab) Books() vpc.Books {
 	if l.Cloud == nil {
 		return vpc.Books{}
@@ -363,44 +296,30 @@ func (l *Lab) OutsidePath() string {
 	return l.Fabric.InternetPath()
 }
 
-// Trouble is what went wrong in the lab itself while it ran.
-func (l *Lab) Trouble() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return errors.Join(l.trouble...)
-}
+// Trouble returns what went wrong in the lab itself while it ran.
+func (l *Lab) Trouble() error { return l.trouble.all() }
 
+// note keeps an error for Trouble.
 func (l *Lab) note(err error) {
-	if err == nil {
-		return
+	if err != nil {
+		l.Log.Error("lab trouble", "err", err)
+		l.trouble.add(err)
 	}
-	l.Log.Error("lab trouble", "err", err)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.trouble = append(l.trouble, err)
 }
 
 // Close removes everything of the lab but its directory's logs. A second Close
 // does nothing.
-func (l *Lab) Close() error {
-	l.mu.Lock()
-	closed := l.closed
-	l.closed = true
-	l.moved.Broadcast()
-	l.mu.Unlock()
-	if closed {
-		return nil
-	}
+func (l *Lab) Close() (err error) {
+	l.closing.Do(func() { err = l.close() })
+	return err
+}
+
+func (l *Lab) close() error {
 	close(l.ended)
-	l.cancel()
-	l.following.Lock() // an event that is being followed ends first
-	defer l.following.Unlock()
+	l.follower.close()
 	var errs []error
-	for _, s := range l.servers {
+	for _, s := range l.services {
 		errs = append(errs, s.Close())
-	}
-	for _, e := range l.echoes {
-		errs = append(errs, e.Close())
 	}
 	if l.Cloud != nil {
 		l.Cloud.Close()
@@ -408,18 +327,13 @@ func (l *Lab) Close() error {
 	if l.gateways != nil {
 		errs = append(errs, l.gateways.close())
 	}
-	errs = append(errs, l.closeKube())
-	l.booting.Wait()
-	nodes := l.machines()
-	ended := make([]error, len(nodes))
-	var wg sync.WaitGroup
-	for i, n := range nodes {
-		wg.Go(func() { ended[i] = errors.Join(n.PowerOff(), n.scrapHost()) })
+	errs = append(errs, l.operators.kill())
+	if l.Kube != nil {
+		errs = append(errs, l.Kube.close())
 	}
-	wg.Wait()
-	errs = append(errs, ended...)
+	errs = append(errs, l.machines.close())
 	for _, dir := range []string{filepath.Join(disksDir, l.ID), disksDir} {
-		_ = os.Remove(dir) // unless somebody has a disk there
+		_ = os.Remove(dir) // unless another lab has a disk there
 	}
 	if l.Fabric != nil {
 		errs = append(errs, l.Fabric.Close())

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -31,24 +33,27 @@ const (
 // Modes are all there are.
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode, PortMode}
 
-// hasPorts tells whether pods may have NICs that are ports of VPCs.
+// hasPorts reports whether pods may have NICs that are ports of VPCs.
 func (o Options) hasPorts() bool { return o.Mode == PortMode || o.VPCPorts }
 
-// hasOperators tells whether there are operators, where nodes are no whole machines.
+// hasOperators reports whether there are operators, where nodes are no whole machines.
 func (o Options) hasOperators() bool { return o.Mode != NodeMode || o.VPCPorts || o.Egress }
 
-// hasKube tells whether there is a Kubernetes API, where nodes are no whole machines.
+// hasKube reports whether there is a Kubernetes API, where nodes are no whole machines.
 func (o Options) hasKube() bool { return o.hasOperators() || o.NodeNetworkTemplates }
 
-// hasEC2 tells whether the mode's cloud is EC2.
-func (m Mode) hasEC2() bool { return m == NodeMode || m == OperatorMode }
+// modelled reports whether the lab itself acts as kubelets and controllers.
+func (o Options) modelled() bool { return o.hasKube() && o.Kubelets == nil }
+
+// HasEC2 reports whether the mode's cloud is EC2.
+func (m Mode) HasEC2() bool { return m == NodeMode || m == OperatorMode }
 
 // PodFamilies are those of which each pod has an address.
 func (o Options) PodFamilies() ipfamily.Set {
 	switch {
 	case o.Mode == PoolMode:
 		return ipfamily.Dual
-	case o.Mode.hasEC2() && o.IPFamilies != "":
+	case o.Mode.HasEC2() && o.IPFamilies != "":
 		return o.IPFamilies
 	default:
 		return ipfamily.OnlyIPv4
@@ -138,9 +143,9 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// inCluster is the spec as it is for the lab's cluster; nil where there is none.
+// inCluster is the spec for the lab's cluster; nil without a spec.
 func (o Options) inCluster() *spec.Spec {
-	if o.Spec == nil || !o.Mode.hasEC2() {
+	if o.Spec == nil || !o.Mode.HasEC2() {
 		return o.Spec
 	}
 	s := inCluster(*o.Spec, clusterName(o.ID))
@@ -173,5 +178,36 @@ func inCluster(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
-// clusterHere stands for the cluster's name in policies.
+// clusterHere is replaced by the cluster's name in policies.
 const clusterHere = "CLUSTER_NAME"
+
+// DefaultSpec is a VPC with two subnets in two zones, and nodes named node-1
+// onwards spread over them. Its security group lets in the VPC, the
+// on-premises network and node ports, and everything out. The nodes' role may do
+// what deploy/iam/node.json allows in the lab's cluster.
+func DefaultSpec(nodes int, instanceType string) spec.Spec {
+	s := spec.Default()
+	s.VPCs[0].SecurityGroups = []spec.SecurityGroup{{
+		Name:        "default",
+		Description: "the VPC, the on-premises network and node ports",
+		Ingress: []spec.Rule{
+			{Protocol: "-1", CIDRs: []netip.Prefix{s.VPCs[0].CIDRs[0], netip.MustParsePrefix("192.168.100.0/24")}},
+			{Protocol: "tcp", FromPort: 30000, ToPort: 32767, CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+			{Protocol: "udp", FromPort: 30000, ToPort: 32767, CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+		},
+	}}
+	s.Instances = nil
+	s.Roles[0].Actions, s.Roles[0].Policy = nil, deploy.NodePolicy(clusterHere)
+	for i := range nodes {
+		s.Instances = append(s.Instances, spec.Instance{
+			Name: fmt.Sprintf("node-%d", i+1), Type: instanceType,
+			Subnet: s.VPCs[0].Subnets[i%len(s.VPCs[0].Subnets)].Name, Role: s.Roles[0].Name,
+		})
+	}
+	s.Delays = spec.Delays{
+		Attach: spec.Duration(200 * time.Millisecond),
+		Link:   spec.Duration(300 * time.Millisecond),
+		Detach: spec.Duration(200 * time.Millisecond),
+	}
+	return s
+}

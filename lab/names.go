@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 )
 
-// DefaultDir is where the vpclab command keeps its lab unless told otherwise.
+// DefaultDir is where the vpclab command keeps its lab by default.
 const DefaultDir = "/run/vpclab/lab"
 
 // disksDir holds the disks of the machines of labs with kubelets, by lab: they are
@@ -39,7 +39,7 @@ func IDOf(dir string) string {
 	return fmt.Sprintf("%08x", h.Sum32())
 }
 
-// Sweep removes what a lab left behind, however it ended: processes in its
+// Sweep removes the leftovers of a lab, however it ended: processes in its
 // namespaces and cgroups, the namespaces with their links, the cgroups, and the
 // directories of its nodes and its control plane. It returns what it removed. The lab's own process must have ended.
 func Sweep(dir, id string) ([]string, error) {

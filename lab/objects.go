@@ -24,26 +24,46 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// equip makes a node one of the cluster: its daemon is told where the API is
-// and, unless it calls EC2 itself, not where EC2 is, and its pods are objects.
-func (c *Cluster) equip(o *node.Options) {
-	if c.mode != NodeMode {
+// nodeObjects keep Nodes and Pods in the API as kubelets, a scheduler and a cloud's controllers do, in
+// a lab without kubelets.
+type nodeObjects struct {
+	options    Options
+	kube       *Cluster
+	beside     bool              // pods have ports beside the interface that the mode gives them
+	namespaces map[string]string // annotations of those that are created for pods
+	reports    *reports
+}
+
+// NodeLost reports that a node was lost, as Kubernetes notices when its kubelet has not reported
+// for a while: the Node is not ready, and its Pods go.
+func (c *Cluster) NodeLost(name string) { c.nodes.stopped(name) }
+
+// RegisterNode creates the Node of a node of a lab in pool mode again, as its kubelet does after
+// somebody deleted it.
+func (c *Cluster) RegisterNode(ctx context.Context, name string) error {
+	return c.nodes.register(ctx, hostNode(name))
+}
+
+// equip makes a node one of the cluster: its daemon gets the address of the API and, unless
+// it calls EC2 itself, not that of EC2, and its pods are objects.
+func (c *nodeObjects) equip(o *node.Options) {
+	if c.options.Mode != NodeMode {
 		o.EC2URL = ""
 	}
 	var args []string
 	switch {
-	case c.mode == OperatorMode:
+	case c.options.Mode == OperatorMode:
 		args = []string{"--ipam=eni-operator", "--auto-create-node-network"}
-	case !c.mode.hasEC2():
-		args = []string{"--ipam=" + string(c.mode)}
+	case !c.options.Mode.HasEC2():
+		args = []string{"--ipam=" + string(c.options.Mode)}
 	}
 	if c.beside {
 		args = append(args, "--vpc-ports")
 	}
-	if c.egress {
+	if c.options.Egress {
 		args = append(args, "--egress")
 	}
-	if c.templates {
+	if c.options.NodeNetworkTemplates {
 		args = append(args, "--node-network-templates")
 	}
 	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
@@ -55,13 +75,13 @@ func daemonKubeconfig(nodeDir string) string {
 }
 
 // join registers a machine and gives it its daemon's token.
-func (c *Cluster) join(m *machine, n *corev1.Node) {
+func (c *nodeObjects) join(m *machine, n *corev1.Node) {
 	m.joined = make(chan struct{})
 	c.reports.add("register node "+m.Name, func(ctx context.Context) error {
 		if err := c.register(ctx, n.DeepCopy()); err != nil {
 			return err
 		}
-		if err := c.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
+		if err := c.kube.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
 			return err
 		}
 		close(m.joined)
@@ -69,9 +89,9 @@ func (c *Cluster) join(m *machine, n *corev1.Node) {
 	})
 }
 
-// stopped tells that a machine was turned off: its pods are gone, its Node is
+// stopped reports that a machine was powered off: its pods are gone, its Node is
 // not ready.
-func (c *Cluster) stopped(name string) {
+func (c *nodeObjects) stopped(name string) {
 	c.reports.add("report that node "+name+" is off", func(ctx context.Context) error {
 		if err := c.setReady(ctx, name, corev1.ConditionUnknown); client.IgnoreNotFound(err) != nil {
 			return err
@@ -80,8 +100,8 @@ func (c *Cluster) stopped(name string) {
 	})
 }
 
-// terminated removes the Node of a machine that is no more.
-func (c *Cluster) terminated(name string) {
+// terminated removes the Node of a machine that does not exist any more.
+func (c *nodeObjects) terminated(name string) {
 	c.reports.add("remove node "+name, func(ctx context.Context) error { return c.unregister(ctx, name) })
 }
 
@@ -96,17 +116,17 @@ func nodeOf(name string, i vpc.Instance) *corev1.Node {
 }
 
 // register makes a Node that has come up.
-func (c *Cluster) register(ctx context.Context, n *corev1.Node) error {
-	if err := c.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
+func (c *nodeObjects) register(ctx context.Context, n *corev1.Node) error {
+	if err := c.kube.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	return c.setReady(ctx, n.Name, corev1.ConditionTrue)
 }
 
 // setReady reports a Node's condition Ready.
-func (c *Cluster) setReady(ctx context.Context, name string, status corev1.ConditionStatus) error {
+func (c *nodeObjects) setReady(ctx context.Context, name string, status corev1.ConditionStatus) error {
 	n := &corev1.Node{}
-	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, n); err != nil {
+	if err := c.kube.Client.Get(ctx, client.ObjectKey{Name: name}, n); err != nil {
 		return err
 	}
 	pods := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110")}
@@ -115,13 +135,13 @@ func (c *Cluster) setReady(ctx context.Context, name string, status corev1.Condi
 	n.Status.Conditions = []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: status, Reason: "Lab", LastHeartbeatTime: now, LastTransitionTime: now,
 	}}
-	return c.Client.Status().Update(ctx, n)
+	return c.kube.Client.Status().Update(ctx, n)
 }
 
 // unregister removes the Node of a terminated instance, and its Pods, as a
 // cloud's controller and the collector of pods do.
-func (c *Cluster) unregister(ctx context.Context, name string) error {
-	err := c.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+func (c *nodeObjects) unregister(ctx context.Context, name string) error {
+	err := c.kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
@@ -130,13 +150,13 @@ func (c *Cluster) unregister(ctx context.Context, name string) error {
 
 // removePods removes the Pods that are bound to a node, without a grace period
 // that no kubelet would end.
-func (c *Cluster) removePods(ctx context.Context, node string) error {
+func (c *nodeObjects) removePods(ctx context.Context, node string) error {
 	pods := &corev1.PodList{}
-	if err := c.Client.List(ctx, pods, client.MatchingFields{"spec.nodeName": node}); err != nil {
+	if err := c.kube.Client.List(ctx, pods, client.MatchingFields{"spec.nodeName": node}); err != nil {
 		return err
 	}
 	for i := range pods.Items {
-		if err := c.Client.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+		if err := c.kube.Client.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}
@@ -145,7 +165,7 @@ func (c *Cluster) removePods(ctx context.Context, node string) error {
 
 // podObjects are the Pods of a node's pods. It implements node.PodObjects.
 type podObjects struct {
-	cluster *Cluster
+	cluster *nodeObjects
 	node    string
 
 	mu   sync.Mutex        // guards uids; never held across I/O
@@ -164,7 +184,7 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 }
 
 // Bind implements node.PodObjects. It waits while an object of the same name
-// is being removed, and while the API server is away: nobody binds pods then.
+// is being removed, and while the API server is down.
 func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
@@ -194,30 +214,60 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	return uid, o.objectName(name), nil
 }
 
-// bindingAnnotation tells by whom an object was made: the reply that it was may be
-// lost, when the API server dies, and another of its name be left from before.
+// bindingAnnotation identifies the request that created an object: its reply may be lost when
+// the API server dies, and another object of the name may be left from before.
 const bindingAnnotation = "vpclab/binding"
 
 // create makes a pod, unless it has done so before, and its namespace first where
 // that is missing.
-func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
+func (c *nodeObjects) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
 	binding := pod.Annotations[bindingAnnotation]
-	err := c.Client.Create(ctx, pod)
+	err := c.kube.Client.Create(ctx, pod)
 	if apierrors.IsNotFound(err) {
 		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace, Annotations: c.namespaces}}
-		if err := c.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := c.kube.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		err = c.Client.Create(ctx, pod)
+		err = c.kube.Client.Create(ctx, pod)
 	}
 	if apierrors.IsAlreadyExists(err) {
 		there := &corev1.Pod{}
-		if getErr := c.Client.Get(ctx, client.ObjectKeyFromObject(pod), there); getErr == nil && there.Annotations[bindingAnnotation] == binding {
+		if getErr := c.kube.Client.Get(ctx, client.ObjectKeyFromObject(pod), there); getErr == nil && there.Annotations[bindingAnnotation] == binding {
 			pod, err = there, nil
 		}
 	}
 	*uid = string(pod.UID)
 	return err
+}
+
+// Running implements node.PodObjects.
+func (o *podObjects) Running(p *node.Pod) {
+	what := fmt.Sprintf("report that pod %s runs on %s", p.Name, o.node)
+	o.cluster.reports.add(what, func(ctx context.Context) error {
+		pod := &corev1.Pod{}
+		key := client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}
+		if err := o.cluster.kube.Client.Get(ctx, key, pod); err != nil {
+			return client.IgnoreNotFound(err) // it was deleted
+		}
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.PodIPs = nil
+		for _, a := range p.Addrs {
+			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: a.String()})
+		}
+		pod.Status.PodIP = p.Addr().String()
+		return client.IgnoreNotFound(o.cluster.kube.Client.Status().Update(ctx, pod))
+	})
+}
+
+// Gone implements node.PodObjects.
+func (o *podObjects) Gone(namespace, name string) {
+	k := podKey{namespace, name}
+	o.mu.Lock()
+	delete(o.uids, k)
+	o.mu.Unlock()
+	o.cluster.reports.add(fmt.Sprintf("remove pod %s of %s", name, o.node), func(ctx context.Context) error {
+		return client.IgnoreNotFound(o.cluster.kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: o.meta(k)}, client.GracePeriodSeconds(0)))
+	})
 }
 
 // AnnotatePod gives the object of a pod an annotation, as a user does once the pod runs: what
@@ -245,39 +295,9 @@ func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value strin
 	return nil
 }
 
-// Running implements node.PodObjects.
-func (o *podObjects) Running(p *node.Pod) {
-	what := fmt.Sprintf("report that pod %s runs on %s", p.Name, o.node)
-	o.cluster.reports.add(what, func(ctx context.Context) error {
-		pod := &corev1.Pod{}
-		key := client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}
-		if err := o.cluster.Client.Get(ctx, key, pod); err != nil {
-			return client.IgnoreNotFound(err) // somebody deleted it
-		}
-		pod.Status.Phase = corev1.PodRunning
-		pod.Status.PodIPs = nil
-		for _, a := range p.Addrs {
-			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: a.String()})
-		}
-		pod.Status.PodIP = p.Addr().String()
-		return client.IgnoreNotFound(o.cluster.Client.Status().Update(ctx, pod))
-	})
-}
-
-// Gone implements node.PodObjects.
-func (o *podObjects) Gone(namespace, name string) {
-	k := podKey{namespace, name}
-	o.mu.Lock()
-	delete(o.uids, k)
-	o.mu.Unlock()
-	o.cluster.reports.add(fmt.Sprintf("remove pod %s of %s", name, o.node), func(ctx context.Context) error {
-		return client.IgnoreNotFound(o.cluster.Client.Delete(ctx, &corev1.Pod{ObjectMeta: o.meta(k)}, client.GracePeriodSeconds(0)))
-	})
-}
-
 // BindPods makes the objects of pods and binds them to a node, as a scheduler
 // does, before anybody makes the pods themselves. The namespace is "default".
-func (l *Lab) BindPods(ctx context.Context, n *node.Node, names ...string) error {
+func BindPods(ctx context.Context, n *node.Node, names ...string) error {
 	if n.Objects == nil {
 		return errors.New("bind pods: there are no objects in node mode")
 	}

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -36,7 +37,24 @@ type Operator struct {
 	restarts bool   // the lab starts it again when it ends by itself
 }
 
-func (l *Lab) raiseOperators(ctx context.Context) error {
+// operators are the processes of berth-operator. The list does not change once they have started.
+type operators struct {
+	lab  *Lab
+	list []*Operator
+}
+
+// kill ends all.
+func (s *operators) kill() error {
+	var errs []error
+	for _, o := range s.list {
+		errs = append(errs, o.Kill())
+	}
+	return errors.Join(errs...)
+}
+
+// start starts as many as the options say, unless daemons are left to others.
+func (s *operators) start(ctx context.Context) error {
+	l := s.lab
 	logs := filepath.Join(l.Dir, "log")
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return err
@@ -54,10 +72,10 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
-				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), l.operatorArgs(), l.OperatorArgs), Env: l.operatorEnv(name),
+				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(), l.OperatorArgs), Env: s.env(name),
 			}
 		})
-		l.operators = append(l.operators, o)
+		s.list = append(s.list, o)
 		if l.NoDaemons {
 			continue
 		}
@@ -66,7 +84,7 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 		}
 	}
 	if l.RestartOperators {
-		go l.restartOperators()
+		go s.restart()
 	}
 	return nil
 }
@@ -74,7 +92,8 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 // restartPause is how long an operator that ended by itself stays away.
 const restartPause = time.Second
 
-func (l *Lab) restartOperators() {
+func (s *operators) restart() {
+	l := s.lab
 	tick := time.NewTicker(restartPause)
 	defer tick.Stop()
 	for {
@@ -83,7 +102,7 @@ func (l *Lab) restartOperators() {
 			return
 		case <-tick.C:
 		}
-		for _, o := range l.operators {
+		for _, o := range s.list {
 			if !o.EndedByItself() {
 				continue
 			}
@@ -94,7 +113,7 @@ func (l *Lab) restartOperators() {
 	}
 }
 
-// args are what the lab tells every operator.
+// args are the flags of every operator.
 func (o *Operator) args(kubeconfig, cluster string) []string {
 	return []string{
 		"--kubeconfig=" + kubeconfig,
@@ -103,17 +122,18 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 	}
 }
 
-// operatorArgs are what follows from where pods' interfaces come from.
-func (l *Lab) operatorArgs() (args []string) {
+// args are what follows from where pods' interfaces come from.
+func (s *operators) args() (args []string) {
+	l := s.lab
 	var from []string
 	switch l.Mode {
-	case NodeMode: // by the daemons alone
+	case NodeMode: // by the daemons only
 	case OperatorMode:
 		from, args = []string{"eni-operator"}, []string{"--ec2-endpoint=" + EC2URL}
 	default:
 		from = []string{string(l.Mode)}
 	}
-	if l.Kube.beside {
+	if l.Kube.nodes.beside {
 		from, args = append(from, string(PortMode)), append(args, "--first-interface-is-port=false")
 	}
 	if l.Egress {
@@ -122,18 +142,19 @@ func (l *Lab) operatorArgs() (args []string) {
 	return append(args, "--ipam="+strings.Join(from, ","))
 }
 
-func (l *Lab) operatorEnv(name string) []string {
+func (s *operators) env(name string) []string {
 	env := []string{"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace}
-	of := l.operatorCredentials()
+	of := s.credentials()
 	for _, k := range slices.Sorted(maps.Keys(of)) {
 		env = append(env, k+"="+of[k])
 	}
 	return env
 }
 
-// operatorCredentials are the variables by which an operator may call EC2, where
+// credentials are the variables by which an operator may call EC2, where
 // there is one, and those of Options over them.
-func (l *Lab) operatorCredentials() map[string]string {
+func (s *operators) credentials() map[string]string {
+	l := s.lab
 	env := map[string]string{}
 	if l.Cloud != nil && l.Mode == OperatorMode {
 		key := OperatorKey
@@ -148,19 +169,6 @@ func (l *Lab) operatorCredentials() map[string]string {
 	return env
 }
 
-// Operators are all there are, running or not; none in node mode.
-func (l *Lab) Operators() []*Operator { return l.operators }
-
-// Operator returns one by name.
-func (l *Lab) Operator(name string) (*Operator, error) {
-	for _, o := range l.operators {
-		if o.Name == name {
-			return o, nil
-		}
-	}
-	return nil, fmt.Errorf("no operator %q; there are %d", name, len(l.operators))
-}
-
 // Get fetches a path of the operator's own address: /metrics, /readyz, /livez.
 func (o *Operator) Get(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -169,7 +177,7 @@ func (o *Operator) Get(ctx context.Context, path string) (string, error) {
 }
 
 // restartsAwaited is how often WaitReady awaits an operator that ended by itself.
-// One that cannot start at all ends again and again.
+// One that cannot start at all exits each time.
 const restartsAwaited = 3
 
 // WaitReady returns once the operator calls itself ready, whether it leads or
@@ -194,24 +202,24 @@ func (o *Operator) ready(ctx context.Context) error {
 	return err
 }
 
-// Leader is the operator that leads, by the Lease; nil when none does.
-func (l *Lab) Leader(ctx context.Context) (*Operator, error) {
+// leads reports whether the holder of a Lease is this operator; its name begins
+// with the pod's (--pod-name).
+func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }
+
+// leader returns the operator that leads, by the Lease; nil when none does.
+func (s *operators) leader(ctx context.Context) (*Operator, error) {
 	lease := &coordinationv1.Lease{}
 	// The Lease has the account's name.
-	if err := l.Kube.Client.Get(ctx, operatorAccount, lease); client.IgnoreNotFound(err) != nil {
+	if err := s.lab.Kube.Client.Get(ctx, operatorAccount, lease); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read the operators' Lease: %w", err)
 	}
 	if lease.Spec.HolderIdentity == nil {
 		return nil, nil
 	}
-	for _, o := range l.operators {
+	for _, o := range s.list {
 		if o.Running() && o.leads(*lease.Spec.HolderIdentity) {
 			return o, nil
 		}
 	}
 	return nil, nil
 }
-
-// leads tells whether the holder of a Lease is this operator; its name begins
-// with the pod's (--pod-name).
-func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }

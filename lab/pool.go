@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,7 +37,8 @@ func DefaultPools() []v1alpha1.AddressPool {
 }
 
 // raiseSite raises a lab in pool mode.
-func (l *Lab) raiseSite(ctx context.Context) error {
+func (b builder) raiseSite(ctx context.Context) error {
+	l := b.lab
 	var err error
 	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log")}); err != nil {
 		return err
@@ -45,11 +48,11 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.echoes = append(l.echoes, e)
+	l.services = append(l.services, e)
 	if l.Kubelets != nil {
-		return l.raiseCluster(ctx, l.addHosts)
+		return b.raiseCluster(ctx, b.addHosts)
 	}
-	if err := l.raiseKube(ctx); err != nil {
+	if err := b.raiseKube(ctx); err != nil {
 		return err
 	}
 	pools := l.Pools
@@ -57,18 +60,19 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 		pools = DefaultPools()
 	}
 	for _, p := range pools {
-		if err := l.Kube.createPool(ctx, &p); err != nil {
+		if err := settledPolicies(ctx, func() error { return l.Kube.Client.Create(ctx, p.DeepCopy()) }); err != nil {
 			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
 		}
 	}
-	if err := l.addHosts(); err != nil {
+	if err := b.addHosts(); err != nil {
 		return err
 	}
-	return l.settle(ctx)
+	return b.settle(ctx)
 }
 
 // addHosts adds the nodes that the lab begins with.
-func (l *Lab) addHosts() error {
+func (b builder) addHosts() error {
+	l := b.lab
 	for i := range l.Options.Nodes {
 		if _, err := l.AddHost(fmt.Sprintf("node-%d", i+1)); err != nil {
 			return err
@@ -77,12 +81,7 @@ func (l *Lab) addHosts() error {
 	return nil
 }
 
-// createPool creates a pool.
-func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error {
-	return settledPolicies(ctx, func() error { return c.Client.Create(ctx, p.DeepCopy()) })
-}
-
-// settledPolicies writes to a pool again and again until the API server answers and
+// settledPolicies retries a write to a pool until the API server answers and
 // has read the policies that it was given a moment ago, or again after a start,
 // or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
@@ -102,22 +101,12 @@ func (c *Cluster) Blocks(ctx context.Context) ([]v1alpha1.AddressBlock, error) {
 
 // AddressPool reads a pool.
 func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.AddressPool, error) {
-	p := &v1alpha1.AddressPool{}
-	return p, c.read(ctx, "AddressPool", name, p)
+	return read[v1alpha1.AddressPool](ctx, c, "AddressPool", client.ObjectKey{Name: name})
 }
 
 // EditAddressPool changes a pool as a person does with kubectl edit.
 func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(*v1alpha1.AddressPool)) error {
-	p, err := c.AddressPool(ctx, name)
-	if err != nil {
-		return err
-	}
-	edited := p.DeepCopy()
-	change(edited)
-	if err := settledPolicies(ctx, func() error { return c.Client.Patch(ctx, edited.DeepCopy(), client.MergeFrom(p)) }); err != nil {
-		return fmt.Errorf("edit AddressPool %s: %w", name, err)
-	}
-	return nil
+	return settledPolicies(ctx, func() error { return edit(ctx, c, "AddressPool", client.ObjectKey{Name: name}, change) })
 }
 
 // CreateNamespace makes a namespace with annotations.
@@ -132,18 +121,18 @@ func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations 
 // AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
 // and, unless daemons are left to others, its daemon.
 func (l *Lab) AddHost(name string) (*node.Node, error) {
-	if err := l.mayName(name); err != nil {
+	if err := l.machines.mayName(name); err != nil {
 		return nil, err
 	}
 	addrs, err := l.Site.AddNode(name)
 	if err != nil {
 		return nil, err
 	}
-	m, err := l.newMachine(name, "", l.Site.NodePath(name), hostNode(name))
+	m, err := l.machines.create(name, "", l.Site.NodePath(name), hostNode(name))
 	if err != nil {
 		return nil, errors.Join(err, l.Site.RemoveNode(name))
 	}
-	if err := l.boot(m, fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6)); err != nil {
+	if err := l.machines.boot(m, fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6)); err != nil {
 		return nil, err
 	}
 	return m.Node, nil
@@ -153,43 +142,52 @@ func hostNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 }
 
-// RegisterHost makes the Node of a node of a lab in pool mode again, as its
-// kubelet does after somebody deleted it.
-func (l *Lab) RegisterHost(ctx context.Context, name string) error {
-	return l.Kube.register(ctx, hostNode(name))
-}
-
-// RemoveHost pulls the plug of a node of a lab in pool mode for good. Its Node
-// stays until RemoveNodeObject, as it does where no cloud's controller removes
-// it; it is not ready any more.
+// RemoveHost powers a node of a lab in pool mode off for good. Its Node is not
+// ready, and stays until RemoveNodeObject, as it does where no cloud controller removes it.
 func (l *Lab) RemoveHost(name string) error {
 	err := l.LoseHost(name)
-	l.MissHost(name)
+	l.Kube.NodeLost(name)
 	return err
 }
 
-// LoseHost pulls the plug of a node of a lab in pool mode for good, and nobody is told: its
-// Node and Pods stay as they were until MissHost.
+// LoseHost powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
+// Node and Pods stay as they were until Cluster.NodeLost.
 func (l *Lab) LoseHost(name string) error {
-	l.mu.Lock()
-	m := l.nodes[name]
-	delete(l.nodes, name)
-	l.mu.Unlock()
+	m := l.machines.remove(name)
 	if m == nil {
 		return fmt.Errorf("no node %q", name)
 	}
 	return errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
 }
 
-// MissHost has Kubernetes notice that a node was lost, as it does when its kubelet has not
-// reported for a while: the Node is not ready, and its Pods go.
-func (l *Lab) MissHost(name string) { l.Kube.stopped(name) }
-
 // RemoveNodeObject deletes a Node, as an administrator does, and the Pods that
 // are bound to it if its machine is gone.
 func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
 	if _, err := l.Node(name); err != nil {
-		return l.Kube.unregister(ctx, name)
+		return l.Kube.nodes.unregister(ctx, name)
 	}
 	return client.IgnoreNotFound(l.Kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+}
+
+// CIDR parses a CIDR of an object; invalid when it is empty.
+func CIDR(s string) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+// BlockCIDRs are the valid CIDRs of a block.
+func BlockCIDRs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
+	for _, s := range []string{b.IPv4, b.IPv6} {
+		if p, err := CIDR(s); err == nil && p.IsValid() {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// InBlock reports whether a block contains an address.
+func InBlock(b *v1alpha1.AddressBlock, a netip.Addr) bool {
+	return slices.ContainsFunc(BlockCIDRs(b), func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -28,7 +28,7 @@ func TestSiteFrame(t *testing.T) {
 		}
 	}
 	ready(corev1.ConditionTrue)
-	eventually(t, "the status tells of nodes and pools", func() bool { // it does not wait long for an API server
+	eventually(t, "the status shows nodes and pools", func() bool { // it does not wait long for an API server
 		s, err := l.Status(ctx)
 		ok(t, err)
 		return len(s.Nodes) == 2 && s.Nodes[0].Address.String() == "172.20.1.2" && len(s.Pools) == 1 && s.Pools[0].Name == "default"

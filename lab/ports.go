@@ -18,13 +18,11 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/vpcport"
-	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/kube"
-	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
@@ -62,7 +60,8 @@ const annotationVPC = "berth.dev/vpc"
 const joinTimeout = 3 * time.Minute
 
 // raisePorts raises a lab in port mode.
-func (l *Lab) raisePorts(ctx context.Context) (err error) {
+func (b builder) raisePorts(ctx context.Context) (err error) {
+	l := b.lab
 	of := site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log"), Silent: true}
 	if l.Kubelets != nil {
 		of.Services = kube.ServiceCIDRs[ipfamily.IPv4] // for pods, whose packets never pass their node's kube-proxy
@@ -74,25 +73,26 @@ func (l *Lab) raisePorts(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	l.echoes = append(l.echoes, e)
+	l.services = append(l.services, e)
 	if l.Kubelets != nil { // InstallBerth makes the VPC objects
-		if err := l.raisePortCloud(ctx); err != nil {
+		if err := b.raisePortCloud(ctx); err != nil {
 			return err
 		}
-		return l.raiseCluster(ctx, l.addHosts)
+		return b.raiseCluster(ctx, b.addHosts)
 	}
-	if err := l.raiseKube(ctx); err != nil {
+	if err := b.raiseKube(ctx); err != nil {
 		return err
 	}
-	if err := l.addHosts(); err != nil {
+	if err := b.addHosts(); err != nil {
 		return err
 	}
-	return l.settle(ctx)
+	return b.settle(ctx)
 }
 
 // raisePortCloud raises the OpenStack, in the namespace of what belongs to no node, with the
 // VPCs' networks.
-func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
+func (b builder) raisePortCloud(ctx context.Context) (err error) {
+	l := b.lab
 	raise := l.PortCloud
 	if raise == nil {
 		raise = portcloud.NewModel
@@ -103,14 +103,14 @@ func (l *Lab) raisePortCloud(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if l.hasBranches() && l.Mode != OperatorMode {
+	if hasBranches(l) && l.Mode != OperatorMode {
 		return fmt.Errorf("ports that are branches of ENIs are for %s mode, and this is %s mode", OperatorMode, l.Mode)
 	}
-	return l.raiseNetworks(ctx)
+	return b.raiseNetworks(ctx)
 }
 
-// hasBranches tells whether pods' ports are branches of their nodes' trunks.
-func (l *Lab) hasBranches() bool {
+// hasBranches reports whether pods' ports are branches of their nodes' trunks.
+func hasBranches(l *Lab) bool {
 	return l.Ports != nil && l.Ports.Access().Provider == v1alpha1.ProviderEC2
 }
 
@@ -118,10 +118,11 @@ func (l *Lab) hasBranches() bool {
 const trunkSetting = "trunk-eni"
 
 // raiseNetworks makes the VPCs' networks in the cloud.
-func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
+func (b builder) raiseNetworks(ctx context.Context) (err error) {
+	l := b.lab
 	switch {
 	case l.VPCs != nil:
-	case l.hasBranches():
+	case hasBranches(l):
 		l.VPCs = []VPC{{Name: BranchVPC}}
 	default:
 		l.VPCs = DefaultVPCs()
@@ -138,35 +139,6 @@ func (l *Lab) raiseNetworks(ctx context.Context) (err error) {
 		}
 	}
 	return nil
-}
-
-// patiently ends after a time, when who wanted the lab gives it up while it is raised, and with
-// the lab.
-func (l *Lab) patiently(d time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	go func() {
-		select {
-		case <-ctx.Done():
-		case <-l.givenUp:
-		case <-l.ended:
-		}
-		cancel()
-	}()
-	return ctx, cancel
-}
-
-// joinPorts makes a machine a compute host, and returns what its daemon is to know.
-func (l *Lab) joinPorts(o node.Options) (portcloud.Joined, error) {
-	ctx, cancel := l.patiently(joinTimeout)
-	defer cancel()
-	joined, err := l.Ports.Join(ctx, portcloud.Host{
-		Name: o.Name, Netns: o.Netns, Dir: filepath.Join(o.Dir, "run", "openvswitch"), State: filepath.Join(o.Dir, "var", "lib", "openvswitch"),
-		Pods: o.PodPrefix,
-	})
-	if err != nil {
-		return portcloud.Joined{}, fmt.Errorf("make %s a compute host: %w", o.Name, err)
-	}
-	return joined, nil
 }
 
 // joinedArgs are the flags of a host's daemon.
@@ -190,17 +162,19 @@ func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs [
 			return err
 		}
 	}
+	c.vpcs = nil
 	for _, v := range vpcs {
-		o := v.object(access, c.families)
+		c.vpcs = append(c.vpcs, v.Name)
+		o := v.object(access, c.nodes.options.IPFamilies)
 		err := settledPolicies(ctx, func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, o.DeepCopy())) })
 		if err != nil {
 			return fmt.Errorf("create VPC %s: %w", v.Name, err)
 		}
 	}
-	if len(vpcs) == 0 || c.beside {
+	if len(vpcs) == 0 || c.nodes.beside {
 		return nil
 	}
-	c.namespaces = map[string]string{annotationVPC: vpcs[0].Name}
+	c.nodes.namespaces = map[string]string{annotationVPC: vpcs[0].Name}
 	return c.setVPC(ctx, metav1.NamespaceDefault, vpcs[0].Name)
 }
 
@@ -215,24 +189,6 @@ func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpc)
 		return c.Client.Patch(ctx, with, client.MergeFrom(n))
 	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Away(err) }) // the API server makes it when it has started
-}
-
-// nameVPCs puts every pod of a cluster with kubelets that names no VPC into the first, those of
-// kube-system and of namespaces to come too. The VPC need not be there.
-func (l *Lab) nameVPCs(ctx context.Context) error {
-	if l.Mode != PortMode || len(l.VPCs) == 0 {
-		return nil
-	}
-	for _, namespace := range []string{metav1.NamespaceDefault, addons.Namespace} {
-		if err := l.Kube.setVPC(ctx, namespace, l.VPCs[0].Name); err != nil {
-			return err
-		}
-	}
-	objects, err := addons.DefaultVPC(l.VPCs[0].Name)
-	if err != nil {
-		return err
-	}
-	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
 // object is the VPC in the Kubernetes API. Ports of EC2 have addresses of some families unless it says
@@ -270,20 +226,20 @@ func (v VPC) object(access portcloud.Access, families ipfamily.Set) *v1alpha1.VP
 }
 
 // TagsFor are those by which pods of a namespace may name a port.
-func (l *Lab) TagsFor(namespace string) []string {
-	return []string{vpcport.NamespaceTag(l.clusterName(), namespace)}
+func (o Options) TagsFor(namespace string) []string {
+	return []string{vpcport.NamespaceTag(o.clusterName(), namespace)}
 }
 
-// WaitVPCs returns once every VPC object is Ready.
-func (l *Lab) WaitVPCs(ctx context.Context) error {
+// WaitVPCs returns once every VPC object of the lab is Ready.
+func (c *Cluster) WaitVPCs(ctx context.Context) error {
 	return poll.Until(ctx, func() error {
-		for _, v := range l.VPCs {
-			o, err := l.Kube.VPC(ctx, v.Name)
+		for _, name := range c.vpcs {
+			o, err := c.VPC(ctx, name)
 			if err != nil {
 				return err
 			}
 			if !meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) {
-				return fmt.Errorf("VPC %s is not ready: %s", v.Name, untrue(o.Status.Conditions))
+				return fmt.Errorf("VPC %s is not ready: %s", name, Untrue(o.Status.Conditions))
 			}
 		}
 		return nil
@@ -292,8 +248,7 @@ func (l *Lab) WaitVPCs(ctx context.Context) error {
 
 // VPC reads a VPC.
 func (c *Cluster) VPC(ctx context.Context, name string) (*v1alpha1.VPC, error) {
-	o := &v1alpha1.VPC{}
-	return o, c.read(ctx, "VPC", name, o)
+	return read[v1alpha1.VPC](ctx, c, "VPC", client.ObjectKey{Name: name})
 }
 
 // PodNICs lists all PodNICs.
@@ -305,8 +260,8 @@ func (c *Cluster) PodNICs(ctx context.Context) ([]v1alpha1.PodNIC, error) {
 	return list.Items, nil
 }
 
-// DNSConfig is what pods that ask names all the time have in a cluster of the mode: nil where
-// their own node's kube-proxy takes the questions. In port mode a node takes them that they
+// DNSConfig is for pods that resolve names frequently in a cluster of the mode: nil where
+// their own node's kube-proxy handles the queries. In port mode a node takes them that they
 // reach by routers, where the questions for an address of IPv4 and one of IPv6, which a resolver
 // sends at once, may overtake each other, and its connection tracking drops one
 // (kubernetes/kubernetes#56903).

@@ -4,44 +4,39 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
-// wholeMachine finds a machine of a lab with kubelets.
-func (l *Lab) wholeMachine(name string) (*machine, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m := l.nodes[name]; m != nil && m.host != nil {
-		return m, nil
-	}
-	return nil, fmt.Errorf("no machine %q is in the lab, or it has no kubelets", name)
-}
-
-// PullPlug ends all that runs on a machine at once, and leaves it dark: it has no link
-// to its network any more. The cloud does not notice: the instance runs. PlugIn boots
-// it again.
+// PullPlug cuts a machine's power: all that runs on it ends at once, and it has no link to its
+// network. The cloud does not notice: the instance runs. PlugIn boots it again.
 func (l *Lab) PullPlug(name string) error {
-	m, err := l.wholeMachine(name)
+	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
 	}
-	l.following.Lock()
-	defer l.following.Unlock()
+	l.follower.following.Lock()
+	defer l.follower.following.Unlock()
 	m.dark = true
-	return errors.Join(m.PowerOff(), l.unplugNetwork(m))
+	return errors.Join(m.PowerOff(), l.follower.unplug(m))
 }
 
-// PlugIn boots a machine whose plug was pulled: its disk is as it was; its /run and what
-// the kernel knew of its network are not. It returns when its kubelet runs. A machine that
-// does not come up is dark again.
+// PlugIn boots a machine after PullPlug: its disk is unchanged, its /run and the network state of
+// its kernel are gone. It returns when its kubelet runs. A machine that does not come up is
+// powered off again.
 func (l *Lab) PlugIn(ctx context.Context, name string) error {
-	m, err := l.wholeMachine(name)
+	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
 	}
 	if m.host.On() {
-		return fmt.Errorf("%s is on already", name)
+		return fmt.Errorf("%s is already on", name)
 	}
-	if err := l.plugNetwork(m); err != nil {
+	if err := l.follower.plug(m); err != nil {
 		return fmt.Errorf("boot %s: %w", name, err)
 	}
 	err = m.Serve()
@@ -54,64 +49,34 @@ func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	return nil
 }
 
-// Reboot turns a machine off, as an administrator does, and on again.
+// Reboot shuts a machine down, as an administrator does, and boots it again.
 func (l *Lab) Reboot(ctx context.Context, name string) error {
-	m, err := l.wholeMachine(name)
+	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
 	}
 	return errors.Join(m.host.Stop(), l.PullPlug(name), l.PlugIn(ctx, name))
 }
 
-// unplugNetwork removes a machine's network namespace with all that its kernel knew.
-// The caller holds following.
-func (l *Lab) unplugNetwork(m *machine) error {
-	if l.Site != nil {
-		return l.Site.RemoveNode(m.Name)
+// Host returns a node's machine.
+func (l *Lab) Host(name string) (*host.Host, error) {
+	m, err := l.machines.whole(name)
+	if err != nil {
+		return nil, err
 	}
-	return l.Fabric.RemoveNode(m.Name)
+	return m.host, nil
 }
 
-// plugNetwork makes it again, with the links that are the machine's: those of the ENIs
-// that are attached now. On failure nothing is left of it.
-func (l *Lab) plugNetwork(m *machine) error {
-	l.following.Lock()
-	defer l.following.Unlock()
-	if !m.dark {
-		return errors.New("its plug is in")
+// OwnAddrs are a node's own addresses: in a VPC those of its primary ENI.
+func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
+	if l.Site != nil {
+		own := l.Site.Addrs(n.Name)
+		return []netip.Addr{own.IPv4, own.IPv6}
 	}
-	if err := l.addNetwork(m); err != nil {
-		return errors.Join(err, l.unplugNetwork(m))
-	}
-	m.dark = false
-	return nil
+	return l.Books().InstanceENIs(n.InstanceID)[0].Own()
 }
 
-func (l *Lab) addNetwork(m *machine) error {
-	if l.Site != nil {
-		// It gets the number that it had: the first that is free.
-		if _, err := l.Site.AddNode(m.Name); err != nil || l.Ports == nil {
-			return err
-		}
-		_, err := l.joinPorts(m.Options)
-		return err
-	}
-	if err := l.Fabric.AddNode(m.Name); err != nil {
-		return err
-	}
-	books := l.Cloud.Snapshot()
-	for _, e := range books.InstanceENIs(m.InstanceID) {
-		if !e.Attachment.LinkUp {
-			continue
-		}
-		if err := l.Fabric.Attach(m.Name, e); err != nil {
-			return err
-		}
-		for _, b := range books.Branches(e.ID) {
-			if err := l.Fabric.Associate(b); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+// NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.
+func (l *Lab) NodeAddrs(n *node.Node) []netip.Addr {
+	return slices.DeleteFunc(OwnAddrs(l, n), func(a netip.Addr) bool { return !l.PodFamilies().Has(ipfamily.Of(a)) })
 }

@@ -15,7 +15,8 @@ import (
 func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	name := l.Nodes()[0].Name
-	m := l.nodes[name]
+	m, err := l.machines.get(name)
+	ok(t, err)
 	dir := t.TempDir()
 	if dirs, err := cgroup.Group("").Directories(); err != nil || len(dirs) > 0 {
 		t.Fatalf("a machine without a group would end what is in %v, %v", dirs, err)
@@ -30,7 +31,7 @@ func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 			t.Fatalf("left behind: %v, %v; dark: %t", left, err, m.dark)
 		}
 	}
-	if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "its plug is in") {
+	if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "it is powered on") {
 		t.Fatalf("plugged in twice: %v", err)
 	}
 	ok(t, l.PullPlug(name))

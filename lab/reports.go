@@ -9,10 +9,10 @@ import (
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
-// reports are what kubelets and a cloud's controller tell the API server: one
-// after the other, in order, each again and again while the API server is away.
+// reports are the requests of kubelets and a cloud controller to the API server: one
+// after the other, in order, with retries while the API server is down.
 type reports struct {
-	trouble func(error) // told of what the API server refuses
+	trouble func(error) // called with what the API server rejects
 
 	mu      sync.Mutex // guards all below; never held across I/O
 	moved   *sync.Cond // on mu; when pending or closed changed
@@ -27,7 +27,7 @@ type report struct {
 	send func(context.Context) error
 }
 
-// reportPause is how long a kubelet leaves an API server that is away alone.
+// reportPause is how long a kubelet waits before it retries an API server that is down.
 const reportPause = 200 * time.Millisecond
 
 func newReports(trouble func(error)) *reports {

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// EC2URL is the EC2 API's endpoint as every node reaches it that has IPv4, EC2URL6 as those of IPv6
-// alone do.
+// EC2URL is the EC2 API's endpoint for nodes with IPv4, EC2URL6 the one for IPv6-only nodes.
 var (
 	EC2URL  = "http://" + fabric.EC2Endpoint.String()
 	EC2URL6 = "http://[" + fabric.EC2Endpoint6.String() + "]"
@@ -24,8 +23,11 @@ var (
 
 // serve opens the cloud's services in the router's namespace, and the echo
 // servers of the outside hosts.
-func (l *Lab) serve() error {
-	metadata, api := imds.Handler(l.Cloud, l.identify), l.afterFollowing(ec2api.Handler(l.Cloud))
+func (b builder) serve() error {
+	l := b.lab
+	metadata, api := imds.Handler(l.Cloud, func(r *http.Request) (string, bool) {
+		return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr) // by its source address, which the fabric has checked
+	}), afterFollowing(l, ec2api.Handler(l.Cloud))
 	for _, s := range []struct {
 		at netip.Addr
 		h  http.Handler
@@ -43,8 +45,8 @@ func (l *Lab) serve() error {
 			ln = httpreply.Refusing(ln, ec2api.Refusal)
 		}
 		srv := httpreply.Server(s.h, l.Log.Handler())
-		// A connection that is reset at the end leaves nothing behind that
-		// would keep the namespace.
+		// A connection that ends by a reset leaves no state that would
+		// keep the namespace.
 		srv.ConnState = func(c net.Conn, state http.ConnState) {
 			if w, ok := c.(interface{ NetConn() net.Conn }); ok {
 				c = w.NetConn()
@@ -53,7 +55,7 @@ func (l *Lab) serve() error {
 				_ = t.SetLinger(0)
 			}
 		}
-		l.servers = append(l.servers, srv)
+		l.services = append(l.services, srv)
 		go func() { _ = srv.Serve(ln) }()
 	}
 	for _, path := range []string{l.Fabric.InternetPath(), l.Fabric.OnPremPath()} {
@@ -61,14 +63,14 @@ func (l *Lab) serve() error {
 		if err != nil {
 			return err
 		}
-		l.echoes = append(l.echoes, e)
+		l.services = append(l.services, e)
 	}
 	return nil
 }
 
-// afterFollowing sends h's answers only once the fabric has followed what they
-// tell of: an address is routed when EC2 says that it is assigned.
-func (l *Lab) afterFollowing(h http.Handler) http.Handler {
+// afterFollowing sends h's answers once the fabric has applied the events before them:
+// an address is routed when EC2 says that it is assigned.
+func afterFollowing(l *Lab, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &heldReply{ResponseWriter: w, status: http.StatusOK}
 		h.ServeHTTP(held, r)
@@ -96,10 +98,4 @@ func (h *heldReply) Write(b []byte) (int, error) { return h.body.Write(b) }
 func (h *heldReply) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.hungUp = true
 	return http.NewResponseController(h.ResponseWriter).Hijack()
-}
-
-// identify finds the instance that a metadata request comes from by its source
-// address, which the fabric has checked.
-func (l *Lab) identify(r *http.Request) (string, bool) {
-	return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr)
 }

@@ -62,7 +62,7 @@ type PoolStatus struct {
 	Why       string `json:"why,omitempty"` // when it is not ready, or exhausted
 }
 
-// BlockStatus is what stands in an AddressBlock, and whether the router has
+// BlockStatus summarizes an AddressBlock, and reports whether the router has
 // learned of it.
 type BlockStatus struct {
 	Name      string `json:"name"`
@@ -76,7 +76,7 @@ type BlockStatus struct {
 // OperatorStatus is one process of berth-operator.
 type OperatorStatus struct {
 	Name   string `json:"name"`
-	State  string `json:"state"` // leads, stands by, ready when the API does not tell which, not ready, down
+	State  string `json:"state"` // leads, stands by, ready when the API does not say which, not ready, down
 	Why    string `json:"why,omitempty"`
 	PID    int    `json:"pid,omitempty"`
 	Starts int    `json:"starts"`
@@ -99,7 +99,7 @@ type NodeStatus struct {
 	InstanceID string      `json:"instanceID"`
 	Type       string      `json:"type"`
 	Zone       string      `json:"zone"`
-	Address    netip.Addr  `json:"address,omitzero"` // none in a subnet of IPv6 alone
+	Address    netip.Addr  `json:"address,omitzero"` // none in an IPv6-only subnet
 	IPv6       netip.Addr  `json:"ipv6,omitzero"`
 	Netns      string      `json:"netns"`
 	Log        string      `json:"log"`
@@ -183,14 +183,14 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	}
 	wg.Wait()
 	if l.Kube != nil {
-		l.clusterStatus(ctx, &s)
+		s.addCluster(ctx, l)
 	}
 	return s, nil
 }
 
-// clusterStatus adds what a lab with a Kubernetes API has. An API server that does not
-// answer is trouble to be shown, not a reason to show nothing.
-func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
+// addCluster adds objects and operators of a lab with a Kubernetes API. An API server that does
+// not answer is shown as trouble beside the rest.
+func (s *Status) addCluster(ctx context.Context, l *Lab) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	s.Kubeconfig = l.Kube.Kubeconfig
@@ -200,13 +200,13 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 		networks, err = l.Kube.NodeNetworks(ctx)
 	}
 	if l.Kubelets != nil {
-		err = errors.Join(err, l.machineStatus(ctx, s))
+		err = errors.Join(err, s.addMachines(ctx, l))
 	}
 	if l.Mode == PoolMode {
-		err = errors.Join(err, l.siteStatus(ctx, s))
+		err = errors.Join(err, s.addSite(ctx, l))
 	}
 	if l.hasPorts() {
-		err = errors.Join(err, l.portStatus(ctx, s))
+		err = errors.Join(err, s.addPorts(ctx, l))
 	}
 	leader, leaderErr := l.Leader(ctx)
 	if err := errors.Join(err, leaderErr); err != nil {
@@ -219,7 +219,7 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 			}
 		}
 	}
-	for _, o := range l.operators {
+	for _, o := range l.operators.list {
 		status := operatorStatus(ctx, o)
 		switch {
 		case status.State != "ready" || leaderErr != nil:
@@ -232,12 +232,11 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	}
 }
 
-// machineStatus adds what whole machines have: their daemons are pods, and so is what
-// has addresses.
-func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
+// addMachines adds the state of machines with kubelets, whose daemons and workloads are pods.
+func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		m, err := l.wholeMachine(n.Name)
+		m, err := l.machines.whole(n.Name)
 		if err != nil {
 			continue // it went meanwhile
 		}
@@ -275,22 +274,22 @@ func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
 	return nil
 }
 
-// siteStatus adds what pool mode has.
-func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
-	c, err := l.viewPools(ctx)
-	if err != nil {
-		return err
+// addSite adds pools and blocks.
+func (s *Status) addSite(ctx context.Context, l *Lab) error {
+	pools, blocks := &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
+	if err := errors.Join(l.Kube.Client.List(ctx, pools), l.Kube.Client.List(ctx, blocks)); err != nil {
+		return fmt.Errorf("list pools and blocks: %w", err)
 	}
 	routes, err := l.Site.Routes(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.pools)) {
-		s.Pools = append(s.Pools, poolStatus(c.pools[name]))
+	for i := range pools.Items {
+		s.Pools = append(s.Pools, poolStatus(&pools.Items[i]))
 	}
-	for i := range c.blocks {
-		b := &c.blocks[i]
-		announced := !slices.ContainsFunc(prefixes(b), func(p netip.Prefix) bool { return !routes[p].IsValid() })
+	for i := range blocks.Items {
+		b := &blocks.Items[i]
+		announced := !slices.ContainsFunc(BlockCIDRs(b), func(p netip.Prefix) bool { return !routes[p].IsValid() })
 		s.Blocks = append(s.Blocks, BlockStatus{Name: b.Name, Pool: b.PoolName, Node: b.NodeName, IPv4: b.IPv4, IPv6: b.IPv6, Announced: announced})
 	}
 	for i := range s.Nodes {
@@ -298,9 +297,9 @@ func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
 		n.Address = l.Site.Addrs(n.Name).IPv4
 		for k := range n.Pods {
 			p := &n.Pods[k]
-			for b := range c.blocks {
-				if len(p.Addresses) > 0 && inBlock(&c.blocks[b], p.Addresses[0]) {
-					p.Block = c.blocks[b].Name
+			for b := range blocks.Items {
+				if len(p.Addresses) > 0 && InBlock(&blocks.Items[b], p.Addresses[0]) {
+					p.Block = blocks.Items[b].Name
 				}
 			}
 		}
@@ -314,8 +313,8 @@ func poolStatus(p *v1alpha1.AddressPool) PoolStatus {
 	return s
 }
 
-// readiness is what the condition Ready says, and what those say that are not as
-// they should be: all others are of trouble.
+// readiness returns the status of the condition Ready, and the messages of conditions that report
+// a problem: Ready when it is not True, and any other that is True.
 func readiness(conditions []metav1.Condition) (ready, why string) {
 	ready = "Unknown"
 	var bad []string

@@ -2,12 +2,15 @@ package lab
 
 import (
 	"context"
+	"fmt"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// VPCStatus is what stands in a VPC object.
+// VPCStatus summarizes a VPC object.
 type VPCStatus struct {
 	Name    string `json:"name"`
 	Network string `json:"network"` // ID
@@ -17,7 +20,7 @@ type VPCStatus struct {
 	Why     string `json:"why,omitempty"` // when it is not
 }
 
-// NICStatus is what stands in a PodNIC, and how the cloud has its port.
+// NICStatus summarizes a PodNIC and its port in the cloud.
 type NICStatus struct {
 	Name      string   `json:"name"`
 	Namespace string   `json:"namespace"`
@@ -29,13 +32,13 @@ type NICStatus struct {
 	Addresses []string `json:"addresses,omitempty"`
 	MAC       string   `json:"mac,omitempty"`
 	Port      string   `json:"port,omitempty"`   // ID
-	State     string   `json:"status,omitempty"` // of the port in the cloud; empty: there is none
+	State     string   `json:"status,omitempty"` // of the port in the cloud; empty without one
 	Made      bool     `json:"made"`             // Berth made the port
 	Why       string   `json:"why,omitempty"`    // of conditions that are not as they should be
 }
 
-// portStatus adds what a lab with ports has.
-func (l *Lab) portStatus(ctx context.Context, s *Status) error {
+// addPorts adds VPCs and PodNICs.
+func (s *Status) addPorts(ctx context.Context, l *Lab) error {
 	if l.Mode == PortMode {
 		for i := range s.Nodes {
 			s.Nodes[i].Address = l.Site.Addrs(s.Nodes[i].Name).IPv4
@@ -79,14 +82,14 @@ func vpcStatus(o *v1alpha1.VPC) VPCStatus {
 			s.Ready = string(c.Status)
 		}
 	}
-	s.Why = untrue(o.Status.Conditions)
+	s.Why = Untrue(o.Status.Conditions)
 	return s
 }
 
 func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
 	s := NICStatus{
 		Name: n.Name, Namespace: n.Namespace, VPC: n.Spec.VPC, Phase: string(n.Status.Phase), Node: n.Status.NodeName, Interface: n.Status.Interface,
-		MAC: n.Status.MAC, Port: n.Status.PortID, State: states[n.Status.PortID], Made: n.Status.Made, Why: untrue(n.Status.Conditions),
+		MAC: n.Status.MAC, Port: n.Status.PortID, State: states[n.Status.PortID], Made: n.Status.Made, Why: Untrue(n.Status.Conditions),
 	}
 	if n.Status.Pod != nil {
 		s.Pod = n.Status.Pod.Name
@@ -95,4 +98,16 @@ func nicStatus(n *v1alpha1.PodNIC, states map[string]string) NICStatus {
 		s.Addresses = append(s.Addresses, a.CIDR)
 	}
 	return s
+}
+
+// Untrue lists the conditions that are not True, with reasons and messages. It is for kinds whose
+// conditions all should be True.
+func Untrue(conditions []metav1.Condition) string {
+	var bad []string
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionTrue {
+			bad = append(bad, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	return strings.Join(bad, "; ")
 }

@@ -123,7 +123,7 @@ func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
 
 // startBerth installs Berth by its chart and returns when it runs on every node.
 func (c *Cluster) startBerth(ctx context.Context) error {
-	if err := c.InstallBerth(ctx, map[string]any{"daemon": c.values}); err != nil {
+	if err := c.Chart.Install(ctx, map[string]any{"daemon": c.values}); err != nil {
 		return err
 	}
 	return c.daemons(ctx, nodes)
@@ -133,7 +133,7 @@ func (c *Cluster) stopBerth(ctx context.Context) error {
 	values := map[string]any{}
 	maps.Copy(values, c.values)
 	maps.Copy(values, nowhere)
-	if err := c.InstallBerth(ctx, map[string]any{"daemon": values}); err != nil {
+	if err := c.Chart.Install(ctx, map[string]any{"daemon": values}); err != nil {
 		return err
 	}
 	return c.daemons(ctx, 0)

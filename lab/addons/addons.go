@@ -1,4 +1,4 @@
-// Package addons holds what clusters of the lab have besides Berth.
+// Package addons has the add-ons of the lab's clusters, such as CoreDNS.
 package addons
 
 import (
@@ -20,7 +20,7 @@ const (
 //go:embed coredns.yaml
 var coreDNS string
 
-// dnsHere stands for the Service's address there.
+// dnsHere is replaced by the Service's address.
 const dnsHere = "10.96.0.10"
 
 // CoreDNS are the objects of the cluster's name service, as kubeadm installs it, for
@@ -38,6 +38,22 @@ func objectsOf(text string) (objects []*unstructured.Unstructured, err error) {
 			return nil, fmt.Errorf("read an object: %w", err)
 		}
 		objects = append(objects, o)
+	}
+	return objects, nil
+}
+
+//go:embed default-vpc.yaml
+var defaultVPC string
+
+// vpcHere is replaced by the VPC's name.
+const vpcHere = "vpc-1a2b3c4d"
+
+// DefaultVPC are the objects by which namespaces that are made without the annotation
+// berth.dev/vpc get one with the name of a VPC, as docs/ports.md has them. They need Kubernetes
+// 1.36.
+func DefaultVPC(name string) (objects []*unstructured.Unstructured, err error) {
+	if objects, err = objectsOf(strings.ReplaceAll(defaultVPC, vpcHere, name)); err != nil {
+		return nil, fmt.Errorf("read the policy of the default VPC: %w", err)
 	}
 	return objects, nil
 }

@@ -42,7 +42,7 @@ type Target struct {
 	Env    []string `json:"env"` // name=value, to be added
 }
 
-// FaultRequest asks for trouble. What Action and Value mean depends on the
+// FaultRequest asks for a fault. The meaning of Action and Value depends on the
 // kind; see Kinds.
 type FaultRequest struct {
 	Kind   string `json:"kind"`

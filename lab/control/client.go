@@ -102,7 +102,7 @@ func (c *Client) DelPod(ctx context.Context, node, name string) error {
 
 // Kill ends a program with SIGKILL and starts it again if asked to: a node's
 // berthd by the node's name, an operator or the API server by its own. It
-// returns what the program is to people.
+// returns a description of the program.
 func (c *Client) Kill(ctx context.Context, name string, restart bool) (what string, err error) {
 	err = c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/programs/%s/kill?restart=%t", url.PathEscape(name), restart), nil, &what)
 	return what, err
@@ -121,13 +121,13 @@ func (c *Client) Calls(ctx context.Context, after uint64) (list []vpc.CallRecord
 	return list, err
 }
 
-// Faults lists what is in force, in words.
+// Faults describes the faults in force.
 func (c *Client) Faults(ctx context.Context) (list []string, err error) {
 	err = c.get(ctx, "/v1/faults", &list)
 	return list, err
 }
 
-// AddFault makes the cloud misbehave; a fault of the same kind and action is replaced.
+// AddFault injects a fault into the cloud, in place of one of the same kind and action.
 func (c *Client) AddFault(ctx context.Context, r FaultRequest) error {
 	return c.call(ctx, http.MethodPost, "/v1/faults", r, nil)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Kind is one way to make the cloud misbehave.
+// Kind is a kind of fault.
 type Kind struct {
 	Name    string
 	Args    string // as a user types them after the name
@@ -75,11 +75,11 @@ func (k Kind) check(r FaultRequest) error {
 	covers := func(action string) bool { return vpc.Covers(r.Action, action) }
 	switch {
 	case k.action && !slices.ContainsFunc(ec2api.Actions(), covers):
-		return fmt.Errorf("fault %s: %q covers no action that the lab knows; want one of %v or a pattern", k.Name, r.Action, ec2api.Actions())
+		return fmt.Errorf("fault %s: %q covers no action that the lab implements; want one of %v or a pattern", k.Name, r.Action, ec2api.Actions())
 	case r.Count < 0:
-		return fmt.Errorf("fault %s: count %d: want how many calls it meets, 0 for all", k.Name, r.Count)
+		return fmt.Errorf("fault %s: count %d: want the number of calls it affects, 0 for all", k.Name, r.Count)
 	case r.Count > 0 && k.inject == "":
-		return fmt.Errorf("fault %s: a count means nothing for it; it stays until it is cleared", k.Name)
+		return fmt.Errorf("fault %s: a count does not apply; it stays until it is cleared", k.Name)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), 
 	}
 }
 
-// delay is a kind that sets a duration, and goes back to the spec's.
+// delay is a kind that sets a duration, and restores the spec's.
 func delay(set func(*vpc.Cloud, time.Duration), normal func(spec.Spec) spec.Duration) func(*vpc.Cloud, FaultRequest) (func(), error) {
 	return func(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		d, err := duration(r)
@@ -129,7 +129,7 @@ func delay(set func(*vpc.Cloud, time.Duration), normal func(spec.Spec) spec.Dura
 func duration(r FaultRequest) (time.Duration, error) {
 	d, err := time.ParseDuration(r.Value)
 	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%s: duration %q: want a length of time such as 500ms", r.Kind, r.Value)
+		return 0, fmt.Errorf("%s: duration %q: want a duration such as 500ms", r.Kind, r.Value)
 	}
 	return d, nil
 }

@@ -142,7 +142,7 @@ func TestFaultMistakes(t *testing.T) {
 		{[]string{"outage", "now"}, 0, "got"},
 		{[]string{"deny", "CreateNetworkInterfaces"}, 0, "covers no action"},
 		{[]string{"deny", "[*"}, 0, "covers no action"},
-		{[]string{"deny", "*"}, 3, "a count means nothing"},
+		{[]string{"deny", "*"}, 3, "a count does not apply"},
 		{[]string{"lost-reply", "*"}, -3, "count -3"},
 	} {
 		k, err := KindNamed(tc.words[0])

@@ -92,7 +92,7 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 }
 
 // Down removes the lab in dir, whether it runs, hangs or died, and returns
-// what was removed, once nothing of it is left.
+// what was removed, once all of it is removed.
 func Down(ctx context.Context, dir string) ([]string, error) {
 	id := lab.IDOf(dir)
 	var removed []string
@@ -103,11 +103,11 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 	case err == nil:
 		removed = r.Removed
 	case !errors.Is(err, ErrNotRunning) && ctx.Err() == nil:
-		// It answers, but could not: what it left is swept below.
+		// It answers, but failed: its leftovers are swept below.
 		removed = append(removed, "a lab that could not end by itself: "+err.Error())
 	}
 	if pid := Holder(dir); pid != 0 {
-		if err != nil { // it is on its way up, or it is a demo: both clean up when told to end
+		if err != nil { // it is on its way up, or it is a demo: both clean up when they are terminated
 			_ = syscall.Kill(pid, syscall.SIGTERM)
 		}
 		if err := endProcess(ctx, dir, pid); err != nil {

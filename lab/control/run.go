@@ -52,7 +52,7 @@ func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(ln) }()
 	if err := ready(); err != nil {
-		slog.Warn("nobody waits for the lab", "err", err)
+		slog.Warn("ready not reported to the starter", "err", err)
 	}
 	select {
 	case err := <-ended:

@@ -272,7 +272,7 @@ func (s *server) start(r *http.Request) (any, error) {
 type program struct {
 	*proc.Process
 	start func(context.Context) error
-	ready func(context.Context) error // returns when what was started is
+	ready func(context.Context) error // returns when the started program is ready
 }
 
 // program finds one: a node's berthd by the node's name, an operator or the API
@@ -285,8 +285,10 @@ func (s *server) program(name string) (program, error) {
 	start := func(p *proc.Process) func(context.Context) error {
 		return func(context.Context) error { return p.Start() }
 	}
-	if o, err := s.lab.Operator(name); err == nil {
-		return program{o.Process, start(o.Process), o.WaitReady}, nil
+	for _, o := range s.lab.Operators() {
+		if o.Name == name {
+			return program{o.Process, start(o.Process), o.WaitReady}, nil
+		}
 	}
 	n, err := s.lab.Node(name)
 	if err != nil {
@@ -323,7 +325,7 @@ func (s *server) clearFaults(r *http.Request) (any, error) {
 	return s.faults.clear(func(f FaultRequest) bool { return kind == "" || f.Kind == kind }), nil
 }
 
-// end closes the lab and tells what that removed; then the process ends.
+// end closes the lab and reports what that removed; then the process exits.
 func (s *server) end(*http.Request) (any, error) {
 	removed, err := ns.List(fabric.Prefix(s.lab.ID))
 	if err != nil {

@@ -19,22 +19,21 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
-	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
 var branchProofs = []proof{
-	{inOperator, "a pod's first interface is a branch with a group of its own", branchUp},
-	{inOperator, "EC2 away: the next pod's branch is there before the pod is", branchWarm},
-	{inOperator, "nobody reaches it until its group allows it, nor its own node", branchGroups},
-	{inOperator, "berthd and operators killed with -9: its packets go on", branchKilled},
-	{inOperator, "its branch goes when the pod does, the trunk stays", branchGone},
+	{inOperator, "a pod's first interface is a branch with its own group", branchUp},
+	{inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm},
+	{inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups},
+	{inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled},
+	{inOperator, "its branch is deleted with the pod, the trunk is not", branchGone},
 	{inOperator, "kernel, records, objects and EC2 agree about branches", agreement},
 }
 
-// The cast of the story of branches.
+// The pods of the branches demo, and the type of its nodes.
 const (
-	vault    = "vault"    // whose group lets nobody in at first
+	vault    = "vault"    // whose group allows nobody at first
 	neighbor = "neighbor" // on its node, with an address of the node's ENIs
 	// nextVault is like the vault, on its node.
 	nextVault = "next-vault"
@@ -45,7 +44,7 @@ const (
 
 var branchOperatorArgs = []string{"--branch-cooling=2s", "--listing-interval=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 
-// ofBranches tells whether a lab is one of branches.
+// ofBranches reports whether a lab is one of branches.
 func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
 
 // branchLab is the lab of the branches in the place of another.
@@ -61,7 +60,7 @@ func branchLab(o lab.Options) lab.Options {
 	}
 }
 
-// lacksVLANs says why no branch can be shown on this machine; nil: they can.
+// lacksVLANs returns why this machine cannot show branches, or nil.
 func lacksVLANs() error {
 	made := make(chan error)
 	go func() {
@@ -94,226 +93,155 @@ func makeVLAN() error {
 	return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: over, VlanId: 1, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
 }
 
+// branches is the lab of the branches demo.
+type branches struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+}
+
 // branchOf is the branch of a pod by its PodNIC, once that is Active.
-func (s *stage) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI, err error) {
-	err = poll.Until(ctx, func() error {
-		nics, err := s.lab.Kube.PodNICs(ctx)
-		if err != nil {
-			return err
-		}
+func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
+	await(ctx, "the branch of pod "+p.Name, func() {
+		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Books().ENIs
 		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
 		if i < 0 || nics[i].Status.Phase != v1alpha1.PhaseActive {
-			return fmt.Errorf("pod %s has no PodNIC that is Active", p.Name)
+			fail("it has no PodNIC that is Active")
 		}
-		enis := s.lab.Books().ENIs
 		k := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.ID == nics[i].Status.PortID })
 		if k < 0 || enis[k].Trunk == nil {
-			return fmt.Errorf("EC2 has no branch %s", nics[i].Status.PortID)
+			fail("EC2 has no branch %s", nics[i].Status.PortID)
 		}
 		e = enis[k]
-		return nil
 	})
-	return e, err
+	return e
 }
 
-// branchUp makes the pods of the story.
-func branchUp(ctx context.Context, s *stage) (string, error) {
-	group, err := s.lab.Ports.AddGroup(ctx, vault)
-	if err != nil {
-		return "", err
-	}
-	began := time.Now()
-	p, err := s.nodes[0].AddPod(ctx, vault, node.PodOptions{Annotations: map[string]string{
+// addVault adds a pod whose first interface is a branch with a group.
+func (s *branches) addVault(ctx context.Context, name, group string) *node.Pod {
+	return must(s.nodes[0].AddPod(ctx, name, node.PodOptions{Annotations: map[string]string{
 		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", group),
-	}})
-	if err != nil {
-		return "", err
-	}
-	took := time.Since(began)
-	e, err := s.branchOf(ctx, p)
-	if err != nil {
-		return "", err
-	}
+	}}))
+}
+
+// branchUp adds the pods of the demo.
+func branchUp(ctx context.Context, s *stage) string {
+	group := must(s.lab.Ports.AddGroup(ctx, vault))
+	began := time.Now()
+	p := s.branches.addVault(ctx, vault, group)
+	took := since(began)
+	e := s.branches.branchOf(ctx, p)
 	if own := append([]netip.Addr{e.Primary}, e.IPv6...); !slices.Equal(e.Groups, []string{group}) || len(own) != 2 || !slices.Equal(p.Addrs, own) {
-		return "", fmt.Errorf("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
+		fail("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
 	}
 	for i, name := range []string{neighbor, stranger} {
-		if _, err := s.nodes[i].AddPod(ctx, name, node.PodOptions{}); err != nil {
-			return "", err
-		}
+		must(s.nodes[i].AddPod(ctx, name, node.PodOptions{}))
 	}
-	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %.1f s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took.Seconds()), nil
+	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took)
 }
 
-// branchWarm makes a pod like the vault while EC2 answers nobody, and takes it away again.
-func branchWarm(ctx context.Context, s *stage) (string, error) {
-	first, e, err := s.vault(ctx)
-	if err != nil {
-		return "", err
-	}
-	err = poll.Until(ctx, func() error {
-		ports, err := s.lab.Ports.Ports(ctx)
-		if err != nil {
-			return err
+// branchWarm adds a pod like the vault while EC2 is away, and deletes it again.
+func branchWarm(ctx context.Context, s *stage) string {
+	first := must(s.nodes[0].Pod(vault))
+	groups := s.branches.branchOf(ctx, first).Groups
+	await(ctx, "a branch for the next pod of "+s.nodes[0].Name, func() {
+		if !slices.ContainsFunc(must(s.lab.Ports.Ports(ctx)), func(p portcloud.Port) bool {
+			_, warm := p.WarmFor()
+			return warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, groups)
+		}) {
+			fail("none is ready")
 		}
-		for _, p := range ports {
-			if _, warm := p.WarmFor(); warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, e.Groups) {
-				return nil
-			}
-		}
-		return fmt.Errorf("no branch is ready for the next pod of %s", s.nodes[0].Name)
 	})
-	if err != nil {
-		return "", err
-	}
-	s.lab.Cloud.API.Outage(true)
-	defer s.lab.Cloud.API.Outage(false)
+	s.lab.Cloud.Outage(true)
+	defer s.lab.Cloud.Outage(false)
 	began := time.Now()
-	next, err := s.nodes[0].AddPod(ctx, nextVault, node.PodOptions{Annotations: map[string]string{
-		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", e.Groups[0]),
-	}})
-	if err != nil {
-		return "", err
-	}
-	took := time.Since(began)
+	next := s.branches.addVault(ctx, nextVault, groups[0])
+	took := since(began)
 	if next.Addr() == first.Addr() {
-		return "", fmt.Errorf("%s and %s have %s", vault, nextVault, next.Addr())
+		fail("%s and %s have %s", vault, nextVault, next.Addr())
 	}
-	s.lab.Cloud.API.Outage(false)
-	return fmt.Sprintf("%s, after %.1f s", next.Addr(), took.Seconds()), s.nodes[0].DelPod(ctx, nextVault)
+	s.lab.Cloud.Outage(false)
+	check(s.nodes[0].DelPod(ctx, nextVault))
+	return fmt.Sprintf("%s, after %s", next.Addr(), took)
 }
 
-// whoAsks are the network namespaces from which the vault is asked.
-func (s *stage) whoAsks() (map[string]string, error) {
-	all := map[string]string{"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns}
-	for i, who := range []string{"a pod of its node", "a pod of another"} {
-		p, err := s.nodes[i].Pod([]string{neighbor, stranger}[i])
-		if err != nil {
-			return nil, err
-		}
-		all[who] = p.Netns()
-	}
-	return all, nil
-}
-
-// caller is one who asks the vault at an address.
+// caller asks the vault from a network namespace at an address.
 type caller struct {
 	who, netns string
 	vault      netip.Addr
 }
 
-// callers are all who ask the vault, at each of its addresses.
-func (s *stage) callers(vault *node.Pod) (list []caller, err error) {
-	from, err := s.whoAsks()
-	for who, netns := range from {
-		for _, a := range vault.Addrs {
-			list = append(list, caller{fmt.Sprintf("%s by %s", who, ipfamily.Of(a)), netns, a})
-		}
-	}
-	return list, err
-}
-
-// asked is nil if one of those who ask the vault gets an answer.
-func asked(ctx context.Context, netns string, vault netip.Addr) error {
+// ask returns nil if there is an answer.
+func (c caller) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	_, err := echo.Ask(ctx, netns, "tcp", netip.AddrPortFrom(vault, echo.Port), netip.Addr{}, "hello")
+	_, err := echo.Ask(ctx, c.netns, "tcp", port(c.vault), netip.Addr{}, "hello")
 	return err
 }
 
-// vault is the pod of that name, and its branch.
-func (s *stage) vault(ctx context.Context) (*node.Pod, vpc.ENI, error) {
-	p, err := s.nodes[0].Pod(vault)
-	if err != nil {
-		return nil, vpc.ENI{}, err
-	}
-	e, err := s.branchOf(ctx, p)
-	return p, e, err
-}
-
-// branchGroups asks the pod before and after its group lets callers in.
-func branchGroups(ctx context.Context, s *stage) (string, error) {
-	p, e, err := s.vault(ctx)
-	if err != nil {
-		return "", err
-	}
-	callers, err := s.callers(p)
-	if err != nil {
-		return "", err
-	}
-	for _, c := range callers {
-		if err := asked(ctx, c.netns, c.vault); err == nil {
-			return "", fmt.Errorf("%s gets an answer, and the group lets nobody in", c.who)
+// callers are all that ask the vault, at each of its addresses.
+func (s *branches) callers() (list []caller) {
+	for who, netns := range map[string]string{
+		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
+		"a pod of its node": must(s.nodes[0].Pod(neighbor)).Netns(), "a pod of another": must(s.nodes[1].Pod(stranger)).Netns(),
+	} {
+		for _, a := range must(s.nodes[0].Pod(vault)).Addrs {
+			list = append(list, caller{fmt.Sprintf("%s by %s", who, ipfamily.Of(a)), netns, a})
 		}
 	}
-	if err := s.lab.Ports.Allow(ctx, e.Groups[0], portcloud.Rule{Protocol: "tcp"}); err != nil {
-		return "", err
-	}
-	for _, c := range callers {
-		if err := until(ctx, c.who+" gets an answer", func() error { return asked(ctx, c.netns, c.vault) }); err != nil {
-			return "", err
-		}
-	}
-	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers)), nil
+	return list
 }
 
-// branchKilled has the pod answer while nobody of Berth runs.
-func branchKilled(ctx context.Context, s *stage) (string, error) {
-	p, _, err := s.vault(ctx)
-	if err != nil {
-		return "", err
+// branchGroups asks the pod before and after its group allows callers.
+func branchGroups(ctx context.Context, s *stage) string {
+	callers := s.branches.callers()
+	for _, c := range callers {
+		if c.ask(ctx) == nil {
+			fail("%s gets an answer, which the group does not allow", c.who)
+		}
 	}
-	callers, err := s.callers(p)
-	if err != nil {
-		return "", err
+	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
+	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
+	for _, c := range callers {
+		await(ctx, c.who+" gets an answer", func() { check(c.ask(ctx)) })
 	}
-	if err := s.nodes[0].Kill(); err != nil {
-		return "", err
-	}
+	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers))
+}
+
+// branchKilled has the pod answer while no program of Berth runs.
+func branchKilled(ctx context.Context, s *stage) string {
+	check(s.nodes[0].Kill())
 	for _, o := range s.lab.Operators() {
-		if err := o.Kill(); err != nil {
-			return "", err
-		}
+		check(o.Kill())
 	}
 	answers := 0
 	for range 20 {
-		for _, c := range callers {
-			if err := asked(ctx, c.netns, c.vault); err != nil {
-				return "", fmt.Errorf("%s got no answer: %w", c.who, err)
-			}
+		for _, c := range s.branches.callers() {
+			checkf(c.ask(ctx), "%s got no answer", c.who)
 			answers++
 		}
 	}
 	for _, o := range s.lab.Operators() {
-		if err := revive(o); err != nil {
-			return "", err
-		}
+		s.operators.revive(o)
 	}
-	if err := errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers), nil
+	check(errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)))
+	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers)
 }
 
 // branchGone deletes the pod.
-func branchGone(ctx context.Context, s *stage) (string, error) {
-	_, e, err := s.vault(ctx)
-	if err != nil {
-		return "", err
-	}
-	if err := s.nodes[0].DelPod(ctx, vault); err != nil {
-		return "", err
-	}
+func branchGone(ctx context.Context, s *stage) string {
+	e := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault)))
+	check(s.nodes[0].DelPod(ctx, vault))
 	began := time.Now()
-	err = poll.Until(ctx, func() error {
-		enis := s.lab.Books().ENIs
-		if slices.ContainsFunc(enis, func(o vpc.ENI) bool { return o.ID == e.ID }) {
-			return fmt.Errorf("EC2 has %s still", e.ID)
+	has := func(id string) bool {
+		return slices.ContainsFunc(s.lab.Books().ENIs, func(o vpc.ENI) bool { return o.ID == id })
+	}
+	await(ctx, "the branch", func() {
+		if has(e.ID) {
+			fail("EC2 still has %s", e.ID)
 		}
-		if !slices.ContainsFunc(enis, func(o vpc.ENI) bool { return o.ID == e.Trunk.TrunkID }) {
-			return fmt.Errorf("EC2 has no trunk %s", e.Trunk.TrunkID)
+		if !has(e.Trunk.TrunkID) {
+			fail("EC2 has no trunk %s", e.Trunk.TrunkID)
 		}
-		return nil
 	})
-	return fmt.Sprintf("%s deleted %.1f s after the pod, cooled", e.ID, time.Since(began).Seconds()), err
+	return fmt.Sprintf("%s deleted %s after the pod, cooled", e.ID, since(began))
 }

@@ -2,31 +2,35 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"text/template"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/network/ns"
-	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // clusterProofs are those of a lab with kubelets, in the order in which they are shown.
 var clusterProofs = []proof{
 	{inClusters, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
-	{inClusters, "Berth installed: nodes are Ready, as soon as it serves", installed},
+	{inClusters, "Berth installed: nodes are Ready as soon as it serves", installed},
 	{inClusters, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
 	{inClusters, "names and Services from a pod; logs and exec", namesAndServices},
 	{inClusters, "NodePort of every node, from the host outside", nodePorts},
@@ -34,11 +38,11 @@ var clusterProofs = []proof{
 	{inPool, "kubectl shows pools and blocks", showObjects},
 	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
 	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
-	{inPort, "a wrong annotation is refused by kubectl apply", refusedAtOnce},
+	{inPort, "kubectl apply rejects a wrong annotation", refusedAtOnce},
 	{inPort, "a NICPolicy gives pods a subnet and a group by their labels", byPolicy},
 	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
-	{inPort, "a port deleted behind its back is made again", remade},
-	{inPort, "pods go: their ports are deleted, the user's stay", givenBack},
+	{inPort, "a port deleted in the cloud is created again", remade},
+	{inPort, "pods are deleted, with their ports but not the user's", givenBack},
 	{inClusters, "Berth rolled under traffic: no request is lost", rolled},
 	{inClusters, "a node drained, and back", drained},
 	{inClusters, "a node rebooted: its pods start again", rebooted},
@@ -46,10 +50,10 @@ var clusterProofs = []proof{
 	{inClusters, "every pod has an address of its own, and berthd knows it", agreed},
 }
 
-// What the story puts into the cluster.
+// What the demo puts into the cluster.
 const (
 	webName     = "web"
-	earlyPods   = 6 // of the web, made before there is a plugin
+	earlyPods   = 6 // of web, created before the plugin is installed
 	webReplicas = 30
 	webNodePort = 30080
 	webPort     = 8080
@@ -58,81 +62,7 @@ const (
 	agnhost     = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
 )
 
-var webLabels = map[string]string{"app": webName}
-
-// soon lets pods leave a lost node within seconds; Kubernetes' default is five minutes.
-func soon() []corev1.Toleration {
-	seconds := int64(2)
-	var out []corev1.Toleration
-	for _, key := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
-		out = append(out, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: &seconds})
-	}
-	return out
-}
-
-// spreadOver is evenly over the nodes, and never more than half of the pods on one, which
-// the first node that is Ready would get. What may not have pods does not count.
-func spreadOver() []corev1.TopologySpreadConstraint {
-	three, honor := int32(3), corev1.NodeInclusionPolicyHonor
-	even := corev1.TopologySpreadConstraint{
-		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
-		LabelSelector: &metav1.LabelSelector{MatchLabels: webLabels}, NodeTaintsPolicy: &honor,
-	}
-	most := even
-	most.MaxSkew, most.WhenUnsatisfiable, most.MinDomains = webReplicas/2, corev1.DoNotSchedule, &three
-	return []corev1.TopologySpreadConstraint{even, most}
-}
-
-// web are a Deployment of HTTP servers that tell their names, the Service before them,
-// and a pod to ask from.
-func web(mode lab.Mode) []client.Object {
-	replicas, grace := int32(earlyPods), int64(10)
-	unavailable := intstr.FromInt32(2)
-	server := corev1.Container{
-		Name: webName, Image: agnhost, ImagePullPolicy: corev1.PullNever,
-		// It answers for a while after it was told to end, as servers that may
-		// not lose a request do: proxies hear of its end a moment later.
-		Args:           []string{"netexec", fmt.Sprintf("--http-port=%d", webPort), "--delay-shutdown=4"},
-		ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(webPort)}}, PeriodSeconds: 1, TimeoutSeconds: 5, FailureThreshold: 5},
-	}
-	deployment := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: webName},
-		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: webLabels},
-			Strategy: appsv1.DeploymentStrategy{RollingUpdate: &appsv1.RollingUpdateDeployment{MaxUnavailable: &unavailable}},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: webLabels},
-				Spec: corev1.PodSpec{
-					Containers: []corev1.Container{server}, TerminationGracePeriodSeconds: &grace, Tolerations: soon(),
-					TopologySpreadConstraints: spreadOver(),
-				},
-			},
-		},
-	}
-	service := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: webName},
-		Spec: corev1.ServiceSpec{
-			Type: corev1.ServiceTypeNodePort, Selector: webLabels,
-			Ports: []corev1.ServicePort{{Port: 80, TargetPort: intstr.FromInt32(webPort), NodePort: webNodePort}},
-		},
-	}
-	one := int64(1)
-	// By each family that the cluster has.
-	service.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyPreferDualStack)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: clientName},
-		Spec: corev1.PodSpec{
-			Containers: []corev1.Container{{Name: clientName, Image: agnhost, ImagePullPolicy: corev1.PullNever, Args: []string{"pause"}}},
-			// Where the story does not drain, reboot or kill.
-			NodeSelector:                  map[string]string{corev1.LabelHostname: clientNode},
-			TerminationGracePeriodSeconds: &one,
-			DNSConfig:                     mode.DNSConfig(),
-		},
-	}
-	return []client.Object{deployment, service, pod}
-}
-
-// Which node the story leaves alone, and which it drains, reboots and kills.
+// Which node the demo does not touch, and which it drains, reboots and kills.
 const (
 	clientNode   = "node-1"
 	drainedNode  = "node-2"
@@ -140,176 +70,235 @@ const (
 	killedNode   = "node-3"
 )
 
-// withoutPlugin makes the pods before there is a network plugin, and looks at nodes
-// and pods once the scheduler has refused them.
-func withoutPlugin(ctx context.Context, s *stage) (string, error) {
-	c := s.lab.Kube.Client
-	for _, o := range web(s.lab.Mode) {
-		if err := c.Create(ctx, o); err != nil {
-			return "", fmt.Errorf("create %T %s: %w", o, o.GetName(), err)
+// web is a Deployment of HTTP servers that answer with their names, its Service, and a pod to
+// ask from. The servers answer for a while after SIGTERM, as servers that may not lose a request
+// do, since proxies learn of it a moment later. They are spread evenly over the nodes, with at most
+// half of them on one, which the first node that is Ready would get; they leave a lost node within
+// seconds, where Kubernetes' default is five minutes.
+const web = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: default}
+spec:
+  replicas: {{.Early}}
+  selector: {matchLabels: {app: web}}
+  strategy: {rollingUpdate: {maxUnavailable: 2}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 10
+      tolerations:
+        - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 2}
+        - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 2}
+      topologySpreadConstraints:
+        - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: web}}, nodeTaintsPolicy: Honor}
+        - {maxSkew: {{.Most}}, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, minDomains: 3, labelSelector: {matchLabels: {app: web}}, nodeTaintsPolicy: Honor}
+      containers:
+        - name: web
+          image: {{.Image}}
+          imagePullPolicy: Never
+          args: [netexec, --http-port={{.Port}}, --delay-shutdown=4]
+          readinessProbe: {httpGet: {path: /healthz, port: {{.Port}}}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 5}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  type: NodePort
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: web}
+  ports: [{port: 80, targetPort: {{.Port}}, nodePort: {{.NodePort}}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: default}
+spec:
+  nodeSelector: {kubernetes.io/hostname: {{.ClientNode}}}
+  terminationGracePeriodSeconds: 1
+  dnsConfig: {{.DNS}}
+  containers: [{name: client, image: {{.Image}}, imagePullPolicy: Never, args: [pause]}]
+`
+
+// cluster is a lab with kubelets, seen through its Kubernetes API.
+type cluster struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+	quote func(text string) // shows what a program printed; may be nil
+}
+
+// kubectl runs kubectl and returns what it prints.
+func (s *cluster) kubectl(ctx context.Context, args ...string) string {
+	return must(s.lab.Kube.Kubectl(ctx, args...))
+}
+
+// apply applies a manifest, which is a template.
+func (s *cluster) apply(ctx context.Context, manifest string, with any) (out string, err error) {
+	f := must(os.CreateTemp("", "manifest-*.yaml"))
+	defer os.Remove(f.Name())
+	t := must(template.New("manifest").Parse(manifest))
+	checkf(errors.Join(t.Execute(f, with), f.Close()), "write %s", filepath.Base(f.Name()))
+	return s.lab.Kube.Kubectl(ctx, "apply", "--filename="+f.Name())
+}
+
+// sh runs a shell script in the client and returns what it prints.
+func (s *cluster) sh(ctx context.Context, script string) string {
+	return s.kubectl(ctx, "exec", clientName, "--", "sh", "-c", script)
+}
+
+// shut fails if an address answers the client.
+func (s *cluster) shut(ctx context.Context, address string) {
+	if attempt(func() { s.sh(ctx, "curl -s -m 2 "+hostname(address)) }) == nil {
+		fail("%s answers, which its group does not allow", address)
+	}
+}
+
+// hostname is the URL at which a server answers with its name.
+func hostname(address string) string {
+	return "http://" + net.JoinHostPort(address, strconv.Itoa(webPort)) + "/hostname"
+}
+
+// pods are those of the Deployment that do not terminate.
+func (s *cluster) pods(ctx context.Context) []corev1.Pod {
+	list := &corev1.PodList{}
+	checkf(s.lab.Kube.Client.List(ctx, list, client.InNamespace(inDefault), client.MatchingLabels{"app": webName}), "list pods")
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// podsOn are the names of the Deployment's pods on a node.
+func (s *cluster) podsOn(ctx context.Context, node string) (names []string) {
+	for _, p := range s.pods(ctx) {
+		if p.Spec.NodeName == node {
+			names = append(names, p.Name)
 		}
 	}
-	var says string
-	err := poll.Until(ctx, func() error {
-		pods, err := s.webPods(ctx)
-		if err != nil {
-			return err
-		}
-		refused := 0
-		for _, p := range pods {
+	return names
+}
+
+// scale returns once the Deployment has so many pods, all Ready.
+func (s *cluster) scale(ctx context.Context, replicas int) {
+	s.kubectl(ctx, "scale", "deployment/"+webName, fmt.Sprintf("--replicas=%d", replicas))
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
+}
+
+// ready is the condition Ready of a Node.
+func (s *cluster) ready(ctx context.Context, name string) corev1.NodeCondition {
+	n := &corev1.Node{}
+	check(s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n))
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i < 0 {
+		fail("node %s has no condition Ready", name)
+	}
+	return n.Status.Conditions[i]
+}
+
+// readySince is since when a Node is Ready.
+func (s *cluster) readySince(ctx context.Context, name string) time.Time {
+	c := s.ready(ctx, name)
+	if c.Status != corev1.ConditionTrue {
+		fail("node %s is not Ready", name)
+	}
+	return c.LastTransitionTime.Time
+}
+
+// withoutPlugin creates the pods before there is a network plugin, and checks nodes
+// and pods once the scheduler has rejected them.
+func withoutPlugin(ctx context.Context, st *stage) string {
+	s := st.cluster
+	must(s.apply(ctx, web, map[string]any{
+		"Early": earlyPods, "Most": webReplicas / 2, "Image": agnhost, "Port": webPort, "NodePort": webNodePort, "ClientNode": clientNode,
+		"DNS": string(must(json.Marshal(s.lab.Mode.DNSConfig()))),
+	}))
+	var message string
+	await(ctx, "pods without nodes", func() {
+		rejected := 0
+		for _, p := range s.pods(ctx) {
 			if p.Spec.NodeName != "" {
-				return fmt.Errorf("pod %s is bound to %s", p.Name, p.Spec.NodeName)
+				fail("pod %s is bound to %s", p.Name, p.Spec.NodeName)
 			}
 			for _, c := range p.Status.Conditions {
 				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
-					refused++
+					rejected++
 				}
 			}
 		}
-		if refused < earlyPods {
-			return fmt.Errorf("the scheduler has refused %d of %d pods", refused, earlyPods)
+		if rejected < earlyPods {
+			fail("the scheduler has rejected %d of %d pods", rejected, earlyPods)
 		}
 		for _, n := range s.nodes {
-			node := &corev1.Node{}
-			if err := c.Get(ctx, client.ObjectKey{Name: n.Name}, node); err != nil {
-				return err
+			c := s.ready(ctx, n.Name)
+			if message = c.Message; c.Status != corev1.ConditionFalse {
+				fail("%s: want condition Ready to be False: %+v", n.Name, c)
 			}
-			i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
-			if i < 0 || node.Status.Conditions[i].Status != corev1.ConditionFalse {
-				return fmt.Errorf("%s: want condition Ready to be False: %+v", n.Name, node.Status.Conditions)
-			}
-			says = node.Status.Conditions[i].Message
 		}
-		return nil
 	})
-	if err != nil {
-		return "", err
+	if _, after, ok := strings.Cut(message, "Network plugin returns error: "); ok {
+		message, _, _ = strings.Cut(after, ",")
 	}
-	if _, after, ok := strings.Cut(says, "Network plugin returns error: "); ok {
-		says, _, _ = strings.Cut(after, ",")
-	}
-	return fmt.Sprintf("%d nodes: %s; %d pods wait", len(s.nodes), says, earlyPods), nil
-}
-
-// webPods are the pods of the Deployment, without those that are ending.
-func (s *stage) webPods(ctx context.Context) ([]corev1.Pod, error) {
-	list := &corev1.PodList{}
-	if err := s.lab.Kube.Client.List(ctx, list, client.InNamespace(inDefault), client.MatchingLabels(webLabels)); err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
-	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
+	return fmt.Sprintf("%d nodes: %s; %d pods wait", len(s.nodes), message, earlyPods)
 }
 
 // installed installs Berth and measures from there, and from when berthd's container
 // ran, to the nodes' condition.
-func installed(ctx context.Context, s *stage) (string, error) {
+func installed(ctx context.Context, st *stage) string {
+	s := st.cluster
 	began := time.Now()
-	if err := s.lab.InstallBerth(ctx, nil); err != nil {
-		return "", err
-	}
-	took := time.Since(began)
-	if err := s.lab.WaitNodesReady(ctx); err != nil {
-		return "", err
-	}
-	ready := time.Since(began)
-	var longest time.Duration
+	check(s.lab.Chart.Install(ctx, nil))
+	took := since(began)
+	check(s.lab.Kube.WaitNodesReady(ctx, s.lab.Nodes()...))
+	ready, longest := since(began), time.Duration(0)
+	pods := &corev1.PodList{}
+	check(s.lab.Kube.Client.List(ctx, pods, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "berthd"}))
 	for _, n := range s.nodes {
-		at, err := s.readySince(ctx, n.Name)
-		if err != nil {
-			return "", err
+		i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool {
+			return p.Spec.NodeName == n.Name && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil
+		})
+		if i < 0 {
+			fail("berthd does not run on %s", n.Name)
 		}
-		ran, err := s.daemonSince(ctx, n.Name)
-		if err != nil {
-			return "", err
-		}
-		longest = max(longest, at.Sub(ran))
+		longest = max(longest, s.readySince(ctx, n.Name).Sub(pods.Items[i].Status.ContainerStatuses[0].State.Running.StartedAt.Time))
 	}
 	const promised = 10 * time.Second // times in objects are whole seconds
 	if longest > promised {
-		return "", fmt.Errorf("a node was Ready only %v after berthd ran: want %v at most", longest, promised)
+		fail("a node was Ready only %v after berthd ran: want %v at most", longest, promised)
 	}
 	how := "the chart applied"
 	if s.lab.Kubelets.Helm != "" {
 		how = "helm install"
 	}
-	return fmt.Sprintf("%s in %.1f s; all Ready after %.1f s, at most %.0f s after berthd began", how, took.Seconds(), ready.Seconds(), longest.Seconds()), nil
+	return fmt.Sprintf("%s in %s; all Ready after %s, at most %.0f s after berthd began", how, took, ready, longest.Seconds())
 }
 
-// readySince is since when a Node is Ready.
-func (s *stage) readySince(ctx context.Context, name string) (time.Time, error) {
-	node := &corev1.Node{}
-	if err := s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return time.Time{}, err
-	}
-	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			return c.LastTransitionTime.Time, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("node %s is not Ready", name)
-}
-
-// daemonSince is since when berthd's container runs on a node.
-func (s *stage) daemonSince(ctx context.Context, node string) (time.Time, error) {
-	pods := &corev1.PodList{}
-	if err := s.lab.Kube.Client.List(ctx, pods, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "berthd"}); err != nil {
-		return time.Time{}, err
-	}
-	for _, p := range pods.Items {
-		if p.Spec.NodeName != node || len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].State.Running == nil {
-			continue
-		}
-		return p.Status.ContainerStatuses[0].State.Running.StartedAt.Time, nil
-	}
-	return time.Time{}, fmt.Errorf("berthd does not run on %s", node)
-}
-
-// thirtyPods waits for the pods that were made before, makes it thirty, and looks at
+// thirtyPods waits for the pods that were created before, scales them to thirty, and checks
 // where they came up and when.
-func thirtyPods(ctx context.Context, s *stage) (string, error) {
-	if err := s.lab.WaitDeployment(ctx, inDefault, webName); err != nil {
-		return "", err
-	}
+func thirtyPods(ctx context.Context, st *stage) string {
+	s := st.cluster
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
 	began := time.Now()
-	if err := s.scaleWeb(ctx, webReplicas); err != nil {
-		return "", err
-	}
-	took := time.Since(began)
-	pods, err := s.webPods(ctx)
-	if err != nil {
-		return "", err
-	}
+	s.scale(ctx, webReplicas)
+	took := since(began)
 	perNode := map[string]int{}
-	for _, p := range pods {
+	for _, p := range s.pods(ctx) {
 		perNode[p.Spec.NodeName]++
-		ready, err := s.readySince(ctx, p.Spec.NodeName)
-		if err != nil {
-			return "", err
-		}
-		bound := conditionTime(p, corev1.PodScheduled)
+		ready, bound := s.readySince(ctx, p.Spec.NodeName), conditionTime(p, corev1.PodScheduled)
 		if bound.Before(ready) {
-			return "", fmt.Errorf("pod %s was bound to %s at %v, which was Ready at %v only", p.Name, p.Spec.NodeName, bound, ready)
+			fail("pod %s was bound to %s at %v, which was Ready at %v only", p.Name, p.Spec.NodeName, bound, ready)
 		}
 	}
 	if len(perNode) != len(s.nodes) {
-		return "", fmt.Errorf("the pods run on %v: want some on each of %d nodes", perNode, len(s.nodes))
+		fail("the pods run on %v: want some on each of %d nodes", perNode, len(s.nodes))
 	}
-	if failed, err := s.sandboxFailures(ctx); err != nil || len(failed) > 0 {
-		return "", errors.Join(err, fmt.Errorf("the kubelet could not make sandboxes: %v", failed))
+	events := &corev1.EventList{}
+	checkf(s.lab.Kube.Client.List(ctx, events, client.InNamespace(inDefault)), "list events")
+	for _, e := range events.Items {
+		if e.Reason == "FailedCreatePodSandBox" {
+			fail("the kubelet could not create a sandbox: %s", e.Message)
+		}
 	}
 	var spread []string
 	for _, name := range slices.Sorted(maps.Keys(perNode)) {
 		spread = append(spread, fmt.Sprint(perNode[name]))
 	}
-	return fmt.Sprintf("%s pods; %d more were Ready after %.1f s; no sandbox failed", strings.Join(spread, "+"), webReplicas-earlyPods, took.Seconds()), nil
-}
-
-// scaleWeb returns once the Deployment has so many pods, all Ready.
-func (s *stage) scaleWeb(ctx context.Context, replicas int) error {
-	if _, err := s.lab.Kubectl(ctx, "scale", "deployment/"+webName, fmt.Sprintf("--replicas=%d", replicas)); err != nil {
-		return err
-	}
-	return s.lab.WaitDeployment(ctx, inDefault, webName)
+	return fmt.Sprintf("%s pods; %d more were Ready after %s; no sandbox failed", strings.Join(spread, "+"), webReplicas-earlyPods, took)
 }
 
 func conditionTime(p corev1.Pod, kind corev1.PodConditionType) time.Time {
@@ -321,101 +310,64 @@ func conditionTime(p corev1.Pod, kind corev1.PodConditionType) time.Time {
 	return time.Time{}
 }
 
-// sandboxFailures are what kubelets said of sandboxes that could not be made.
-func (s *stage) sandboxFailures(ctx context.Context) ([]string, error) {
-	events := &corev1.EventList{}
-	if err := s.lab.Kube.Client.List(ctx, events, client.InNamespace(inDefault)); err != nil {
-		return nil, fmt.Errorf("list events: %w", err)
-	}
-	var said []string
-	for _, e := range events.Items {
-		if e.Reason == "FailedCreatePodSandBox" {
-			said = append(said, e.Message)
-		}
-	}
-	return said, nil
-}
-
-// namesAndServices asks by names from a pod, in which the cluster's name service and every
-// pod's Service answer, and sees logs and commands pass through the API server.
-func namesAndServices(ctx context.Context, s *stage) (string, error) {
-	if err := s.lab.WaitDeployment(ctx, addons.Namespace, addons.DNS); err != nil {
-		return "", err
-	}
-	if _, err := s.lab.Kubectl(ctx, "wait", "--for=condition=Ready", "pod/"+clientName, "--timeout=60s"); err != nil {
-		return "", err
-	}
+// namesAndServices asks by names from a pod, where the cluster's DNS and every pod of a
+// Service answer, and wants logs and commands to pass through the API server.
+func namesAndServices(ctx context.Context, st *stage) string {
+	s := st.cluster
+	check(s.lab.Kube.WaitDeployment(ctx, addons.Namespace, addons.DNS))
+	s.kubectl(ctx, "wait", "--for=condition=Ready", "pod/"+clientName, "--timeout=60s")
 	const calls = 60
-	all := map[string]bool{}
-	for i, family := range s.lab.PodFamilies().Families() {
-		// The name of each answerer, one a line.
-		out, err := s.exec(ctx, fmt.Sprintf("for i in $(seq %d); do curl %s -sf -m 5 http://%s/hostname || exit 1; echo; done", calls, s.curlFamilies()[i], webName))
-		if err != nil {
-			return "", fmt.Errorf("ask http://%s from a pod by %s: %w", webName, family, err)
-		}
-		answerers := map[string]bool{}
+	all, families := map[string]bool{}, s.lab.PodFamilies().Families()
+	for _, family := range families {
+		// The name of each pod that answers, one a line.
+		out := s.sh(ctx, fmt.Sprintf("for i in $(seq %d); do curl %s -sf -m 5 http://%s/hostname || exit 1; echo; done", calls, curlFamily[family], webName))
+		answered := map[string]bool{}
 		for _, name := range strings.Fields(out) {
-			answerers[name], all[name] = true, true
+			answered[name], all[name] = true, true
 		}
-		if len(answerers) < webReplicas/2 {
-			return "", fmt.Errorf("%d calls by %s were answered by %d pods only", calls, family, len(answerers))
+		if len(answered) < webReplicas/2 {
+			fail("%d calls by %s were answered by %d pods only", calls, family, len(answered))
 		}
 	}
-	if _, err := s.exec(ctx, "curl -sfk -m 5 https://kubernetes.default.svc.cluster.local/livez"); err != nil {
-		return "", fmt.Errorf("ask the API server by its name from a pod: %w", err)
+	s.sh(ctx, "curl -sfk -m 5 https://kubernetes.default.svc.cluster.local/livez")
+	if logs := s.kubectl(ctx, "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name=berthd", "--tail=1"); strings.TrimSpace(logs) == "" {
+		fail("berthd's log is empty")
 	}
-	logs, err := s.lab.Kubectl(ctx, "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name=berthd", "--tail=1")
-	if err != nil || strings.TrimSpace(logs) == "" {
-		return "", fmt.Errorf("read berthd's log: %w", cmpErr(err, "it is empty"))
-	}
-	return fmt.Sprintf("%d calls of http://%s by each of %v answered by %d pods; kubernetes.default resolved", calls, webName, s.lab.PodFamilies().Families(), len(all)), nil
+	return fmt.Sprintf("%d calls of http://%s by each of %v answered by %d pods; kubernetes.default resolved", calls, webName, families, len(all))
 }
 
-// curlFamilies are the arguments of curl for each family that pods have.
-func (s *stage) curlFamilies() (args []string) {
-	for _, f := range s.lab.PodFamilies().Families() {
-		args = append(args, [ipfamily.Number]string{"-4", "-6"}[f])
-	}
-	return args
-}
-
-func cmpErr(err error, otherwise string) error {
-	if err != nil {
-		return err
-	}
-	return errors.New(otherwise)
-}
-
-// exec runs a shell's script in the client.
-func (s *stage) exec(ctx context.Context, script string) (string, error) {
-	return s.lab.Kubectl(ctx, "exec", clientName, "--", "sh", "-c", script)
-}
+// curlFamily is the option of curl for a family.
+var curlFamily = [ipfamily.Number]string{"-4", "-6"}
 
 // nodePorts asks every node from the host outside.
-func nodePorts(ctx context.Context, s *stage) (string, error) {
+func nodePorts(ctx context.Context, st *stage) string {
+	s := st.cluster
 	const each = 5
-	answerers, calls := map[string]bool{}, 0
+	answered, calls := map[string]bool{}, 0
 	for _, n := range s.nodes {
-		for _, url := range s.nodePortURLs(n.Name) {
-			for range each {
-				name, err := ns.Get(ctx, s.lab.OutsidePath(), url)
-				if err != nil {
-					return "", fmt.Errorf("ask %s from outside: %w", n.Name, err)
-				}
-				answerers[name] = true
+		for range each {
+			for _, name := range s.askNode(ctx, n) {
+				answered[name] = true
 				calls++
 			}
 		}
 	}
-	return fmt.Sprintf("%d of %d calls by %v answered, by %d pods", calls, calls, s.lab.PodFamilies().Families(), len(answerers)), nil
+	return fmt.Sprintf("%d of %d calls by %v answered, by %d pods", calls, calls, s.lab.PodFamilies().Families(), len(answered))
 }
 
-// nodePortURLs are the Service as the host outside sees it, by each family that pods have.
-func (s *stage) nodePortURLs(name string) (urls []string) {
-	n, err := s.lab.Node(name)
-	if err != nil {
-		return []string{err.Error()} // no URL; who asks fails and shows it
+// askNode asks a node for the Service from the host outside, by each family that pods have, and
+// returns the names of the pods that answered.
+func (s *cluster) askNode(ctx context.Context, n *node.Node) (names []string) {
+	for _, url := range s.nodePortURLs(n) {
+		name, err := ns.Get(ctx, s.lab.OutsidePath(), url)
+		checkf(err, "ask %s from outside", n.Name)
+		names = append(names, name)
 	}
+	return names
+}
+
+// nodePortURLs are the Service's on a node, by each family that pods have.
+func (s *cluster) nodePortURLs(n *node.Node) (urls []string) {
 	for _, a := range s.lab.NodeAddrs(n) {
 		urls = append(urls, "http://"+netip.AddrPortFrom(a, webNodePort).String()+"/hostname")
 	}
@@ -423,28 +375,19 @@ func (s *stage) nodePortURLs(name string) (urls []string) {
 }
 
 // showObjects shows Berth's objects as kubectl does.
-func showObjects(ctx context.Context, s *stage) (string, error) {
-	kinds := "nodenetworks"
-	switch s.lab.Mode {
-	case lab.PoolMode:
-		kinds = "addresspools,addressblocks"
-	case lab.PortMode:
-		kinds = "vpcs,podnics"
-	default:
-	}
-	table, err := s.lab.Kubectl(ctx, "get", kinds)
-	if err != nil {
-		return "", err
-	}
+func showObjects(ctx context.Context, st *stage) string {
+	s := st.cluster
+	kinds := map[lab.Mode]string{lab.OperatorMode: "nodenetworks", lab.PoolMode: "addresspools,addressblocks", lab.PortMode: "vpcs,podnics"}[s.lab.Mode]
+	table := s.kubectl(ctx, "get", kinds)
 	if s.quote != nil {
 		s.quote(beginning(table, shownLines))
 	}
 	for _, n := range s.nodes {
 		if !strings.Contains(table, n.Name) {
-			return "", fmt.Errorf("kubectl get %s does not name %s:\n%s", kinds, n.Name, table)
+			fail("kubectl get %s does not name %s:\n%s", kinds, n.Name, table)
 		}
 	}
-	return fmt.Sprintf("kubectl get %s", kinds), nil
+	return "kubectl get " + kinds
 }
 
 // shownLines are enough of a table to know what it looks like.

@@ -9,9 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// DefaultDir is where the demo's lab lives unless told otherwise.
+// DefaultDir is where the demo's lab is by default.
 const DefaultDir = "/run/vpclab/demo"
 
 // Options say what to show.
@@ -29,10 +29,10 @@ type Options struct {
 	Lab     lab.Options
 	Program string    // how vpclab was called, for the commands to try next
 	Keep    bool      // leave the lab up, steered by its control socket
-	Out     io.Writer // where the story goes, line by line
-	// Told is called once the story is over, with what failed, before a lab
-	// that is kept begins to be served.
-	Told func(error) error
+	Out     io.Writer // gets the report, line by line
+	// Done is called once all proofs were tried, with what failed, before a lab
+	// that is kept is served.
+	Done func(error) error
 }
 
 // patience is how long the lab may take to come up, and each proof: it only ends
@@ -58,8 +58,8 @@ var sizes = map[lab.Mode]size{
 	lab.PortMode:     {},
 }
 
-// sizes6 are those where pods have IPv6 alone: of types without prefixes, of which one would
-// have an address for every pod. All addresses of a secondary ENI are for pods.
+// sizes6 are those with IPv6-only pods: of types without prefixes, since one prefix would have
+// an address for every pod. All addresses of a secondary ENI are for pods.
 var sizes6 = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t2.small", addresses: 8, pods: 5},
 	lab.OperatorMode: {instanceType: "t2.medium", addresses: 12, pods: 7},
@@ -77,16 +77,39 @@ type stage struct {
 	size
 	lab     *lab.Lab
 	nodes   []*node.Node
-	quote   func(text string) // shows what a program printed; may be nil
-	release func()            // of the lock on the lab's directory
-	ports   portStory         // of port mode
+	release func() // of the lock on the lab's directory
+
+	operators *operators
+	ports     *ports
+	cluster   *cluster
+	egress    *egress
+	branches  *branches
+	pools     *pools
+	beside    sync.WaitGroup // goroutines of the proof that is being tried (start)
 }
 
-// errFailed says that the story was told to its end, but not all of it held.
+func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
+	return &stage{
+		size: size, lab: l, nodes: l.Nodes(), release: release,
+		operators: &operators{lab: l}, ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &cluster{lab: l, nodes: l.Nodes(), quote: quote},
+		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
+	}
+}
+
+// try tries a proof and returns its figures, or why it failed.
+func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	err = attempt(func() { figures = p.try(ctx, s) })
+	cancel()
+	s.beside.Wait()
+	return figures, err
+}
+
+// errFailed reports that all proofs were tried, and not all passed.
 var errFailed = errors.New("not every proof passed")
 
 // Run raises a lab, tries every proof and removes the lab again, or serves it
-// until ctx ends when it is to be kept. An error means that a proof failed or
+// until ctx ends with Keep. An error means that a proof failed or
 // could not be tried.
 func Run(ctx context.Context, o Options) error {
 	o, err := o.complete()
@@ -101,21 +124,21 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s, err := raise(ctx, o.Lab, t)
 	if err != nil {
-		return errors.Join(err, told(o, err))
+		return errors.Join(err, done(o, err))
 	}
 	defer func() { s.release() }()
 	failed := s.play(ctx, t)
 	switch {
 	case failed != nil || !more:
 	case lacks != nil:
-		t.notRun("a pod with a security group of its own", lacks)
+		t.notRun("per-pod security groups", lacks)
 	default:
 		if err := s.clear(); err != nil {
-			return errors.Join(err, told(o, err))
+			return errors.Join(err, done(o, err))
 		}
 		next, err := raise(ctx, branchLab(o.Lab), t)
 		if err != nil {
-			return errors.Join(err, told(o, err))
+			return errors.Join(err, done(o, err))
 		}
 		s = next
 		failed = s.play(ctx, t)
@@ -128,10 +151,10 @@ func Run(ctx context.Context, o Options) error {
 		if err == nil {
 			t.after(o.Program)
 		}
-		return errors.Join(failed, err, told(o, failed))
+		return errors.Join(failed, err, done(o, failed))
 	}
 	t.next(o.Program, s.lab)
-	err = control.Serve(ctx, s.lab, func() error { return told(o, failed) })
+	err = control.Serve(ctx, s.lab, func() error { return done(o, failed) })
 	return errors.Join(failed, err, s.lab.Close())
 }
 
@@ -168,10 +191,10 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 		release()
 		return nil, fmt.Errorf("raise the lab: %w", err)
 	}
-	return &stage{size: sizeOf(o), lab: l, nodes: l.Nodes(), quote: t.quote, release: release}, nil
+	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
-// branches tells whether the story of branches follows, in a lab of its own, and why it cannot.
+// branches reports whether the demo of branches follows, in its own lab, and why it cannot.
 func (o Options) branches() (more bool, lacks error) {
 	switch {
 	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
@@ -257,11 +280,11 @@ func (o Options) completeCluster() Options {
 	return o
 }
 
-func told(o Options, err error) error {
-	if o.Told == nil {
+func done(o Options, err error) error {
+	if o.Done == nil {
 		return nil
 	}
-	return o.Told(err)
+	return o.Done(err)
 }
 
 // play tries the proofs one after the other. The error is of one who ends it before; what
@@ -271,7 +294,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 	for i, p := range proofsOf(s.lab.Options) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
-		figures, err := p.try(trial, s)
+		figures, err := s.try(trial, p)
 		cancel()
 		if ctx.Err() != nil { // interrupted, which proves nothing
 			return context.Cause(ctx)
@@ -280,7 +303,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 		if err == nil {
 			continue
 		}
-		s.tellLogs(t)
+		s.showLogs(t)
 		if i == 0 {
 			break // without its pods there is nothing to go on with
 		}
@@ -288,13 +311,13 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 	return nil
 }
 
-// tellLogs shows what the fabric dropped and what the daemons say after a failure.
-func (s *stage) tellLogs(t *reporter) {
+// showLogs shows packets that the fabric dropped and the daemons' logs after a failure.
+func (s *stage) showLogs(t *reporter) {
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
 		var err error
 		if drops, err = s.lab.Fabric.Drops(); err != nil {
-			t.say("    the fabric does not tell what it dropped: %v", err)
+			t.say("    read the fabric's drop counters: %v", err)
 		}
 	}
 	for _, n := range s.nodes {
@@ -305,7 +328,7 @@ func (s *stage) tellLogs(t *reporter) {
 		}
 	}
 	if s.lab.Kubelets != nil {
-		s.tellCluster(t)
+		s.cluster.report(t)
 		return
 	}
 	for _, n := range s.nodes {
@@ -318,7 +341,7 @@ func (s *stage) tellLogs(t *reporter) {
 	}
 }
 
-// clear removes the lab and says whether anything stayed behind.
+// clear removes the lab. Leftovers are an error.
 func (s *stage) clear() error {
 	defer s.release() // which went with the directory
 	err := s.lab.Close()
@@ -328,6 +351,3 @@ func (s *stage) clear() error {
 	}
 	return nil
 }
-
-// primary is a node's own address of the family that the story asks by.
-func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }

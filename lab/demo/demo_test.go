@@ -98,7 +98,7 @@ func TestDualProofsAreAdded(t *testing.T) {
 	}
 }
 
-// A story of IPv6 alone leaves nothing out, and says what is special to it.
+// A demo of IPv6-only pods leaves nothing out, and shows what is special to them.
 func TestProofsOfIPv6Alone(t *testing.T) {
 	for _, mode := range withVPC {
 		of4, of6 := proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv4}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv6})
@@ -107,18 +107,18 @@ func TestProofsOfIPv6Alone(t *testing.T) {
 		}
 		for _, p := range of4 {
 			if !named(of6, p.name) != (p.name == afterProof) {
-				t.Errorf("%s: %q is shown with IPv6 alone: %t", mode, p.name, named(of6, p.name))
+				t.Errorf("%s: %q is shown for IPv6-only pods: %t", mode, p.name, named(of6, p.name))
 			}
 		}
 		for _, p := range append(slices.Clone(onlyIPv6Proofs), nitroProof) {
 			if !named(of6, p.name) || named(of4, p.name) {
-				t.Errorf("%s: %q is to be shown with IPv6 alone, and only there", mode, p.name)
+				t.Errorf("%s: %q is to be shown for IPv6-only pods, and only there", mode, p.name)
 			}
 		}
 	}
 }
 
-// A demo that has both families in any case does not say that it has IPv6 alone.
+// The demo of branches has both families, and rejects IPv6 only.
 func TestNoBranchesOfIPv6Alone(t *testing.T) {
 	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
 	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
@@ -185,7 +185,7 @@ func TestAnInterruptedDemoCleansUp(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			o.Out = writerFunc(func(b []byte) (int, error) {
-				if bytes.Contains(b, []byte("✓")) { // in the middle of the story
+				if bytes.Contains(b, []byte("✓")) { // in the middle of the demo
 					interrupt()
 				}
 				return out.Write(b)

@@ -5,18 +5,17 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
 // defaultFamilies are those of the demo's pods where their addresses are of ENIs, unless
-// others are asked for. With ipfamily.Dual its story has dualProofs too.
+// others are given. With ipfamily.Dual the demo has dualProofs too.
 const defaultFamilies = ipfamily.Dual
 
 // familiesIn are those of a mode; empty where the mode's addresses say it.
@@ -27,18 +26,11 @@ func familiesIn(m lab.Mode) ipfamily.Set {
 	return defaultFamilies
 }
 
-// lead is the family that the story asks by: IPv4 where pods have it.
-func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
-
 // The hosts outside a VPC, by family.
 var (
 	internetHosts = [ipfamily.Number]netip.Addr{fabric.InternetHost, fabric.InternetHost6}
 	onPremHosts   = [ipfamily.Number]netip.Addr{fabric.OnPremHost, fabric.OnPremHost6}
 )
-
-func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
-
-func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 
 // afterProof is the one after which dualProofs are shown: pods are on several ENIs, and
 // IPv4 works.
@@ -50,25 +42,25 @@ var dualProofs = []proof{
 	{withVPC, "dual stack: reached by both, IPv6 seen as the pod's own", reachByBoth},
 }
 
-// aboutIPv6 is what is special about pods of IPv6 alone, and about their nodes here.
-const aboutIPv6 = `Pods have IPv6 alone: the runtime is told of one address, of an ENI, by which the
-VPC, the premises and the internet see them. The IPv4 world they reach as their node, from
-an address that means nothing outside it. The nodes' type takes IPv6 addresses one by one,
-so that they run out; a node of a Nitro type, which takes a whole /80, joins later.`
+// aboutIPv6 explains what is special about IPv6-only pods, and about their nodes here.
+const aboutIPv6 = `Pods are IPv6-only: the runtime gets one address, of an ENI, by which the VPC, the
+on-premises network and the internet see them. They reach IPv4 hosts as their node, from an
+address that is valid on the node only. Nodes of this type get single IPv6 addresses, which
+run out; a node of a Nitro type, which gets a whole /80, joins later.`
 
-// onlyIPv6Proofs are shown in place of afterProof where pods have IPv6 alone, of which all
-// addresses are public.
+// onlyIPv6Proofs are shown in place of afterProof for IPv6-only pods, all of whose addresses
+// are public.
 var onlyIPv6Proofs = []proof{
 	{withVPC, "pod to internet, with its own address", toInternet},
 	{withVPC, "pod to the internet of IPv4, seen as the node", toOtherFamily},
 }
 
-// nitroProof is shown with IPv6 alone after beforeNitro, which is where further nodes join.
+// nitroProof is shown for IPv6-only pods after beforeNitro, where further nodes join.
 var nitroProof = proof{withVPC, "a Nitro node's one /80 is enough for all its pods", nitro}
 
 const beforeNitro = "EC2 throttled: a node joins, its pods come up"
 
-// withFamilies is a story with what is special to the families that pods have.
+// withFamilies adds the proofs about the families of pods.
 func withFamilies(all []proof, s ipfamily.Set) []proof {
 	i := slices.IndexFunc(all, func(p proof) bool { return p.name == afterProof })
 	switch s {
@@ -84,8 +76,8 @@ func withFamilies(all []proof, s ipfamily.Set) []proof {
 }
 
 // toOtherFamily asks the internet and another node from every pod by the family of which it has
-// no address, and looks at what the pod was told that it has.
-func toOtherFamily(ctx context.Context, s *stage) (string, error) {
+// no address, and checks which addresses the runtime got for it.
+func toOtherFamily(ctx context.Context, s *stage) string {
 	var a asks
 	other := s.lead().Other()
 	primary := func(n *node.Node) netip.Addr { return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary }
@@ -93,13 +85,13 @@ func toOtherFamily(ctx context.Context, s *stage) (string, error) {
 		own, next := primary(n), primary(s.nodes[(i+1)%len(s.nodes)])
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 1 || ipfamily.Of(p.Addrs[0]) == other {
-				return "", fmt.Errorf("pod %s of %s was told of %v, want one address of %s", p.Name, n.Name, p.Addrs, s.lead())
+				fail("the runtime got %[3]v for pod %[1]s of %[2]s, want one address of %[4]s", p.Name, n.Name, p.Addrs, s.lead())
 			}
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internetHosts[other]), own)
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(next), own)
 		}
 	}
-	return a.result("pods are told of their %s alone", s.lead())
+	return a.result("runtimes get the %s address only", s.lead())
 }
 
 // The node that takes prefixes, and its pods: more than all its ENIs have IPv4 addresses for.
@@ -109,45 +101,37 @@ const (
 )
 
 // nitro launches a node that takes prefixes, and makes its pods.
-func nitro(ctx context.Context, s *stage) (string, error) {
+func nitro(ctx context.Context, s *stage) string {
 	i := s.next()
 	i.Type = nitroType
-	n, err := s.launch(ctx, i)
-	if err != nil {
-		return "", err
-	}
-	if err := s.add(ctx, n, names("pod", nitroPods)); err != nil {
-		return "", err
-	}
+	n := s.launch(ctx, i)
+	s.add(ctx, n, names("pod", nitroPods))
 	var a asks
 	used := map[int]bool{}
 	for _, p := range n.Pods() {
-		k, err := s.index(n, p.Addr())
-		if err != nil {
-			return "", err
-		}
+		k := s.index(n, p.Addr())
 		used[k] = true
 		a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), p.Addr())
 	}
 	if len(used) != 1 {
-		return "", fmt.Errorf("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
+		fail("%d pods of %s are on %d ENIs, want one", nitroPods, n.Name, len(used))
 	}
 	return a.result("%s, a %s: %d pods on one ENI, where %d ENIs have IPv4 for %d", n.Name, nitroType, nitroPods, maxENIs, sizes[lab.NodeMode].addresses)
 }
 
 // bothFamilies looks at which ENI has what.
-func bothFamilies(_ context.Context, s *stage) (string, error) {
+func bothFamilies(_ context.Context, s *stage) string {
 	pods, used := 0, map[string]bool{}
 	var first string
 	for _, n := range s.nodes {
 		enis := s.lab.Books().InstanceENIs(n.InstanceID)
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 2 || !p.Addrs[0].Is4() || !p.Addrs[1].Is6() {
-				return "", fmt.Errorf("pod %s of %s has %v, want one address of each family", p.Name, n.Name, p.Addrs)
+				fail("pod %s of %s has %v, want one address of each family", p.Name, n.Name, p.Addrs)
 			}
 			i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addrs[0]) })
 			if i < 0 || !enis[i].Owns(p.Addrs[1]) {
-				return "", fmt.Errorf("pod %s of %s has %v, which are not on one ENI", p.Name, n.Name, p.Addrs)
+				fail("pod %s of %s has %v, which are not on one ENI", p.Name, n.Name, p.Addrs)
 			}
 			if first == "" {
 				first = fmt.Sprintf("%s/%s has %s and %s, both on ENI %d", n.Name, p.Name, p.Addrs[0], p.Addrs[1], enis[i].Attachment.DeviceIndex)
@@ -156,34 +140,13 @@ func bothFamilies(_ context.Context, s *stage) (string, error) {
 			used[enis[i].ID] = true
 		}
 	}
-	return fmt.Sprintf("%d pods on %d ENIs; %s", pods, len(used), first), nil
+	return fmt.Sprintf("%d pods on %d ENIs; %s", pods, len(used), first)
 }
 
 // reachByBoth asks pods, nodes and the internet by each family.
-func reachByBoth(ctx context.Context, s *stage) (string, error) {
-	answers, err := s.lab.CheckReach(ctx)
-	if err != nil {
-		return "", err
-	}
-	p, err := s.first(s.nodes[0])
-	if err != nil {
-		return "", err
-	}
-	r, err := p.Ask(ctx, "tcp", internetHosts[ipfamily.IPv6], "hello")
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d answers of pods, nodes and the internet; %s sees %s itself, %s sees %s", answers, internetHosts[ipfamily.IPv6], r.You, internetHosts[ipfamily.IPv4], s.primary(s.nodes[0])), nil
-}
-
-// addressesOf counts the addresses among those that a NodeNetwork makes available, of the family
-// that the story asks by. How many of IPv6 there are beside IPv4 says nothing: they come as a prefix.
-func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
-	for text := range o.Spec.IPAM.Available {
-		address, _, _ := strings.Cut(text, "/")
-		if a, err := netip.ParseAddr(address); err == nil && ipfamily.Of(a) == s.lead() {
-			n++
-		}
-	}
-	return n
+func reachByBoth(ctx context.Context, s *stage) string {
+	answers := must(oracle.Reach(ctx, s.lab))
+	p := s.first(s.nodes[0])
+	r := must(p.Ask(ctx, "tcp", internetHosts[ipfamily.IPv6], "hello"))
+	return fmt.Sprintf("%d answers of pods, nodes and the internet; %s sees %s itself, %s sees %s", answers, internetHosts[ipfamily.IPv6], r.You, internetHosts[ipfamily.IPv4], s.primary(s.nodes[0]))
 }

@@ -2,34 +2,34 @@ package demo
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
-	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // watermark is how many addresses a node has to spare in operator mode.
 const watermark = 2
 
-// Settings of operator mode under which the story is short: addresses cool for
-// less long, excess and orphans go back sooner, and a dead leader is missed sooner.
+// Settings of operator mode that keep the demo short: addresses cool for less long, excess
+// and orphans are released sooner, and a dead leader is replaced sooner.
 var (
 	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()}
 	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--orphan-age=20s", "--orphan-interval=10s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
-// smallSubnet has 11 addresses; spareSubnet is in the same zone, where no other
-// is.
+// smallSubnet has 11 addresses. spareSubnet is the only other subnet of its zone.
 const (
 	smallSubnet = "small"
 	spareSubnet = "spare"
@@ -44,281 +44,317 @@ func labSpec(nodes int, instanceType string) spec.Spec {
 	return s
 }
 
-// until tries until is returns nil, or ctx ends: what it looks at are other
-// processes, which tell nobody.
-func until(ctx context.Context, what string, is func() error) error {
-	if err := poll.Until(ctx, is); err != nil {
-		return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), err)
-	}
-	return nil
-}
-
-// join looks at who calls EC2: the operator, and no node, which may not.
-func join(ctx context.Context, s *stage) (string, error) {
+// join checks who calls EC2: the operator, and no node, whose role may not.
+func join(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
-		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
-		if err != nil {
-			return "", err
-		}
-		if o.Spec.InstanceID != n.InstanceID {
-			return "", fmt.Errorf("NodeNetwork %s is of %s, want %s", o.Name, o.Spec.InstanceID, n.InstanceID)
+		if o := must(s.lab.Kube.NodeNetwork(ctx, n.Name)); o.Spec.InstanceID != n.InstanceID {
+			fail("NodeNetwork %s is of %s, want %s", o.Name, o.Spec.InstanceID, n.InstanceID)
 		}
 	}
 	cloud := s.lab.Cloud
 	calls := cloud.API.CallLog()
 	for _, c := range calls {
 		if c.Principal != calls[0].Principal {
-			return "", fmt.Errorf("EC2 was called by %s and %s", calls[0].Principal, c.Principal)
+			fail("EC2 was called by %s and %s", calls[0].Principal, c.Principal)
 		}
 	}
 	_, key, ok := cloud.Keys.RoleCredentials(s.nodes[0].InstanceID)
 	if !ok {
-		return "", fmt.Errorf("%s has no role", s.nodes[0].Name)
+		fail("%s has no role", s.nodes[0].Name)
 	}
 	for action := range cloud.API.Stats() {
 		v := cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal})
 		if v.Err == nil || v.Err.Code != "UnauthorizedOperation" {
-			return "", fmt.Errorf("EC2 lets %s of %s call %s", key.Principal.ARN, s.nodes[0].Name, action)
+			fail("EC2 lets %s of %s call %s", key.Principal.ARN, s.nodes[0].Name, action)
 		}
 	}
-	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 refuses the nodes' role each of %d actions",
-		len(s.nodes), len(calls), len(cloud.API.Stats())), nil
+	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 denies each of %d actions to the nodes' role",
+		len(s.nodes), len(calls), len(cloud.Calls()))
 }
 
-// burst binds pods to every node, and waits for their addresses before it lets
-// anybody make them.
-func burst(ctx context.Context, s *stage) (string, error) {
-	before, err := s.available(ctx)
-	if err != nil {
-		return "", err
+// burst binds pods to every node, and waits for their addresses before the first ADD.
+func burst(ctx context.Context, s *stage) string {
+	available := func() (sum int) {
+		for _, o := range must(s.lab.Kube.NodeNetworks(ctx)) {
+			sum += s.addressesOf(&o)
+		}
+		return sum
 	}
-	began := time.Now()
+	before, after, began := available(), 0, time.Now()
 	for _, n := range s.nodes {
-		if err := s.lab.BindPods(ctx, n, names("pod", s.size.pods)...); err != nil {
-			return "", err
-		}
+		check(lab.BindPods(ctx, n, names("pod", s.size.pods)...))
 	}
-	after := 0
-	err = until(ctx, "addresses for pods that are bound and not made", func() (err error) {
-		after, err = s.available(ctx)
-		if want := len(s.nodes) * (s.size.pods + watermark); err == nil && after < want {
-			err = fmt.Errorf("%d addresses, want %d", after, want)
+	await(ctx, "addresses for pods that are bound and not created", func() {
+		after = available()
+		if want := len(s.nodes) * (s.size.pods + watermark); after < want {
+			fail("%d addresses, want %d", after, want)
 		}
-		return err
 	})
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %.1f s, with no ADD yet",
-		len(s.nodes)*s.size.pods, len(s.nodes), before, after, time.Since(began).Seconds()), nil
+	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %s, with no ADD yet",
+		len(s.nodes)*s.size.pods, len(s.nodes), before, after, since(began))
 }
 
-// available counts the addresses in all NodeNetworks.
-func (s *stage) available(ctx context.Context) (sum int, err error) {
-	all, err := s.lab.Kube.NodeNetworks(ctx)
-	for _, o := range all {
-		sum += s.addressesOf(&o)
+// addressesOf counts the addresses among those that a NodeNetwork makes available, of the family
+// that the demo asks by. IPv6 beside IPv4 comes as a prefix, whose number of addresses says nothing.
+func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
+	for text := range o.Spec.IPAM.Available {
+		address, _, _ := strings.Cut(text, "/")
+		if a, err := netip.ParseAddr(address); err == nil && ipfamily.Of(a) == s.lead() {
+			n++
+		}
 	}
-	return sum, err
+	return n
+}
+
+// awaitNetwork waits until is does not fail for a node's NodeNetwork.
+func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha1.NodeNetwork)) {
+	await(ctx, "NodeNetwork "+n.Name, func() { is(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
+}
+
+// awaitCondition waits until a node's NodeNetwork has a condition, with a word in its message.
+func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) (o *v1alpha1.NodeNetwork) {
+	s.awaitNetwork(ctx, n, func(now *v1alpha1.NodeNetwork) {
+		o = now
+		for _, c := range o.Status.Conditions {
+			if c.Type == kind && string(c.Status) == status && strings.Contains(c.Message, word) {
+				return
+			}
+		}
+		fail("it is not %s=%s: %+v", kind, status, o.Status.Conditions)
+	})
+	return o
 }
 
 // grow adds pods until the second node is full: more than it has addresses for.
-func grow(ctx context.Context, s *stage) (string, error) {
+func grow(ctx context.Context, s *stage) string {
 	n := s.nodes[1]
-	var o *v1alpha1.NodeNetwork
 	more := s.addresses - len(n.Pods())
 	before, warm := 0, 0
-	err := s.until(ctx, n, func(now *v1alpha1.NodeNetwork) error {
-		before = s.addressesOf(now)
+	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
+		before = s.addressesOf(o)
 		warm = before - len(n.Pods())
-		if more <= warm { // until what it has in excess goes back
-			return fmt.Errorf("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
+		if more <= warm { // until the excess is released
+			fail("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
 		}
-		return nil
 	})
-	if err != nil {
-		return "", err
-	}
 	began := time.Now()
-	if err := s.add(ctx, n, names("more", more)); err != nil {
-		return "", err
-	}
+	s.add(ctx, n, names("more", more))
 	took := time.Since(began)
-	err = s.until(ctx, n, func(now *v1alpha1.NodeNetwork) error {
-		o = now
-		return has(o, v1alpha1.ConditionAtCapacity, "True", "")
-	})
-	if err != nil {
-		return "", err
-	}
+	o := s.awaitCondition(ctx, n, v1alpha1.ConditionAtCapacity, "True", "")
 	return fmt.Sprintf("%s: %d pods with %d warm addresses; all up in %s; from %d to %d addresses, condition AtCapacity",
-		n.Name, more, warm, ms(took), before, s.addressesOf(o)), nil
+		n.Name, more, warm, ms(took), before, s.addressesOf(o))
 }
 
-// has wants a condition to have a status, and to say something.
-func has(o *v1alpha1.NodeNetwork, kind, status, word string) error {
-	for _, c := range o.Status.Conditions {
-		if c.Type == kind && string(c.Status) == status && strings.Contains(c.Message, word) {
-			return nil
+// killOperator kills the leader while pods talk and a new node needs addresses. Pods come up
+// without a leader on a machine of any speed: all other operators are stopped meanwhile.
+func killOperator(ctx context.Context, s *stage) string {
+	n := s.launch(ctx, s.next())
+	s.warm(ctx, n)
+	far := s.first(s.nodes[1])
+	leader := s.operators.isolate(ctx)
+	defer s.operators.resume()
+	figures, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
+		t.fromPods(ctx, s.nodes[0], s.internet(), far.Addr())
+		check(leader.Kill())
+		began := time.Now()
+		s.add(ctx, n, names("warm", watermark))
+		warm := time.Since(began)
+		if now, err := s.lab.Leader(ctx); err == nil && now != nil {
+			fail("%s leads already: the pods did not come up without a leader", now.Name)
 		}
-	}
-	return fmt.Errorf("NodeNetwork %s is not %s=%s: %s", o.Name, kind, status, conditions(o))
-}
-
-func conditions(o *v1alpha1.NodeNetwork) string {
-	var out string
-	for _, c := range o.Status.Conditions {
-		out += fmt.Sprintf("%s=%s (%s: %s) ", c.Type, c.Status, c.Reason, c.Message)
-	}
-	return out
-}
-
-// killOperator kills the leader while pods talk and a new node wants addresses.
-func killOperator(ctx context.Context, s *stage) (string, error) {
-	n, err := s.launch(ctx, s.next())
-	if err != nil {
-		return "", err
-	}
-	if err := s.warm(ctx, n); err != nil {
-		return "", err
-	}
-	far, err := s.first(s.nodes[1])
-	if err != nil {
-		return "", err
-	}
-	leader, goOn, err := s.lone(ctx)
-	if err != nil {
-		return "", err
-	}
-	talk, stop := context.WithCancel(ctx)
-	t := &traffic{stop: stop}
-	figures, err := s.failOver(talk, t, n, leader, goOn, far.Addr())
-	if err = errors.Join(err, goOn(), t.end()); err != nil {
-		return "", err
-	}
-	if err := errors.Join(revive(leader), s.recovered(ctx)); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s; %d answers, 0 lost", figures, t.answered.Load()), nil
+		s.operators.resume()
+		grown := s.start(func() { s.add(ctx, n, names("grown", s.addresses-2*watermark)) })
+		var standby *lab.Operator
+		await(ctx, "another operator leads", func() {
+			if standby = must(s.lab.Leader(ctx)); standby == nil || standby == leader {
+				fail("none does")
+			}
+		})
+		took := time.Since(began)
+		grown()
+		t.flow(ctx)
+		return fmt.Sprintf("%d pods from warm addresses in %s without a leader; %s leads after %.1f s, %d more pods after %s",
+			watermark, ms(warm), standby.Name, took.Seconds(), s.addresses-2*watermark, since(began))
+	})
+	s.operators.revive(leader)
+	s.operators.ready(ctx)
+	return fmt.Sprintf("%s; %d answers, 0 lost", figures, t.answered.Load())
 }
 
 // warm waits until a node has its spare addresses ready.
-func (s *stage) warm(ctx context.Context, n *node.Node) error {
-	return until(ctx, "spare addresses of "+n.Name, func() error {
-		doc, err := lab.Document(ctx, n)
-		if err == nil && doc.Totals.Available < watermark {
-			err = fmt.Errorf("%d of %d", doc.Totals.Available, watermark)
+func (s *stage) warm(ctx context.Context, n *node.Node) {
+	check(lab.WaitAvailable(ctx, n, watermark))
+}
+
+// withoutAPI serves a node while the API server is away, and waits until the node's object
+// shows what happened.
+func withoutAPI(ctx context.Context, s *stage) string {
+	n := s.nodes[2]
+	check(lab.BindPods(ctx, n, "no-api"))
+	s.warm(ctx, n)
+	check(s.lab.Reported(ctx))
+	leaving := n.Pods()[0]
+	served := s.serveWithoutAPI(ctx, n, "no-api", leaving.Name)
+	began, p := time.Now(), must(n.Pod("no-api"))
+	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
+		used := o.Status.IPAM.Used
+		if used[p.Addr().String()].UID != p.UID || used[leaving.Addr().String()].UID == leaving.UID {
+			fail("used: %v", used)
 		}
-		return err
 	})
+	shown := time.Since(began)
+	s.operators.ready(ctx)
+	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API is back", served, ms(shown))
 }
 
-// leader is the operator that leads, or the next one that does.
-func (s *stage) leader(ctx context.Context) (leader *lab.Operator, err error) {
-	return leader, until(ctx, "operators", func() error {
-		if leader, err = s.lab.Leader(ctx); err == nil && leader == nil {
-			err = errors.New("none leads")
-		}
-		return err
+// serveWithoutAPI kills the API server, adds a pod and deletes one, and starts the server again.
+// It returns how long ADD and DEL took.
+func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leaving string) string {
+	check(s.lab.Kube.KillAPIServer())
+	var added, deleted time.Duration
+	err := attempt(func() {
+		began := time.Now()
+		must(n.AddPod(ctx, coming, node.PodOptions{}))
+		added, began = time.Since(began), time.Now()
+		check(n.DelPod(ctx, leaving))
+		deleted = time.Since(began)
 	})
+	check(s.lab.Kube.StartAPIServer(ctx))
+	check(err)
+	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted))
 }
 
-// lone is the operator that leads, all others being halted until goOn is called.
-func (s *stage) lone(ctx context.Context) (leader *lab.Operator, goOn func() error, err error) {
-	for {
-		if err := s.recovered(ctx); err != nil {
-			return nil, nil, err
-		}
-		if leader, err = s.leader(ctx); err != nil {
-			return nil, nil, err
-		}
-		goOn, all, err := s.halt(leader)
-		if err != nil {
-			return nil, nil, err
-		}
-		if now, err := s.lab.Leader(ctx); all && err == nil && now == leader {
-			return leader, goOn, nil
-		}
-		if err := goOn(); err != nil {
-			return nil, nil, err
-		}
+// fullSubnet launches a node whose object somebody has restricted to a subnet that is nearly
+// full, reads its condition, and adds a subnet to it.
+func fullSubnet(ctx context.Context, s *stage) string {
+	cloud := s.lab.Cloud
+	// Of 7 addresses that are left the node and its ENI take 2.
+	pods, room, filled := 6, 5, 3
+	if s.lead() == ipfamily.IPv6 { // of which there is no end, but each ENI takes an IPv4 address
+		pods, room, filled = 7, 6, 8
 	}
-}
-
-// halt stops all operators but one where they are, until goOn is called first. All
-// is false when one has just lost its Lease, and ended: the lab starts it again.
-func (s *stage) halt(but *lab.Operator) (goOn func() error, all bool, err error) {
-	var halted []*lab.Operator
-	goOn = func() error {
-		var errs []error
-		for _, o := range halted {
-			errs = append(errs, o.Resume())
+	filler := must(cloud.CreateNetworkInterface(vpc.CreateRequest{
+		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
+	}))
+	defer func() { check(cloud.DeleteNetworkInterface(filler.ID)) }()
+	i := s.next()
+	i.ID, i.Subnet = "i-0123456789abcdef0", smallSubnet
+	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
+	o.Name = i.Name
+	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = new(int32(watermark)), []string{s.subnet(smallSubnet)}
+	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // what a person sets takes precedence over the daemon
+	check(s.lab.Kube.Client.Create(ctx, o))
+	n := s.launch(ctx, i)
+	up := s.start(func() { s.add(ctx, n, names("pod", pods)) })
+	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "True", "subnet")
+	await(ctx, "pods of "+n.Name, func() {
+		if got := len(n.Pods()); got != room {
+			fail("%d are up, want %d", got, room)
 		}
-		halted = nil
-		return errors.Join(errs...)
-	}
-	all = true
-	for _, o := range s.lab.Operators() {
-		if o == but {
-			continue
+	})
+	running, reason := len(n.Pods()), ""
+	for _, c := range must(s.lab.Kube.NodeNetwork(ctx, n.Name)).Status.Conditions {
+		if c.Type == v1alpha1.ConditionInDeficit {
+			reason = c.Reason + ": " + strings.SplitN(c.Message, "\n", 2)[0]
 		}
-		switch err := o.Pause(); {
-		case err == nil:
-			halted = append(halted, o)
-		case errors.Is(err, os.ErrProcessDone) || !o.Running():
-			all = false
-		default:
-			return nil, false, errors.Join(err, goOn())
-		}
-	}
-	return goOn, all, nil
-}
-
-// revive starts an operator that was killed, unless the lab did, as it lost its
-// Lease before that.
-func revive(o *lab.Operator) error {
-	if err := o.Start(); err != nil && !o.Running() {
-		return err
-	}
-	return nil
-}
-
-// failOver kills the leader and has pods come up without one, on a machine of any
-// speed: the others are halted, and go on after that.
-func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *lab.Operator, goOn func() error, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, s.nodes[0].Pods(), s.internet(), far); err != nil {
-		return "", err
-	}
-	if err := leader.Kill(); err != nil {
-		return "", err
 	}
 	began := time.Now()
-	if err := s.add(ctx, n, names("warm", watermark)); err != nil {
-		return "", err
-	}
-	warm := time.Since(began)
-	if now, err := s.lab.Leader(ctx); err == nil && now != nil {
-		return "", fmt.Errorf("%s leads already: the pods did not come up without a leader", now.Name)
-	}
-	if err := goOn(); err != nil {
-		return "", err
-	}
-	grown := make(chan error, 1)
-	go func() { grown <- s.add(ctx, n, names("grown", s.addresses-2*watermark)) }()
-	var standby *lab.Operator
-	err := until(ctx, "another operator leads", func() (err error) {
-		if standby, err = s.lab.Leader(ctx); err == nil && (standby == nil || standby == leader) {
-			err = errors.New("none does")
+	check(s.lab.Kube.EditNodeNetwork(ctx, n.Name, func(o *v1alpha1.NodeNetwork) {
+		o.Spec.ENI.SubnetIDs = append(o.Spec.ENI.SubnetIDs, s.subnet(spareSubnet))
+	}))
+	up()
+	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "False", "")
+	return fmt.Sprintf("%s: %d of %d pods, %q; all up %s after its object names another subnet", n.Name, running, pods, reason, since(began))
+}
+
+func (s *stage) subnet(name string) string {
+	for _, sub := range s.lab.Books().Subnets {
+		if sub.Name == name {
+			return sub.ID
 		}
-		return err
+	}
+	return ""
+}
+
+// scrapped terminates the last node's instance.
+func scrapped(ctx context.Context, s *stage) string {
+	n := s.nodes[len(s.nodes)-1]
+	enis, began := len(s.enis(n)), time.Now()
+	check(s.lab.Cloud.TerminateInstance(n.InstanceID))
+	s.nodes = s.nodes[:len(s.nodes)-1]
+	await(ctx, "nothing is left of "+n.Name, func() {
+		switch _, err := s.lab.Kube.NodeNetwork(ctx, n.Name); {
+		case err == nil:
+			fail("its NodeNetwork is still there")
+		case !apierrors.IsNotFound(err):
+			check(err)
+		}
+		if left := s.enis(n); len(left) > 0 {
+			fail("%d ENIs are still there", len(left))
+		}
 	})
-	took := time.Since(began)
-	if err := errors.Join(err, <-grown); err != nil {
-		return "", err
+	return fmt.Sprintf("%s, its NodeNetwork and %d ENIs are gone after %s", n.Name, enis, since(began))
+}
+
+// shrink deletes all pods but one of a full node and follows its object until the last ENI is gone.
+func shrink(ctx context.Context, s *stage) string {
+	n := s.nodes[2]
+	enis := len(s.enis(n))
+	o := must(s.lab.Kube.NodeNetwork(ctx, n.Name))
+	before := s.addressesOf(o)
+	h, stop := s.watchHandshake(ctx, n.Name)
+	defer stop()
+	began := time.Now()
+	for _, p := range n.Pods()[1:] {
+		check(n.DelPod(ctx, p.Name))
 	}
-	if err := t.flow(ctx); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d pods from warm addresses in %s without a leader; %s leads after %.1f s, %d more pods after %.1f s",
-		watermark, ms(warm), standby.Name, took.Seconds(), s.addresses-2*watermark, time.Since(began).Seconds()), nil
+	listed, confirmed := 0, 0
+	await(ctx, "the excess is released", func() {
+		o = must(s.lab.Kube.NodeNetwork(ctx, n.Name))
+		have, want := s.addressesOf(o), len(n.Pods())+watermark
+		if left := len(s.enis(n)); have > want || left >= enis {
+			fail("%d addresses (want %d) on %d ENIs (had %d): %+v", have, want, left, enis, o.Status.Conditions)
+		}
+		// The watch may be a little behind.
+		if listed, confirmed = h.counts(); confirmed < before-have {
+			fail("%d addresses were released, the daemon confirmed %d of %d candidates", before-have, confirmed, listed)
+		}
+	})
+	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %s, 4 of them cooling",
+		n.Name, listed, confirmed, before, s.addressesOf(o), since(began))
+}
+
+// handshake collects which addresses of a NodeNetwork were listed for release, and which of
+// them its daemon confirmed.
+type handshake struct {
+	mu                sync.Mutex // guards both
+	listed, confirmed map[string]bool
+}
+
+// watchHandshake follows a NodeNetwork until stop is called.
+func (s *stage) watchHandshake(ctx context.Context, name string) (h *handshake, stop func()) {
+	events, cancel, err := s.lab.Kube.Watch(ctx, name)
+	check(err)
+	h = &handshake{listed: map[string]bool{}, confirmed: map[string]bool{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for o := range events {
+			h.mu.Lock()
+			for _, a := range o.Spec.IPAM.Releasing {
+				h.listed[a] = true
+			}
+			for _, a := range o.Status.IPAM.Released {
+				h.confirmed[a] = true
+			}
+			h.mu.Unlock()
+		}
+	}()
+	return h, func() { cancel(); <-done }
+}
+
+func (h *handshake) counts() (listed, confirmed int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.listed), len(h.confirmed)
 }

@@ -9,34 +9,31 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// onSeveralENIs makes the pods, all at once on every node, and checks that each
+// onSeveralENIs adds the pods, all at once on every node, and checks that each
 // node has some on a secondary ENI.
-func onSeveralENIs(ctx context.Context, s *stage) (string, error) {
-	took, err := add(ctx, s.nodes, names("pod", s.size.pods))
-	if err != nil {
-		return "", err
-	}
+func onSeveralENIs(ctx context.Context, s *stage) string {
+	took := s.add(ctx, nil, names("pod", s.size.pods))
 	onPrimary := 0
 	for _, n := range s.nodes {
 		used := map[int]bool{}
 		for _, p := range n.Pods() {
-			i, err := s.index(n, p.Addr())
-			if err != nil {
-				return "", err
-			}
+			i := s.index(n, p.Addr())
 			if i == 0 {
 				onPrimary++
 			}
 			used[i] = true
 		}
 		if len(used) < 2 {
-			return "", fmt.Errorf("all pods of %s are on one ENI; %d were to need a second one", n.Name, s.size.pods)
+			fail("all pods of %s are on one ENI; %d should need a second one", n.Name, s.size.pods)
 		}
 	}
-	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary), nil
+	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary)
 }
 
 // names are pod names that begin alike: web-1, web-2 and so on.
@@ -48,9 +45,13 @@ func names(stem string, count int) []string {
 	return out
 }
 
-// add makes pods of these names on each node, all at once, and returns how long each
-// took, in order.
-func add(ctx context.Context, nodes []*node.Node, names []string) ([]time.Duration, error) {
+// add adds pods of these names to a node, or to each node if n is nil, all at once. It returns
+// how long each took, in order.
+func (s *stage) add(ctx context.Context, n *node.Node, names []string) []time.Duration {
+	nodes := []*node.Node{n}
+	if n == nil {
+		nodes = s.nodes
+	}
 	took, errs := make([]time.Duration, len(nodes)*len(names)), make([]error, len(nodes)*len(names))
 	var wg sync.WaitGroup
 	for i := range took {
@@ -61,47 +62,74 @@ func add(ctx context.Context, nodes []*node.Node, names []string) ([]time.Durati
 		})
 	}
 	wg.Wait()
+	check(errors.Join(errs...))
 	slices.Sort(took)
-	return took, errors.Join(errs...)
+	return took
 }
 
-// add makes pods on a node, all at once.
-func (s *stage) add(ctx context.Context, n *node.Node, names []string) error {
-	_, err := add(ctx, []*node.Node{n}, names)
-	return err
-}
-
-// spread tells of times in order.
+// spread describes sorted times.
 func spread(took []time.Duration) string {
 	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
+// lead is the family that the demo asks by: IPv4 where pods have it.
+func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
+
+func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
+
+func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
+
+// primary is a node's own address of the family that the demo asks by.
+func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
+
+// enis are a node's, the primary one first.
+func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Books().InstanceENIs(n.InstanceID) }
+
 // index is the device index of the ENI that has an address.
-func (s *stage) index(n *node.Node, a netip.Addr) (int, error) {
-	for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
+func (s *stage) index(n *node.Node, a netip.Addr) int {
+	for _, e := range s.enis(n) {
 		if e.Owns(a) {
-			return e.Attachment.DeviceIndex, nil
+			return e.Attachment.DeviceIndex
 		}
 	}
-	return 0, fmt.Errorf("EC2 has not assigned %s to %s", a, n.Name)
+	fail("EC2 has not assigned %s to %s", a, n.Name)
+	return 0
 }
 
 // first is a pod of a node.
-func (s *stage) first(n *node.Node) (*node.Pod, error) {
-	if pods := n.Pods(); len(pods) > 0 {
-		return pods[0], nil
+func (s *stage) first(n *node.Node) *node.Pod {
+	if len(n.Pods()) == 0 {
+		fail("%s has no pod", n.Name)
 	}
-	return nil, fmt.Errorf("%s has no pod", n.Name)
+	return n.Pods()[0]
 }
 
 // onSecondary is a pod of a node that is not on the primary ENI.
-func (s *stage) onSecondary(n *node.Node) (*node.Pod, error) {
-	for _, p := range n.Pods() {
-		if i, err := s.index(n, p.Addr()); err == nil && i > 0 {
-			return p, nil
-		}
+func (s *stage) onSecondary(n *node.Node) *node.Pod {
+	i := slices.IndexFunc(n.Pods(), func(p *node.Pod) bool { return s.index(n, p.Addr()) > 0 })
+	if i < 0 {
+		fail("%s has no pod on a secondary ENI", n.Name)
 	}
-	return nil, fmt.Errorf("%s has no pod on a secondary ENI", n.Name)
+	return n.Pods()[i]
+}
+
+// next is one more node like the first.
+func (s *stage) next() spec.Instance {
+	i := s.lab.Cloud.Spec().Instances[0]
+	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}
+}
+
+// launch adds a node and returns once it is ready.
+func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
+	must(s.lab.Cloud.RunInstance(i))
+	s.lab.CatchUp()
+	n := must(s.lab.Node(i.Name))
+	s.nodes = append(s.nodes, n)
+	check(n.WaitReady(ctx))
+	return n
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
+
+// since is the time since then, in seconds.
+func since(then time.Time) string { return fmt.Sprintf("%.1f s", time.Since(then).Seconds()) }

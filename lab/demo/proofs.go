@@ -7,11 +7,12 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// proof is one claim and the way to try it. It returns figures.
+// proof is one claim and the way to try it, which returns figures. As in a test, the first
+// failure ends it (see fail).
 type proof struct {
 	modes []lab.Mode // in which it is shown
 	name  string
-	try   func(context.Context, *stage) (string, error)
+	try   func(context.Context, *stage) string
 }
 
 var (
@@ -25,21 +26,21 @@ var (
 
 // proofs in the order in which they are shown; later ones build on earlier ones.
 var proofs = []proof{
-	{inOperator, "nodes join, and may not call EC2", join},
-	{inPort, "VPCs are opened, by Keystone and Neutron", vpcsReady},
+	{inOperator, "nodes join, and cannot call EC2", join},
+	{inPort, "VPCs are Ready, by Keystone and Neutron", vpcsReady},
 	{inPort, "pods come up with default, chosen, fixed and users' ports", samplePods},
 	{inPort, "pod to pod in a VPC", vpcPodsTalk},
 	{inPort, "a security group drops, then allows", groups},
-	{inPort, "a VPC of the same addresses is not reached", alone(OtherVPC)},
-	{inPort, "a PodNIC keeps its address on another node", alone(FixedNIC)},
+	{inPort, "a VPC with the same addresses is not reached", inPorts(otherVPC)},
+	{inPort, "a PodNIC keeps its address on another node", inPorts(fixedNIC)},
 	{inPort, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
-	{inPort, "a running pod gets a NIC, answers by it, and loses it", hotPlug},
-	{inPort, "a port deleted behind its back is made again", portDeleted},
-	{inPort, "a user's port survives its pod", alone(UsersPort)},
-	{inPort, "operator killed with -9: a standby makes the next ports", killPortOperator},
-	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", portsAgree},
+	{inPort, "a NIC is added to a running pod, answers, and is removed", hotPlug},
+	{inPort, "a port deleted in the cloud is created again", portDeleted},
+	{inPort, "a user's port survives its pod", inPorts(usersPort)},
+	{inPort, "operator killed with -9: a standby creates the next ports", killPortOperator},
+	{inPort, "pods, PodNICs, ports, OVSDB, kernel and records agree", agreement},
 
-	{inOperator, "a burst of pods is seen before its first ADD", burst},
+	{inOperator, "a burst of pods gets addresses before its first ADD", burst},
 	{inPool, "nodes have blocks, and the router has learned them", firstBlocks},
 	{withVPC, "pods come up through CNI, on several ENIs", onSeveralENIs},
 	{inPool, "pods come up through CNI, from several blocks", fromSeveralBlocks},
@@ -51,33 +52,33 @@ var proofs = []proof{
 	{withVPC, afterProof, toInternet},
 	{withVPC, "pod to on-premises host and back, with its own address", onPremises},
 	{inPool, "pod to the outside and back, with its own address", toOutside},
-	{inPool, "a packet to a free address is refused, and does not loop", freeAddress},
+	{inPool, "a packet to a free address is rejected, and does not loop", freeAddress},
 	{withVPC, "a service address is DNATed, the source is kept", service},
-	{withVPC, "what enters by the primary interface is answered by it", nodePort},
+	{withVPC, "traffic to the primary interface is answered by it", nodePort},
 
 	{inPool, "a namespace's annotation chooses the pool", annotatedNamespace},
 	{inPool, "a pod's own annotation counts where the pool allows it", annotatedPod},
-	{routed, "curl localhost:6666/ip-manager tells who has what", introspection},
+	{routed, "curl localhost:6666/ip-manager lists which pod has which address", introspection},
 	{routed, "a deleted pod's address cools and is not reused", cooling},
 	{[]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
 
-	{inPool, "operator killed with -9: a standby cuts the next block", killPoolOperator},
-	{inPool, "an exhausted pool is told by conditions, and heals", exhausted},
-	{inPool, "an empty block goes back, and its route is withdrawn", blockReturns},
-	{inPool, "a Node deleted by mistake does not cost it its blocks", nodeDeleted},
-	// After it policies on pools take a while to work, and the daemons' watches to come
-	// back: who does not hear that its Node is gone claims nothing.
-	{inPool, "API server away: ADD and DEL go on", poolWithoutAPI},
-	{inPool, "a node that is gone gives its blocks back", nodeGone},
+	{inPool, "operator killed with -9: a standby allocates the next block", killPoolOperator},
+	{inPool, "an exhausted pool has a condition, and recovers", exhausted},
+	{inPool, "an empty block is released, and its route withdrawn", blockReturns},
+	{inPool, "a node whose Node was deleted keeps its blocks", nodeDeleted},
+	// After it, admission policies on pools and the daemons' watches take a while to work again:
+	// a daemon that does not see that its Node is gone claims nothing.
+	{inPool, "API server down: ADD and DEL still work", poolWithoutAPI},
+	{inPool, "a lost node's blocks are released", nodeGone},
 
 	{inOperator, "pods beyond the watermark make the operator grow", grow},
-	{inOperator, "operator killed with -9 under load: a standby goes on", killOperator},
-	{inOperator, "API server away: ADD and DEL go on", withoutAPI},
+	{inOperator, "operator killed with -9 under load: a standby takes over", killOperator},
+	{inOperator, "API server down: ADD and DEL still work", withoutAPI},
 	{withVPC, beforeNitro, throttled},
-	{inNode, "pods are kept from the metadata service, nodes are not", metadataBlocked},
-	{inOperator, "a full subnet is told by conditions, and heals", fullSubnet},
-	{inOperator, "a scrapped node's object and ENIs go", scrapped},
-	{inOperator, "excess goes back by handshake, the ENI is deleted", shrink},
+	{inNode, "pods cannot reach the metadata service, nodes can", metadataBlocked},
+	{inOperator, "a full subnet has a condition, and recovers", fullSubnet},
+	{inOperator, "a terminated node's object and ENIs are deleted", scrapped},
+	{inOperator, "excess is released by handshake, the ENI is deleted", shrink},
 
 	{inNode, "kernel, records, introspection and EC2 agree", agreement},
 	{inOperator, "kernel, records, introspection, objects and EC2 agree", agreement},
@@ -98,4 +99,31 @@ func proofsOf(o lab.Options) []proof {
 		all = withFamilies(all, o.PodFamilies())
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
+}
+
+// inPorts is a proof that needs the pods with ports only.
+func inPorts(try func(context.Context, *ports) string) func(context.Context, *stage) string {
+	return func(ctx context.Context, s *stage) string { return try(ctx, s.ports) }
+}
+
+// Story lists the proofs of the demo for a lab that is up, in their order: later ones build on
+// earlier ones.
+func Story(l *lab.Lab) (list []Named) {
+	s := newStage(l, sizes[l.Mode], nil, nil)
+	for _, p := range proofsOf(l.Options) {
+		list = append(list, Named{p.name, func(ctx context.Context) (string, error) { return s.try(ctx, p) }})
+	}
+	return list
+}
+
+// Named is a proof of the demo on a lab. Try returns figures.
+type Named struct {
+	Name string
+	Try  func(context.Context) (string, error)
+}
+
+// LabOptions returns the options of the demo's lab, with the caller's.
+func LabOptions(o lab.Options) (lab.Options, error) {
+	all, err := Options{Lab: o}.complete()
+	return all.Lab, err
 }

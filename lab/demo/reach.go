@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 )
 
@@ -27,7 +28,7 @@ const enough = 4
 const answerWithin = 20 * time.Second
 
 // within is how long the next question may take: little once one has failed, since
-// that decides and the rest is to tell more.
+// that decides, and the rest adds detail.
 func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
@@ -71,56 +72,43 @@ func (a *asks) long(ctx context.Context, who, path string, to netip.AddrPort) {
 	}
 }
 
-func (a *asks) result(format string, args ...any) (string, error) {
-	if err := errors.Join(a.errs...); err != nil {
-		return "", err
-	}
+func (a *asks) result(format string, args ...any) string {
+	check(errors.Join(a.errs...))
 	slices.Sort(a.took)
-	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d answers by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2])), nil
+	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d answers by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2]))
 }
 
 func port(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, echo.Port) }
 
-// pairs asks from each of from to each of to, and counts the pairs of ENIs.
-func (s *stage) pairs(ctx context.Context, a *asks, fromNode, toNode *node.Node, enis map[[2]int]bool) {
-	for _, p := range fromNode.Pods() {
-		for _, q := range toNode.Pods() {
-			if p == q {
-				continue
-			}
-			a.ask(ctx, fromNode.Name+"/"+p.Name, p.Netns(), port(q.Addr()), p.Addr())
-			i, err := s.index(fromNode, p.Addr())
-			j, err2 := s.index(toNode, q.Addr())
-			if err = errors.Join(err, err2); err != nil {
-				a.errs = append(a.errs, err)
-				continue
-			}
-			enis[[2]int{i, j}] = true
-		}
-	}
-}
-
-func podToPodOnOneNode(ctx context.Context, s *stage) (string, error) {
-	var a asks
-	enis := map[[2]int]bool{}
-	for _, n := range s.nodes {
-		s.pairs(ctx, &a, n, n, enis)
-	}
-	return a.result("%d pairs of ENIs", len(enis))
-}
-
-func podToPodAcrossNodes(ctx context.Context, s *stage) (string, error) {
+// pairs asks from each pod of a node to each other pod of a node, and counts the pairs of ENIs.
+func (s *stage) pairs(ctx context.Context, to func(i int) *node.Node) string {
 	var a asks
 	enis := map[[2]int]bool{}
 	for i, n := range s.nodes {
-		s.pairs(ctx, &a, n, s.nodes[(i+1)%len(s.nodes)], enis)
+		far := to(i)
+		for _, p := range n.Pods() {
+			for _, q := range far.Pods() {
+				if p != q {
+					a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(q.Addr()), p.Addr())
+					enis[[2]int{s.index(n, p.Addr()), s.index(far, q.Addr())}] = true
+				}
+			}
+		}
 	}
 	return a.result("%d pairs of ENIs", len(enis))
+}
+
+func podToPodOnOneNode(ctx context.Context, s *stage) string {
+	return s.pairs(ctx, func(i int) *node.Node { return s.nodes[i] })
+}
+
+func podToPodAcrossNodes(ctx context.Context, s *stage) string {
+	return s.pairs(ctx, func(i int) *node.Node { return s.nodes[(i+1)%len(s.nodes)] })
 }
 
 // podsAndNodes asks from pods to their own and another node, and from nodes to
 // their own and another's pods.
-func podsAndNodes(ctx context.Context, s *stage) (string, error) {
+func podsAndNodes(ctx context.Context, s *stage) string {
 	var a asks
 	for i, n := range s.nodes {
 		other := s.nodes[(i+1)%len(s.nodes)]
@@ -136,24 +124,22 @@ func podsAndNodes(ctx context.Context, s *stage) (string, error) {
 }
 
 // toInternet asks the internet host from every pod, and so from every ENI. By IPv4 it sees the
-// node's primary address, which alone is public.
-func toInternet(ctx context.Context, s *stage) (string, error) {
+// node's primary address, the only public one.
+func toInternet(ctx context.Context, s *stage) string {
 	var a asks
 	enis := map[[2]int]bool{}
 	for k, n := range s.nodes {
 		for _, p := range n.Pods() {
-			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), s.lab.SeenOutside(n, p.Addr()))
+			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()), oracle.SeenOutside(s.lab, n, p.Addr()))
 			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(s.internet()))
-			if i, err := s.index(n, p.Addr()); err == nil {
-				enis[[2]int{k, i}] = true
-			}
+			enis[[2]int{k, s.index(n, p.Addr())}] = true
 		}
 	}
 	return a.result("from %d ENIs", len(enis))
 }
 
 // onPremises asks there and back; both sides see the other's own address.
-func onPremises(ctx context.Context, s *stage) (string, error) {
+func onPremises(ctx context.Context, s *stage) string {
 	var a asks
 	for _, n := range s.nodes {
 		for _, p := range n.Pods() {

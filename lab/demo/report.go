@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// reporter prints the story and remembers how it went.
+// reporter prints the proofs and keeps their results.
 type reporter struct {
 	began  time.Time
 	proofs int // how many there are
@@ -97,7 +97,7 @@ func (t *reporter) summary() error {
 	return errors.Join(failed...)
 }
 
-// next says what to do with a lab that stays up.
+// next prints commands to try on a lab that stays up.
 func (t *reporter) next(program string, l *lab.Lab) {
 	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Families: l.IPFamilies, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
@@ -107,7 +107,7 @@ func (t *reporter) next(program string, l *lab.Lab) {
 	PrintNext(t.out, program, s)
 }
 
-// PrintNext says what to do with a lab that has a node.
+// PrintNext prints commands to try on a lab that has a node.
 func PrintNext(w io.Writer, program string, s lab.Status) {
 	node := s.Nodes[0].Name
 	at := func(verb, rest string) string {
@@ -151,7 +151,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 		rows = append(rows, [][2]string{
 			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "ask the internet who you are"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
-			{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
+			{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"},
 		}...)
 	}
 	printTable(w, append(rows, [][2]string{
@@ -169,7 +169,7 @@ func internetURL(of ipfamily.Set) string {
 	return url
 }
 
-// clusterRows are what to do with a lab with kubelets.
+// clusterRows are commands to try on a lab with kubelets.
 func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 	node := s.Nodes[0].Name
 	rows := [][2]string{
@@ -178,23 +178,23 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 		{at("status", ""), "nodes, ENIs, addresses, pods, dropped packets"},
 		{at("exec", node+" -- ctr -n k8s.io containers ls"), "a command on a node, with its files"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
-		{at("kill", node), "pull a node's plug; start boots it again"},
+		{at("kill", node), "power a node off; start boots it again"},
 		{at("kill", "kube-apiserver"), "kill -9 the API server; start brings it back"},
 		{at("down", ""), "remove everything"},
 	}
 	if s.Mode != lab.PoolMode && s.Mode != lab.PortMode {
-		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"})
+		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"})
 	}
 	return rows
 }
 
-// after says what to do when the lab is gone again.
+// after prints commands to try after the lab was removed.
 func (t *reporter) after(program string) {
 	t.say("The lab is removed. Where to go next:")
 	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
-		{"make demo MODE=branches", "pods with security groups of their own, in a virtual machine"},
+		{"make demo MODE=branches", "per-pod security groups, in a virtual machine"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
 		{program + " demo --mode port", "ports of an OpenStack's networks, made and bound for each pod"},
 		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},

@@ -3,7 +3,6 @@ package demo
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"github.com/google/nftables"
@@ -23,16 +22,11 @@ const nodePortNumber = 30777
 
 // service gives every node the rule that kube-proxy would for a service with
 // one endpoint, and asks the service from pods of every ENI.
-func service(ctx context.Context, s *stage) (string, error) {
-	backend, err := s.onSecondary(s.nodes[0])
-	if err != nil {
-		return "", err
-	}
+func service(ctx context.Context, s *stage) string {
+	backend := s.onSecondary(s.nodes[0])
 	serviceAddr, to := serviceAddrs[s.lead()], netip.AddrPortFrom(backend.Addr(), echo.Port)
 	for _, n := range s.nodes {
-		if err := dnat(n.Netns, "service", serviceAddr, to); err != nil {
-			return "", fmt.Errorf("DNAT rule on %s: %w", n.Name, err)
-		}
+		checkf(dnat(n.Netns, "service", serviceAddr, to), "DNAT rule on %s", n.Name)
 	}
 	var a asks
 	for _, n := range s.nodes {
@@ -49,23 +43,15 @@ func service(ctx context.Context, s *stage) (string, error) {
 // leads to a pod on a secondary ENI. The answer has the primary address as its
 // source once translated back, so it must leave by the primary interface: by
 // the pod's own ENI the VPC would drop it.
-func nodePort(ctx context.Context, s *stage) (string, error) {
+func nodePort(ctx context.Context, s *stage) string {
 	n := s.nodes[0]
-	backend, err := s.onSecondary(n)
-	if err != nil {
-		return "", err
-	}
+	backend := s.onSecondary(n)
 	front := netip.AddrPortFrom(s.primary(n), nodePortNumber)
-	if err := dnat(n.Netns, "nodeport", front, netip.AddrPortFrom(backend.Addr(), echo.Port)); err != nil {
-		return "", fmt.Errorf("DNAT rule on %s: %w", n.Name, err)
-	}
+	checkf(dnat(n.Netns, "nodeport", front, netip.AddrPortFrom(backend.Addr(), echo.Port)), "DNAT rule on %s", n.Name)
 	var a asks
 	a.ask(ctx, "internet", s.lab.Fabric.InternetPath(), front, s.internet())
 	a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), front, s.onPrem())
-	eni, err := s.index(n, backend.Addr())
-	if err != nil {
-		return "", err
-	}
+	eni := s.index(n, backend.Addr())
 	return a.result("%s to a pod on ENI %d, client address kept", front, eni)
 }
 

@@ -16,7 +16,6 @@ import (
 // traffic is conversations that go on while something else happens. Each asks
 // a question once, waits for its answer, and asks the next.
 type traffic struct {
-	stop     context.CancelFunc
 	running  sync.WaitGroup
 	talks    int
 	answered atomic.Int64
@@ -27,22 +26,15 @@ type traffic struct {
 }
 
 // converse adds a conversation from a namespace with an echo server.
-func (t *traffic) converse(ctx context.Context, path, network string, to netip.Addr) error {
-	conn, err := echo.Connect(ctx, path, network, port(to), netip.Addr{})
-	if err != nil {
-		return err
-	}
+func (t *traffic) converse(ctx context.Context, path, network string, to netip.Addr) {
+	conn := must(echo.Connect(ctx, path, network, port(to), netip.Addr{}))
 	t.talks++
 	t.running.Go(func() {
 		defer conn.Close()
-		for i := 0; ctx.Err() == nil; i++ {
-			if !t.question(conn, i) {
-				return
-			}
+		for i := 0; ctx.Err() == nil && t.question(conn, i); i++ {
 			<-time.After(2 * time.Millisecond) // the pace of the traffic
 		}
 	})
-	return nil
 }
 
 // question asks once; false when its answer did not come.
@@ -66,98 +58,60 @@ func (t *traffic) question(conn *echo.Conn, i int) bool {
 }
 
 // flow returns once enough more answers have come.
-func (t *traffic) flow(ctx context.Context) error {
+func (t *traffic) flow(ctx context.Context) {
 	for want := t.answered.Load() + answersEach; t.answered.Load() < want; {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("traffic stands still: %w", ctx.Err())
+			fail("no more answers: %w", ctx.Err())
 		case <-time.After(5 * time.Millisecond): // as often as answers come
 		}
 	}
-	return nil
 }
 
-// end stops the conversations and returns what was lost.
-func (t *traffic) end() error {
-	t.stop()
+// underTraffic calls do while conversations go on that do starts, and fails if an answer is lost.
+func underTraffic(ctx context.Context, do func(context.Context, *traffic) string) (figures string, t *traffic) {
+	ctx, stop := context.WithCancel(ctx)
+	t = &traffic{}
+	err := attempt(func() { figures = do(ctx, t) })
+	stop()
 	t.running.Wait()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return errors.Join(t.errs...)
+	check(errors.Join(append(t.errs, err)...))
+	return figures, t
 }
 
-// killUnderTraffic kills the first node's daemon while its pods talk to another
-// node's and to the internet, lets them talk without it, starts it again, and
-// makes a pod after that.
-func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
-	n := s.nodes[0]
-	far, err := s.first(s.nodes[1])
-	if err != nil {
-		return "", err
-	}
-	talk, stop := context.WithCancel(ctx)
-	t := &traffic{stop: stop}
-	figures, err := t.around(talk, n, s.outside(), far.Addr())
-	if err = errors.Join(err, t.end()); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures), nil
-}
-
-// outside is whom pods ask besides a far one; zero where they have no way out.
-func (s *stage) outside() netip.Addr {
-	if s.lab.Ports != nil {
-		return netip.Addr{}
-	}
-	return s.internet()
-}
-
-// begin makes each pod talk to a far one, and to a host outside by UDP.
-func (t *traffic) begin(ctx context.Context, pods []*node.Pod, outside, far netip.Addr) error {
-	for _, p := range pods {
-		for network, to := range map[string]netip.Addr{"tcp": far, "udp": outside} {
-			if !to.IsValid() {
-				continue
-			}
-			if err := t.converse(ctx, p.Netns(), network, to); err != nil {
-				return err
-			}
+// fromPods has each pod of a node talk to a far one, and to a host outside by UDP if there is one.
+func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip.Addr) {
+	for _, p := range n.Pods() {
+		t.converse(ctx, p.Netns(), "tcp", far)
+		if outside.IsValid() {
+			t.converse(ctx, p.Netns(), "udp", outside)
 		}
 	}
-	return nil
+}
+
+// killUnderTraffic kills the first node's daemon while its pods talk to another node's and to
+// the internet, lets them talk without it, starts it again, and adds a pod after that.
+func killUnderTraffic(ctx context.Context, s *stage) string {
+	n, far, outside := s.nodes[0], s.first(s.nodes[1]).Addr(), netip.Addr{}
+	if s.lab.Ports == nil {
+		outside = s.internet()
+	}
+	figures, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
+		t.fromPods(ctx, n, outside, far)
+		t.flow(ctx)
+		check(n.Kill())
+		checkf(attempt(func() { t.flow(ctx) }), "while berthd was dead")
+		began := time.Now()
+		check(errors.Join(n.Start(), n.WaitReady(ctx)))
+		ready := time.Since(began)
+		p := must(n.AddPod(ctx, "after-kill", node.PodOptions{}))
+		_, err := p.Ask(ctx, "tcp", far, "hello")
+		checkf(err, "the pod that was added after")
+		checkf(attempt(func() { t.flow(ctx) }), "after the restart")
+		return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr())
+	})
+	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures)
 }
 
 // answersEach phase of a crash must bring.
 const answersEach = 1000
-
-// around is the crash, with traffic before, during and after it.
-func (t *traffic) around(ctx context.Context, n *node.Node, outside, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, n.Pods(), outside, far); err != nil {
-		return "", err
-	}
-	if err := t.flow(ctx); err != nil {
-		return "", err
-	}
-	if err := n.Kill(); err != nil {
-		return "", err
-	}
-	if err := t.flow(ctx); err != nil {
-		return "", fmt.Errorf("while berthd was dead: %w", err)
-	}
-	began := time.Now()
-	if err := errors.Join(n.Start(), n.WaitReady(ctx)); err != nil {
-		return "", err
-	}
-	ready := time.Since(began)
-	p, err := n.AddPod(ctx, "after-kill", node.PodOptions{})
-	if err != nil {
-		return "", err
-	}
-	if _, err := p.Ask(ctx, "tcp", far, "hello"); err != nil {
-		return "", fmt.Errorf("the pod that was added after: %w", err)
-	}
-	if err := t.flow(ctx); err != nil {
-		return "", fmt.Errorf("after the restart: %w", err)
-	}
-	return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr()), nil
-}

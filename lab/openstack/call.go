@@ -21,15 +21,15 @@ type call struct {
 }
 
 // Transport reaches the services from wherever the program runs.
-func (c *Cloud) Transport() *http.Transport {
+func (o Options) Transport() *http.Transport {
 	t := &http.Transport{DisableKeepAlives: true}
-	if c.Netns != "" {
+	if o.Netns != "" {
 		t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			remote, err := netip.ParseAddrPort(addr)
 			if err != nil {
 				return nil, fmt.Errorf("%s: want a literal address: %w", addr, err)
 			}
-			return ns.Dial(ctx, c.Netns, network, remote, netip.Addr{})
+			return ns.Dial(ctx, o.Netns, network, remote, netip.Addr{})
 		}
 	}
 	return t
@@ -37,7 +37,7 @@ func (c *Cloud) Transport() *http.Transport {
 
 // do makes a request and decodes the answer into out, unless that is nil. The error of a
 // refusal has the service's own words.
-func (c *Cloud) do(ctx context.Context, r call, out any) (http.Header, error) {
+func (o Options) do(ctx context.Context, r call, out any) (http.Header, error) {
 	var body io.Reader
 	if r.body != nil {
 		text, err := json.Marshal(r.body)
@@ -54,7 +54,7 @@ func (c *Cloud) do(ctx context.Context, r call, out any) (http.Header, error) {
 	if r.token != "" {
 		req.Header.Set("X-Auth-Token", r.token)
 	}
-	resp, err := c.Transport().RoundTrip(req)
+	resp, err := o.Transport().RoundTrip(req)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.method, r.url, err)
 	}
@@ -77,10 +77,13 @@ func (c *Cloud) do(ctx context.Context, r call, out any) (http.Header, error) {
 
 // network makes a request of Neutron's API below /v2.0, as its administrator.
 func (c *Cloud) network(ctx context.Context, method, path string, body, out any) error {
-	token, err := c.adminToken(ctx)
-	if err != nil {
-		return err
+	token := ""
+	if c.keystone != nil {
+		var err error
+		if token, err = c.keystone.adminToken(ctx); err != nil {
+			return err
+		}
 	}
-	_, err = c.do(ctx, call{method: method, url: c.neutronURL() + "/v2.0/" + path, body: body, token: token}, out)
+	_, err := c.do(ctx, call{method: method, url: neutronURL() + "/v2.0/" + path, body: body, token: token}, out)
 	return err
 }

@@ -64,7 +64,7 @@ func (g *ground) raise() error {
 	})
 }
 
-// remove removes a link; one that is not there is no error.
+// remove removes a link; a missing link is no error.
 func remove(h *netlink.Handle, name string) error {
 	l, err := h.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

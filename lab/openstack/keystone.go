@@ -23,16 +23,17 @@ const Region = "lab"
 
 // keystone is what is known of a running one.
 type keystone struct {
+	programs *programs
 	password string // of the user admin
-	ready    func(ctx context.Context) error
+	log      string // file
 
 	mu      sync.Mutex // guards all below; held while there is no token yet, so that one is asked for
 	token   string     // of the user admin, in the project admin
 	since   time.Time  // that token was asked for
-	project string     // the ID of the project that things are made in
+	project string     // the ID of the project of all resources
 }
 
-func (c *Cloud) keystoneURL() string {
+func keystoneURL() string {
 	return "http://" + netip.AddrPortFrom(services.Addr(), keystonePort).String() + "/v3"
 }
 
@@ -44,13 +45,13 @@ func secret() string {
 }
 
 // startKeystone starts Keystone with keys of its own and a user admin.
-func (c *Cloud) startKeystone() error {
-	k := &keystone{password: secret()}
+func startKeystone(c *programs) (*keystone, error) {
+	k := &keystone{programs: c, password: secret()}
 	script, conf := c.in("keystone.py"), c.in("keystone.conf")
 	if err := os.MkdirAll(c.in(keysDir), 0o700); err != nil {
-		return err
+		return nil, err
 	}
-	files := map[string]string{script: string(keystoneScript), conf: c.keystoneConf()}
+	files := map[string]string{script: string(keystoneScript), conf: k.conf()}
 	for _, name := range []string{"0", "1"} { // the next key and the present one (Keystone, "Fernet tokens")
 		b := make([]byte, 32)
 		_, _ = rand.Read(b) // never fails (crypto/rand)
@@ -58,39 +59,37 @@ func (c *Cloud) startKeystone() error {
 	}
 	for file, text := range files {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	p, err := c.service(program{
-		what: "Keystone", name: "python3", args: []string{"-P", script, conf, services.Addr().String(), fmt.Sprint(keystonePort), c.keystoneURL(), Region},
+		what: "Keystone", name: "python3", args: []string{"-P", script, conf, services.Addr().String(), fmt.Sprint(keystonePort), keystoneURL(), Region},
 		env: []string{"BERTH_LAB_PASSWORD=" + k.password},
 	})
 	if err != nil {
+		return nil, err
+	}
+	k.log = p.LogFile()
+	return k, nil
+}
+
+// wait returns once Keystone gives tokens and has Neutron in its catalog.
+func (k *keystone) wait(ctx context.Context) error {
+	err := k.programs.within(ctx, "Keystone, which logs to "+k.log, func(ctx context.Context) error {
+		_, err := k.programs.do(ctx, call{method: "GET", url: keystoneURL()}, nil)
+		return err
+	})
+	if err == nil {
+		err = k.enlist(ctx)
+	}
+	if err != nil {
 		return err
 	}
-	k.ready = func(ctx context.Context) error {
-		return c.within(ctx, "Keystone, which logs to "+p.LogFile(), func(ctx context.Context) error {
-			_, err := c.do(ctx, call{method: "GET", url: c.keystoneURL()}, nil)
-			return err
-		})
-	}
-	c.keystone = k
+	k.programs.Progress("Keystone answers at " + keystoneURL())
 	return nil
 }
 
-// waitKeystone returns once Keystone gives tokens and has Neutron in its catalog.
-func (c *Cloud) waitKeystone(ctx context.Context) error {
-	if err := c.keystone.ready(ctx); err != nil {
-		return err
-	}
-	if err := c.enlist(ctx); err != nil {
-		return err
-	}
-	c.Progress("Keystone answers at " + c.keystoneURL())
-	return nil
-}
-
-func (c *Cloud) keystoneConf() string {
+func (k *keystone) conf() string {
 	return fmt.Sprintf(`[DEFAULT]
 use_stderr = true
 [database]
@@ -105,11 +104,11 @@ key_repository = %s
 password_hash_rounds = 4
 [oslo_policy]
 enforce_scope = false
-`, c.database("keystone"), c.in(keysDir), c.in(keysDir))
+`, k.programs.database("keystone"), k.programs.in(keysDir), k.programs.in(keysDir))
 }
 
 // tokensConf has Neutron ask Keystone about tokens.
-func (c *Cloud) tokensConf() string {
+func (k *keystone) tokensConf() string {
 	return fmt.Sprintf(`[keystone_authtoken]
 www_authenticate_uri = %[1]s
 auth_url = %[1]s
@@ -119,5 +118,5 @@ project_domain_id = default
 username = admin
 project_name = admin
 password = %[2]s
-`, c.keystoneURL(), c.keystone.password)
+`, keystoneURL(), k.password)
 }

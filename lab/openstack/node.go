@@ -63,7 +63,7 @@ func (c *Cloud) enter(name, netns string) (*Node, error) {
 		return nil, errors.New("OpenStack is closed")
 	}
 	if c.nodes[name] != nil {
-		return nil, fmt.Errorf("node %s has joined already", name)
+		return nil, fmt.Errorf("node %s has already joined", name)
 	}
 	for number := firstNumber; number < firstNumber+maxNodes; number++ {
 		if !c.numbers[number] {
@@ -117,7 +117,7 @@ func (n *Node) agent() *proc.Process {
 }
 
 // KillAgent ends what programs the node's Open vSwitch: OVN's controller or Neutron's agent. The
-// ports that are plugged go on; Neutron binds none there once it has not heard of it for
+// ports that are plugged go on; Neutron binds none there once the agent was silent for
 // Options.AgentDown.
 func (n *Node) KillAgent() error { return end([]*proc.Process{n.agent()}) }
 
@@ -148,7 +148,7 @@ func (n *Node) OVSDB() string { return "unix:" + n.socket() }
 // tunnel is the address of its ends of tunnels.
 func (n *Node) tunnel() netip.Prefix { return at(tunnelsNet, n.number) }
 
-// Leave ends the node's programs, as when its plug is pulled: Neutron is told nothing. A node
+// Leave kills the node's programs, as a power failure does: Neutron is not notified. A node
 // of the name may join again.
 func (n *Node) Leave() error {
 	err := n.remove()

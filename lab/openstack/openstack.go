@@ -9,12 +9,10 @@
 // below Open vSwitch for tunnels to the other nodes. Packets are switched in user space,
 // since Open vSwitch's kernel module is not everywhere.
 //
-//	openstack.go  what there is to choose, and the order of the start
+//	openstack.go  options, and the order of the start
 //	programs.go   where programs are, and how they run and end
 //	ground.go     the bridge and the links of nodes
-//	mariadb.go    the database
-//	ovn.go        OVN's databases and northd
-//	rabbit.go     the message broker between the server and its agents
+//	backends.go   the database, the message broker of the server and its agents, OVN's databases and northd
 //	server.go     Neutron's server
 //	keystone.go   Keystone
 //	node.go       nodes
@@ -35,11 +33,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Backend is what carries out on nodes what Neutron has been told.
+// Backend implements Neutron's networks on nodes.
 type Backend string
 
 // The backends.
@@ -52,31 +48,31 @@ const (
 
 // Options describe an instance. Dir is needed.
 type Options struct {
-	// Dir holds data, sockets and logs. What is there is removed first. Keep it short, and
+	// Dir holds data, sockets and logs. Its content is removed first. Keep it short, and
 	// to letters, digits and -_./: it stands in paths of sockets and in configurations.
 	Dir string
 	// Netns is the file of the network namespace of the services; the starter's own when empty.
 	Netns    string
 	Backend  Backend // OVN when empty
-	Keystone bool    // who asks Neutron needs a token; without, Neutron believes everybody
+	Keystone bool    // requests to Neutron need a token
 	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
 	// seconds; 30 s when zero.
 	AgentDown time.Duration
-	Progress  func(string) // told one line a step, by several goroutines; may be nil
+	Progress  func(string) // called with one line a step, by several goroutines; may be nil
 }
 
 // Cloud is a running instance. Its methods may be called concurrently.
 type Cloud struct {
 	Options
 	ground   *ground
-	keystone *keystone     // nil without
-	server   *proc.Process // Neutron's; nil before it is started
+	programs *programs // of the services
+	keystone *keystone // nil without
+	server   *server
 
-	mu       sync.Mutex // guards all below; never held across I/O
-	programs []*proc.Process
-	nodes    map[string]*Node
-	numbers  map[int]bool // of nodes; what is true is used
-	closed   bool
+	mu      sync.Mutex // guards all below; never held across I/O
+	nodes   map[string]*Node
+	numbers map[int]bool // of nodes; what is true is used
+	closed  bool
 }
 
 // Start raises an instance without nodes and returns once Neutron answers, after about seven
@@ -87,7 +83,8 @@ func Start(ctx context.Context, o Options) (*Cloud, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Cloud{Options: o, nodes: map[string]*Node{}, numbers: map[int]bool{}}
+	p := &programs{Options: o}
+	c := &Cloud{Options: o, programs: p, server: &server{programs: p}, nodes: map[string]*Node{}, numbers: map[int]bool{}}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start OpenStack in %s: %w", o.Dir, err), c.Close())
 	}
@@ -131,7 +128,7 @@ func (o Options) complete() (Options, error) {
 	return o, o.installed()
 }
 
-// unusual tells characters that would have to be quoted in a configuration.
+// unusual reports whether a character would have to be quoted in a configuration.
 func unusual(r rune) bool {
 	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./", r))
 }
@@ -151,40 +148,42 @@ func (c *Cloud) raise(ctx context.Context) error {
 	if c.ground, err = newGround(c.Netns); err != nil {
 		return err
 	}
-	if err := c.startDatabase(); err != nil {
+	if err := c.programs.startDatabase(); err != nil {
 		return err
 	}
+	tokens := "" // the section of Neutron's configuration
 	if c.Keystone {
-		if err := c.startKeystone(); err != nil {
+		if c.keystone, err = startKeystone(c.programs); err != nil {
 			return err
 		}
+		tokens = c.keystone.tokensConf()
 	}
 	g, groupCtx := errgroup.WithContext(ctx)
 	if c.Keystone {
-		g.Go(func() error { return c.waitKeystone(groupCtx) })
+		g.Go(func() error { return c.keystone.wait(groupCtx) })
 	}
 	if c.Backend == Agent { // the server waits for it
-		g.Go(func() error { return c.startRabbit(groupCtx) })
+		g.Go(func() error { return c.programs.startRabbit(groupCtx) })
 	}
 	c.Progress(c.summary())
 	g.Go(func() error {
 		if c.Backend == OVN {
-			if err := c.startOVN(groupCtx); err != nil {
+			if err := c.programs.startOVN(groupCtx); err != nil {
 				return err
 			}
 		}
-		return c.startServer(groupCtx)
+		return c.server.start(groupCtx, tokens)
 	})
 	return g.Wait()
 }
 
 // summary says what starts.
-func (c *Cloud) summary() string {
+func (o Options) summary() string {
 	parts := []string{"MariaDB", "OVN's databases", "neutron-server"}
-	if c.Backend == Agent {
+	if o.Backend == Agent {
 		parts[1] = "RabbitMQ"
 	}
-	if c.Keystone {
+	if o.Keystone {
 		parts = append(parts, "Keystone")
 	}
 	return "starting " + strings.Join(parts, ", ")
@@ -203,10 +202,7 @@ func (c *Cloud) Close() error {
 	for _, n := range c.Nodes() {
 		errs = append(errs, n.remove())
 	}
-	c.mu.Lock()
-	programs := c.programs
-	c.mu.Unlock()
-	errs = append(errs, end(programs))
+	errs = append(errs, end(c.programs.running()))
 	if c.ground != nil {
 		errs = append(errs, c.ground.close())
 	}
@@ -228,6 +224,6 @@ const (
 )
 
 // in is a path in the instance's directory.
-func (c *Cloud) in(parts ...string) string {
-	return filepath.Join(append([]string{c.Dir}, parts...)...)
+func (o Options) in(parts ...string) string {
+	return filepath.Join(append([]string{o.Dir}, parts...)...)
 }

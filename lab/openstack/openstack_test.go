@@ -44,10 +44,11 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 // Neutron's server, its agents and Keystone are told what Berth relies on.
 func TestConfigurations(t *testing.T) {
 	t.Parallel()
-	c := &Cloud{Options: Options{Dir: "/tmp/os", Backend: Agent, Keystone: true}, keystone: &keystone{password: "secret"}}
+	c := Options{Dir: "/tmp/os", Backend: Agent, Keystone: true}
+	k := &keystone{programs: &programs{Options: c}, password: "secret"}
 	for what, text := range map[string]string{
-		"mechanism_drivers = openvswitch": c.ml2Conf(), "transport_url = rabbit://guest:guest@198.18.0.1:5672/": c.neutronConf(),
-		"auth_strategy = keystone": c.neutronConf(), "password = secret": c.neutronConf(), "unix_socket=/tmp/os/mysql/sql": c.keystoneConf(),
+		"mechanism_drivers = openvswitch": c.ml2Conf(), "transport_url = rabbit://guest:guest@198.18.0.1:5672/": c.neutronConf(""),
+		"auth_strategy = keystone": c.neutronConf(""), "password = secret": c.neutronConf(k.tokensConf()), "unix_socket=/tmp/os/mysql/sql": k.conf(),
 		`"create_port:binding:host_id": "rule:admin_only or role:berth"`: policy,
 	} {
 		if !strings.Contains(text, what) {
@@ -60,7 +61,7 @@ func TestConfigurations(t *testing.T) {
 			t.Errorf("%s is not in\n%s", what, c.ml2Conf())
 		}
 	}
-	if strings.Contains(c.neutronConf(), "keystone_authtoken") {
+	if strings.Contains(c.neutronConf(""), "keystone_authtoken") {
 		t.Error("Neutron would ask Keystone, which there is not")
 	}
 }

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// noauthProject is that of things where there is no Keystone: Neutron takes any then.
+// noauthProject is the project without Keystone: Neutron accepts any then.
 const noauthProject = "b0a7b0a7b0a74b0a8b0a7b0a7b0a7b0a"
 
-// projectName is the name of the project that things are made in.
+// projectName is the name of the project of all resources.
 const projectName = "berth"
 
-// Project is the ID of the project that things are made in.
+// Project is the ID of the project of all resources.
 func (c *Cloud) Project() string {
 	if c.keystone == nil {
 		return noauthProject
@@ -22,12 +22,12 @@ func (c *Cloud) Project() string {
 	return c.keystone.project
 }
 
-// scope is what a token is for.
+// scope limits a token to a project.
 func scope(project string) map[string]any {
 	return map[string]any{"project": map[string]any{"name": project, "domain": map[string]any{"id": "default"}}}
 }
 
-// password is how a user proves who he is.
+// password authenticates a user.
 func password(user, secret string) map[string]any {
 	return map[string]any{
 		"methods":  []string{"password"},
@@ -36,7 +36,7 @@ func password(user, secret string) map[string]any {
 }
 
 // login gets a token.
-func (c *Cloud) login(ctx context.Context, user, secret, project string) (token, userID string, err error) {
+func (k *keystone) login(ctx context.Context, user, secret, project string) (token, userID string, err error) {
 	var out struct {
 		Token struct {
 			User struct {
@@ -44,7 +44,7 @@ func (c *Cloud) login(ctx context.Context, user, secret, project string) (token,
 			} `json:"user"`
 		} `json:"token"`
 	}
-	header, err := c.do(ctx, call{method: "POST", url: c.keystoneURL() + "/auth/tokens", body: map[string]any{
+	header, err := k.programs.do(ctx, call{method: "POST", url: keystoneURL() + "/auth/tokens", body: map[string]any{
 		"auth": map[string]any{"identity": password(user, secret), "scope": scope(project)},
 	}}, &out)
 	if err != nil {
@@ -56,29 +56,25 @@ func (c *Cloud) login(ctx context.Context, user, secret, project string) (token,
 // tokenLife is how long Keystone's tokens are good (fernet, "expiration").
 const tokenLife = time.Hour
 
-// adminToken is a token of the administrator; empty without Keystone.
-func (c *Cloud) adminToken(ctx context.Context) (string, error) {
-	k := c.keystone
-	if k == nil {
-		return "", nil
-	}
+// adminToken is a token of the administrator.
+func (k *keystone) adminToken(ctx context.Context) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.token != "" && time.Since(k.since) < tokenLife/2 {
 		return k.token, nil
 	}
-	token, _, err := c.login(ctx, "admin", k.password, "admin")
+	token, _, err := k.login(ctx, "admin", k.password, "admin")
 	k.token, k.since = token, time.Now()
 	return token, err
 }
 
 // identity makes a request of Keystone's API as its administrator.
-func (c *Cloud) identity(ctx context.Context, method, path string, body, out any) error {
-	token, err := c.adminToken(ctx)
+func (k *keystone) identity(ctx context.Context, method, path string, body, out any) error {
+	token, err := k.adminToken(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = c.do(ctx, call{method: method, url: c.keystoneURL() + "/" + path, body: body, token: token}, out)
+	_, err = k.programs.do(ctx, call{method: method, url: keystoneURL() + "/" + path, body: body, token: token}, out)
 	return err
 }
 
@@ -87,52 +83,52 @@ type named struct {
 	ID string `json:"id"`
 }
 
-// identify makes a thing of Keystone's and returns its ID.
-func (c *Cloud) identify(ctx context.Context, kind, name string, more map[string]any) (string, error) {
+// identify creates a resource in Keystone and returns its ID.
+func (k *keystone) identify(ctx context.Context, kind, name string, more map[string]any) (string, error) {
 	attributes := map[string]any{"name": name}
 	for k, v := range more {
 		attributes[k] = v
 	}
 	out := map[string]named{}
-	if err := c.identity(ctx, "POST", kind+"s", map[string]any{kind: attributes}, &out); err != nil {
+	if err := k.identity(ctx, "POST", kind+"s", map[string]any{kind: attributes}, &out); err != nil {
 		return "", fmt.Errorf("make %s %s: %w", kind, name, err)
 	}
 	return out[kind].ID, nil
 }
 
 // enlist puts Neutron into the catalog, and makes the project and the role Role.
-func (c *Cloud) enlist(ctx context.Context) error {
-	service, err := c.identify(ctx, "service", "neutron", map[string]any{"type": "network"})
+func (k *keystone) enlist(ctx context.Context) error {
+	service, err := k.identify(ctx, "service", "neutron", map[string]any{"type": "network"})
 	if err != nil {
 		return err
 	}
-	if _, err := c.identify(ctx, "endpoint", "neutron", map[string]any{"service_id": service, "interface": "public", "region_id": Region, "url": c.neutronURL()}); err != nil {
+	if _, err := k.identify(ctx, "endpoint", "neutron", map[string]any{"service_id": service, "interface": "public", "region_id": Region, "url": neutronURL()}); err != nil {
 		return err
 	}
-	project, err := c.identify(ctx, "project", projectName, nil)
+	project, err := k.identify(ctx, "project", projectName, nil)
 	if err != nil {
 		return err
 	}
-	if _, err := c.identify(ctx, "role", Role, nil); err != nil {
+	if _, err := k.identify(ctx, "role", Role, nil); err != nil {
 		return err
 	}
-	c.keystone.mu.Lock()
-	defer c.keystone.mu.Unlock()
-	c.keystone.project = project
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.project = project
 	return nil
 }
 
 // User is one of Keystone's domain Default, who works in the project called Project.
 type User struct{ Name, Password, Project string }
 
-// AddUser makes a user of the project with roles besides member, such as Role. It is an
+// AddUser creates a user of the project with the role member and further ones, such as Role. It is an
 // error without Keystone.
 func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User, error) {
 	u := User{Name: name, Password: secret(), Project: projectName}
 	if c.keystone == nil {
 		return u, fmt.Errorf("make user %s: there is no Keystone", name)
 	}
-	id, err := c.identify(ctx, "user", name, map[string]any{"password": u.Password, "default_project_id": c.Project()})
+	id, err := c.keystone.identify(ctx, "user", name, map[string]any{"password": u.Password, "default_project_id": c.Project()})
 	if err != nil {
 		return u, err
 	}
@@ -140,13 +136,13 @@ func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User
 		var out struct {
 			Roles []named `json:"roles"`
 		}
-		if err := c.identity(ctx, "GET", "roles?name="+role, nil, &out); err != nil {
+		if err := c.keystone.identity(ctx, "GET", "roles?name="+role, nil, &out); err != nil {
 			return u, err
 		}
 		if len(out.Roles) != 1 {
-			return u, fmt.Errorf("make user %s: role %q: there is none of that name", name, role)
+			return u, fmt.Errorf("make user %s: role %q does not exist", name, role)
 		}
-		if err := c.identity(ctx, "PUT", "projects/"+c.Project()+"/users/"+id+"/roles/"+out.Roles[0].ID, nil, nil); err != nil {
+		if err := c.keystone.identity(ctx, "PUT", "projects/"+c.Project()+"/users/"+id+"/roles/"+out.Roles[0].ID, nil, nil); err != nil {
 			return u, fmt.Errorf("give user %s the role %s: %w", name, role, err)
 		}
 	}
@@ -156,7 +152,7 @@ func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User
 // ApplicationCredential makes one of a user's, with all roles that the user has in the project,
 // and returns its ID and secret.
 func (c *Cloud) ApplicationCredential(ctx context.Context, u User, name string) (id, key string, err error) {
-	token, user, err := c.login(ctx, u.Name, u.Password, u.Project)
+	token, user, err := c.keystone.login(ctx, u.Name, u.Password, u.Project)
 	if err != nil {
 		return "", "", err
 	}
@@ -164,7 +160,7 @@ func (c *Cloud) ApplicationCredential(ctx context.Context, u User, name string) 
 	var out struct {
 		Credential named `json:"application_credential"`
 	}
-	_, err = c.do(ctx, call{method: "POST", url: c.keystoneURL() + "/users/" + user + "/application_credentials", token: token, body: map[string]any{
+	_, err = c.do(ctx, call{method: "POST", url: keystoneURL() + "/users/" + user + "/application_credentials", token: token, body: map[string]any{
 		"application_credential": map[string]any{"name": name, "secret": key},
 	}}, &out)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -66,12 +67,26 @@ type program struct {
 	netns, dir string
 }
 
-func (c *Cloud) command(p program) proc.Command {
+// programs are those of the services of an instance.
+type programs struct {
+	Options
+
+	mu   sync.Mutex // guards list; never held across I/O
+	list []*proc.Process
+}
+
+func (c *programs) running() []*proc.Process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.list)
+}
+
+func (o Options) command(p program) proc.Command {
 	return proc.Command{Path: path(p.name), Args: p.args, Env: append([]string{searched}, p.env...), Netns: p.netns, Dir: p.dir}
 }
 
 // service starts a program in the services' namespace that runs until the instance is closed.
-func (c *Cloud) service(p program) (*proc.Process, error) {
+func (c *programs) service(p program) (*proc.Process, error) {
 	p.netns, p.dir = c.Netns, c.Dir
 	started, err := c.start(p)
 	if err != nil {
@@ -79,27 +94,26 @@ func (c *Cloud) service(p program) (*proc.Process, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.programs = append(c.programs, started)
+	c.list = append(c.list, started)
 	return started, nil
 }
 
-func (c *Cloud) start(p program) (*proc.Process, error) {
-	log := c.in(logDir, strings.ReplaceAll(p.what, " ", "-")+".log")
-	started := proc.New(p.what, log, func() proc.Command { return c.command(p) })
+func (o Options) start(p program) (*proc.Process, error) {
+	log := o.in(logDir, strings.ReplaceAll(p.what, " ", "-")+".log")
+	started := proc.New(p.what, log, func() proc.Command { return o.command(p) })
 	return started, started.Start()
 }
 
 // once runs a program until it has ended and returns what it prints.
-func (c *Cloud) once(ctx context.Context, p program) (string, error) {
+func (o Options) once(ctx context.Context, p program) (string, error) {
 	var out, errOut bytes.Buffer
-	if err := proc.Run(ctx, c.command(p), nil, &out, &errOut); err != nil {
+	if err := proc.Run(ctx, o.command(p), nil, &out, &errOut); err != nil {
 		return "", fmt.Errorf("%s %s: %w: %s", p.name, strings.Join(p.args, " "), err, bytes.TrimSpace(errOut.Bytes()))
 	}
 	return out.String(), nil
 }
 
-// end ends programs at once, with what they started, the last one first. None has anything to
-// keep.
+// end kills programs and their children, the last one first. None has state to keep.
 func end(programs []*proc.Process) error {
 	var errs []error
 	for _, p := range slices.Backward(programs) {
@@ -119,7 +133,7 @@ func end(programs []*proc.Process) error {
 // Alive is the error of a program that ended by itself, of the services or of a node, with the
 // end of its log.
 func (c *Cloud) Alive() error {
-	if err := c.failed(); err != nil {
+	if err := c.programs.failed(); err != nil {
 		return err
 	}
 	for _, n := range c.Nodes() {
@@ -133,11 +147,8 @@ func (c *Cloud) Alive() error {
 }
 
 // failed is the error of a service that ended by itself.
-func (c *Cloud) failed() error {
-	c.mu.Lock()
-	programs := slices.Clone(c.programs)
-	c.mu.Unlock()
-	for _, p := range programs {
+func (c *programs) failed() error {
+	for _, p := range c.running() {
 		if err := p.Failed(); err != nil {
 			return err
 		}
@@ -147,7 +158,7 @@ func (c *Cloud) failed() error {
 
 // within calls is until it returns nil, a service fails, or ctx ends, and says what it waits
 // for when that takes long.
-func (c *Cloud) within(ctx context.Context, what string, is func(ctx context.Context) error) error {
+func (c *programs) within(ctx context.Context, what string, is func(ctx context.Context) error) error {
 	slow := time.AfterFunc(patience, func() { c.Progress("waiting for " + what) })
 	defer slow.Stop()
 	err := poll.Retry(ctx, func() error {

@@ -36,7 +36,7 @@ type Pool struct {
 	End   netip.Addr `json:"end"`
 }
 
-// Group is a security group. A new one lets its ports send to everybody and nobody send to them.
+// Group is a security group. A new one allows all egress and no ingress.
 type Group struct {
 	ID   string `json:"id,omitempty"`
 	Name string `json:"name"`
@@ -79,7 +79,7 @@ type Fixed struct {
 	IP     netip.Addr `json:"ip_address,omitzero"`
 }
 
-// create makes one thing in the project and returns it as Neutron has it then.
+// create creates a resource in the project and returns it as Neutron has it.
 func create[T any](ctx context.Context, c *Cloud, kind string, want T) (T, error) {
 	out := map[string]T{}
 	if err := c.network(ctx, "POST", kind+"s", map[string]T{kindName(kind): want}, &out); err != nil {
@@ -145,7 +145,7 @@ func (c *Cloud) Ports(ctx context.Context, network string) ([]Port, error) {
 	return out.Ports, err
 }
 
-// Delete deletes a thing of a kind: network, subnet, security-group, security-group-rule, port.
+// Delete deletes a resource of a kind: network, subnet, security-group, security-group-rule, port.
 func (c *Cloud) Delete(ctx context.Context, kind, id string) error {
 	return c.network(ctx, "DELETE", kind+"s/"+id, nil, nil)
 }

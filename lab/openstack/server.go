@@ -25,78 +25,83 @@ const (
 // nodes: Keystone's, or Neutron's where there is no Keystone.
 func (c *Cloud) Endpoint() string {
 	if c.Keystone {
-		return c.keystoneURL()
+		return keystoneURL()
 	}
-	return c.neutronURL()
+	return neutronURL()
 }
 
-func (c *Cloud) neutronURL() string {
+func neutronURL() string {
 	return "http://" + netip.AddrPortFrom(services.Addr(), neutronPort).String()
 }
 
-// startServer starts Neutron's server and returns once it takes ports.
-func (c *Cloud) startServer(ctx context.Context) error {
+// server is Neutron's.
+type server struct {
+	programs *programs
+	process  *proc.Process // nil before start
+}
+
+// start starts the server and returns once it accepts ports. Its configuration has tokens at its end.
+func (c *server) start(ctx context.Context, tokens string) error {
 	began := time.Now()
-	if err := os.MkdirAll(c.in(lockDir), 0o755); err != nil {
+	if err := os.MkdirAll(c.programs.in(lockDir), 0o755); err != nil {
 		return err
 	}
-	script := c.in("neutron.py")
+	script := c.programs.in("neutron.py")
 	for file, text := range map[string]string{
-		c.in("neutron.conf"): c.neutronConf(), c.in("ml2.ini"): c.ml2Conf(), c.in("policy.yaml"): policy, script: string(neutronScript),
+		c.programs.in("neutron.conf"): c.programs.neutronConf(tokens), c.programs.in("ml2.ini"): c.programs.ml2Conf(), c.programs.in("policy.yaml"): policy, script: string(neutronScript),
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
 	var err error
-	c.server, err = c.service(program{what: "neutron-server", name: "python3", args: []string{
-		"-P", script, c.database("neutron"), "--config-file", c.in("neutron.conf"), "--config-file", c.in("ml2.ini"),
+	c.process, err = c.programs.service(program{what: "neutron-server", name: "python3", args: []string{
+		"-P", script, c.programs.database("neutron"), "--config-file", c.programs.in("neutron.conf"), "--config-file", c.programs.in("ml2.ini"),
 	}})
 	if err != nil {
 		return err
 	}
-	return c.waitServer(ctx, began)
+	return c.wait(ctx, began)
 }
 
-// waitServer returns once Neutron takes ports.
-func (c *Cloud) waitServer(ctx context.Context, began time.Time) error {
-	err := c.within(ctx, "neutron-server, which logs to "+c.server.LogFile(), func(ctx context.Context) error {
-		_, err := c.do(ctx, call{method: "GET", url: c.neutronURL() + "/"}, nil)
+// wait returns once Neutron accepts ports.
+func (c *server) wait(ctx context.Context, began time.Time) error {
+	err := c.programs.within(ctx, "neutron-server, which logs to "+c.process.LogFile(), func(ctx context.Context) error {
+		_, err := c.programs.do(ctx, call{method: "GET", url: neutronURL() + "/"}, nil)
 		return err
 	})
-	if err == nil && c.Backend == OVN {
-		err = c.waitDriver(ctx, c.server)
+	if err == nil && c.programs.Backend == OVN {
+		err = c.programs.waitDriver(ctx, c.process)
 	}
 	if err == nil {
-		c.Progress(fmt.Sprintf("Neutron answers at %s, %.1f s after its start", c.neutronURL(), time.Since(began).Seconds()))
+		c.programs.Progress(fmt.Sprintf("Neutron answers at %s, %.1f s after its start", neutronURL(), time.Since(began).Seconds()))
 	}
 	return err
 }
 
-// KillServer ends Neutron's server at once, with its workers: nobody answers there until
+// KillServer kills Neutron's server, with its workers: its API does not answer until
 // RestartServer.
-func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server}) }
+func (c *Cloud) KillServer() error { return end([]*proc.Process{c.server.process}) }
 
 // RestartServer starts Neutron's server again, over the databases that it had, and returns once
 // it takes ports.
 func (c *Cloud) RestartServer(ctx context.Context) error {
 	began := time.Now()
-	if err := c.server.Start(); err != nil {
+	if err := c.server.process.Start(); err != nil {
 		return err
 	}
-	return c.waitServer(ctx, began)
+	return c.server.wait(ctx, began)
 }
 
-// neutronConf is the configuration of server and agents.
-func (c *Cloud) neutronConf() string {
+// neutronConf is the configuration of server and agents, with tokens at its end.
+func (o Options) neutronConf(tokens string) string {
 	auth, transport, workers, plugins := "noauth", "fake://", "api_workers = 1\nrpc_workers = 0", "ovn-router"
-	if c.Backend == Agent {
+	if o.Backend == Agent {
 		// One process is all: with the agent's driver the server has no work of its own.
 		transport, workers, plugins = "rabbit://guest:guest@"+services.Addr().String()+":5672/", "api_workers = 0\nrpc_workers = 1", ""
 	}
-	var tokens string
-	if c.Keystone {
-		auth, tokens = "keystone", c.tokensConf()
+	if o.Keystone {
+		auth = "keystone"
 	}
 	return fmt.Sprintf(`[DEFAULT]
 use_stderr = true
@@ -124,15 +129,15 @@ lock_path = %s
 enforce_scope = false
 enforce_new_defaults = false
 policy_file = %s
-%s`, services.Addr(), neutronPort, auth, plugins, c.Dir, transport, workers,
-		int(c.AgentDown.Seconds()), apiPaste, int(c.AgentDown.Seconds())/3, c.database("neutron"), c.in(lockDir), c.in("policy.yaml"), tokens)
+%s`, services.Addr(), neutronPort, auth, plugins, o.Dir, transport, workers,
+		int(o.AgentDown.Seconds()), apiPaste, int(o.AgentDown.Seconds())/3, o.database("neutron"), o.in(lockDir), o.in("policy.yaml"), tokens)
 }
 
 // ml2Conf is the configuration of Neutron's plugin.
-func (c *Cloud) ml2Conf() string {
+func (o Options) ml2Conf() string {
 	types, driver, more := "geneve", "ovn", fmt.Sprintf("[ml2_type_geneve]\nvni_ranges = 1:1000\nmax_header_size = 38\n[ovn]\novn_nb_connection = tcp:%[1]s:%[2]d\novn_sb_connection = tcp:%[1]s:%[3]d\n",
 		services.Addr(), northboundPort, southboundPort)
-	if c.Backend == Agent {
+	if o.Backend == Agent {
 		types, driver, more = "vxlan", "openvswitch", "[ml2_type_vxlan]\nvni_ranges = 1:1000\n"
 	}
 	return strings.Join([]string{
@@ -141,8 +146,8 @@ func (c *Cloud) ml2Conf() string {
 	}, "\n")
 }
 
-// policy lets a user of the role Role what Berth needs besides what a member of a project may
-// (package internal/vpcport/neutron tells the rules).
+// policy allows the role Role what Berth needs in addition to what a member of a project may do
+// (package internal/vpcport/neutron has the rules).
 var policy = func() string {
 	var b strings.Builder
 	for _, rule := range []string{

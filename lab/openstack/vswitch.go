@@ -89,7 +89,7 @@ func (n *Node) startController() error {
 }
 
 // Alive is an error where Neutron would not bind a port to the node. With OVN Neutron asks its
-// controller for a sign of life when somebody asks for agents, and no more often than twice in
+// controller for a sign of life on each request for agents, at most twice in
 // Options.AgentDown.
 func (n *Node) Alive(ctx context.Context) error {
 	agents, err := n.cloud.agents(ctx, n.Name)

@@ -23,7 +23,7 @@ import (
 const (
 	// gatewayPort is where Alcor's API gateway is served, as its own configuration has it.
 	gatewayPort = 9009
-	// alcorProject is the project of all that is there.
+	// alcorProject is the project of all resources.
 	alcorProject = "3dda2801-d675-4688-a63f-dcda8d327f50"
 	// alcorMTU is that of VPCs, in bytes.
 	alcorMTU = 1450
@@ -33,7 +33,7 @@ const (
 // their VPCs; a hub for each VPC joins the nodes and routes between its subnets. The agents
 // filter nothing.
 type Alcor struct {
-	// Managers have the books; tests make them fail, lie and change behind everybody's back.
+	// Managers keep the state; tests make them fail, return wrong answers and change by themselves.
 	Managers *alcorfake.Cloud
 
 	options Options
@@ -42,7 +42,7 @@ type Alcor struct {
 	mu     sync.Mutex // guards all below; nothing is asked of the kernel under it
 	hubs   map[string]*hub.Hub
 	agents map[string]*host // by name
-	ended  error            // what agents met that are no more
+	ended  error            // errors of agents that ended
 }
 
 // host is a node with its agent, which may have crashed.
@@ -74,7 +74,7 @@ func (a *Alcor) Access() Access {
 }
 
 // Join implements Cloud. Nodes of a lab share the folder of namespaces, so each has its own
-// prefix beside the one that PodNICs tell.
+// prefix besides the one of PodNICs.
 func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 	prefix := filepath.Base(h.Netns) + "-" + alcorfake.DefaultPrefix
 	a.mu.Lock()
@@ -184,7 +184,7 @@ func (a *Alcor) AddPort(_ context.Context, p Port) (Port, error) {
 	for _, at := range p.Addresses {
 		made.FixedIPs = append(made.FixedIPs, alcorfake.FixedIP{Subnet: at.Subnet, IP: at.IP})
 	}
-	return toldByAlcor(a.Managers.AddPort(made)), nil
+	return portOfAlcor(a.Managers.AddPort(made)), nil
 }
 
 // RemovePort implements Cloud.
@@ -196,7 +196,7 @@ func (a *Alcor) RemovePort(_ context.Context, id string) error {
 // Ports implements Cloud.
 func (a *Alcor) Ports(context.Context) (all []Port, err error) {
 	for _, p := range a.Managers.Ports() {
-		all = append(all, toldByAlcor(p))
+		all = append(all, portOfAlcor(p))
 	}
 	return all, nil
 }
@@ -204,7 +204,7 @@ func (a *Alcor) Ports(context.Context) (all []Port, err error) {
 // unbound is the tag by which Berth says that a port has no host, which Alcor cannot.
 const unbound = "berth:unbound"
 
-func toldByAlcor(p alcorfake.Port) Port {
+func portOfAlcor(p alcorfake.Port) Port {
 	out := Port{
 		ID: p.ID, Name: p.Name, Network: p.Network, Device: p.Device, Owner: p.Owner, MAC: p.MAC,
 		Groups: p.Groups, Host: p.Host, Status: cmp.Or(p.Status, "DOWN"),
@@ -229,7 +229,7 @@ func (a *Alcor) Plugged(_ context.Context, host string) (all []ovn.Interface, er
 	return all, err
 }
 
-// Home are the ports on a host that nobody has: their links are in the VPC's namespace, as the
+// Home are the ports on a host that no pod has: their links are in the VPC's namespace, as the
 // agent has made them.
 func (a *Alcor) Home(host string) (ports []string, err error) {
 	ends, err := a.ends(host)

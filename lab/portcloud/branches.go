@@ -157,7 +157,7 @@ func (b *Branches) Ports(context.Context) (all []Port, err error) {
 	return all, nil
 }
 
-// IsBerths tells whether an ENI is a port of Berth's, by its tags.
+// IsBerths reports whether an ENI is a port of Berth's, by its tags.
 func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
 
 // portOf is an ENI as a port, with its addresses of both families. The host of a branch is what the node is

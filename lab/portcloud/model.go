@@ -31,7 +31,7 @@ const (
 // Model is the strict fake of Neutron and Keystone, whose networks, ports and groups are
 // realised by OVN: a port is ACTIVE when OVN says that it is up on its host.
 type Model struct {
-	// Neutron has the books; tests make it fail, lie and change behind everybody's back.
+	// Neutron keeps the state; tests make it fail, return wrong answers and change by itself.
 	Neutron *neutronfake.Cloud
 	OVN     *ovn.OVN
 
@@ -76,7 +76,7 @@ func (m *Model) raise(ctx context.Context) (err error) {
 	return nil
 }
 
-// reset has a connection end by a reset, which leaves nothing behind that would keep the
+// reset has a connection end by a reset, which leaves no state that would keep the
 // namespace.
 func reset(c net.Conn, state http.ConnState) {
 	if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {
@@ -97,7 +97,7 @@ func (m *Model) up(port string, up bool) {
 	}
 }
 
-// follow has OVN do what is in the books, until ctx ends.
+// follow has OVN implement Neutron's state, until ctx ends.
 func (m *Model) follow(ctx context.Context) {
 	for {
 		select {
@@ -114,7 +114,7 @@ func (m *Model) follow(ctx context.Context) {
 	}
 }
 
-// state is the books in OVN's terms.
+// state is Neutron's state in OVN's terms.
 func (m *Model) state(b neutronfake.Books) (s ovn.State) {
 	for _, g := range b.Groups {
 		group := ovn.Group{ID: g.ID}

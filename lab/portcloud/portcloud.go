@@ -12,6 +12,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"strings"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/lab/cloud/vpc"
@@ -26,7 +27,7 @@ type Cloud interface {
 	Access() Access
 	// Join makes a namespace a compute host of a name, whose packets reach the other hosts.
 	Join(ctx context.Context, host Host) (Joined, error)
-	// Leave ends what runs on a host, as pulling its plug does. An unknown one is no error.
+	// Leave kills what runs on a host, as a power failure does. An unknown host is no error.
 	Leave(host string) error
 	// AddNetwork makes a network with subnets, between which it routes by their gateways.
 	AddNetwork(ctx context.Context, n Network) (Network, error)
@@ -38,7 +39,7 @@ type Cloud interface {
 	// AddPort makes a port as a user does: Network and Addresses, Groups if not the
 	// default one, and Tags say how.
 	AddPort(ctx context.Context, p Port) (Port, error)
-	// RemovePort deletes a port behind everybody's back. One that is gone is no error.
+	// RemovePort deletes a port without Berth. A missing port is no error.
 	RemovePort(ctx context.Context, id string) error
 	// Ports are those of workloads: not of routers.
 	Ports(ctx context.Context) ([]Port, error)
@@ -68,10 +69,10 @@ type Access struct {
 	Secret   map[string]string // username, password, project, as VPC.spec.credentials has them; nil: no credentials
 }
 
-// Joined is what the daemon of a host is to know.
+// Joined has the settings of a host's daemon.
 type Joined struct {
-	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty: there is none
-	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil: there are none
+	OVSDB         string   // such as unix:/run/openvswitch/db.sock; empty without one
+	NetnsPrefixes []string // begin the names of the VPCs' namespaces; nil without any
 }
 
 // Host is a compute host.
@@ -132,4 +133,12 @@ type Port struct {
 type Address struct {
 	Subnet string // ID
 	IP     netip.Addr
+}
+
+// WarmFor is the UID of the VPC object in whose warm pool a port is, by what Berth writes on it
+// (docs/ports.md); ok is false for others.
+func (p Port) WarmFor() (vpcUID string, ok bool) {
+	_, of, ok := strings.Cut(p.Device, ":warm/")
+	vpcUID, _, whole := strings.Cut(of, "/")
+	return vpcUID, ok && whole && p.Owner == berthOwner
 }

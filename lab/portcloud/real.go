@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/openstack"
 )
 
-// Real is the real Neutron behind the real Keystone.
+// Real is the real Neutron with the real Keystone.
 type Real struct {
 	// OpenStack is all of it: tests end its programs.
 	OpenStack *openstack.Cloud
@@ -112,7 +112,7 @@ func (r *Real) AddNetwork(ctx context.Context, n Network) (Network, error) {
 	return n, nil
 }
 
-// upperHalf has Neutron choose, as it does so at random, no address that somebody may ask for: a
+// upperHalf has Neutron choose, as it does so at random, no address that a pod may request: a
 // lab's fixed ones are in the lower half. The last one of a subnet is its broadcast address.
 func upperHalf(cidr netip.Prefix) []openstack.Pool {
 	if !cidr.Addr().Is4() || cidr.Bits() < 16 || cidr.Bits() > 28 {

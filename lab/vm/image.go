@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is what a machine is started from: a folder that Prepare made.
+// Image is the folder from which a machine starts, made by Prepare.
 type Image string
 
 // Environment names an environment variable: the folder of an image, for those who
@@ -36,7 +36,7 @@ func (i Image) modules() string { return filepath.Join(string(i), "lib", "module
 // machine's package lists have. It is made once, from a Debian package that is
 // downloaded and unpacked but not installed, and kept in berth/vm below the user's cache
 // folder. Concurrent callers, also of other processes, make it once. If
-// BERTH_VM_IMAGE is set, its folder is the image. say is told what takes long.
+// BERTH_VM_IMAGE is set, its folder is the image. say is called with what takes long.
 func Prepare(ctx context.Context, say func(string)) (Image, error) {
 	if err := supported(); err != nil {
 		return "", err
@@ -106,7 +106,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	}
 	defer unlock()
 	if _, err := os.Stat(final); err == nil {
-		return Image(final), nil // somebody else was first
+		return Image(final), nil // another process was first
 	}
 	half := filepath.Join(dir, halfMade) // one's own: the lock is held
 	if err := os.RemoveAll(half); err != nil {
@@ -124,7 +124,7 @@ func prepareIn(ctx context.Context, dir string, k kernel, build func(ctx context
 	return Image(final), nil
 }
 
-// lock waits until nobody else holds the lock that a file stands for.
+// lock takes the lock of a file, and waits for it.
 func lock(file string) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -279,7 +279,7 @@ func unpackFile(h *tar.Header, data io.Reader, dir string, image *[]byte, versio
 	return errors.Join(err, f.Close())
 }
 
-// wanted tells which files of a kernel's package an image has: its modules, but of the
+// wanted selects the files of a kernel's package that an image has: its modules, but of the
 // drivers only those of what QEMU shows and of networks in software. That is an eighth.
 func wanted(name string) bool {
 	_, rest, ok := strings.Cut(name, "lib/modules/")

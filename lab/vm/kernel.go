@@ -75,7 +75,7 @@ func vmlinux(ctx context.Context, image []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// output runs a command and returns what it printed. The error has what it complained of.
+// output runs a command and returns what it printed. The error has its standard error output.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints

@@ -4,7 +4,7 @@
 //
 // The guest's root is the host's, read-only by 9p, below a tmpfs that takes what the
 // guest writes; only Shared folders are written to. So programs are built on the host,
-// and run in the guest as they are. The guest is told what to run by a folder, and says
+// and run in the guest as they are. The guest learns what to run from a folder, and reports
 // what happens by ports of a serial device, one each for the command's output, its
 // complaints, and the guest's own words (guest/run.sh). It has no network, but for the
 // addresses of the host's loopback that it is given (network.go).
@@ -15,6 +15,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -30,7 +31,7 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// What a machine has unless told otherwise.
+// Defaults of a machine.
 const (
 	DefaultCPUs   = 1
 	DefaultMemory = 2048 // MiB
@@ -57,7 +58,7 @@ type Machine struct {
 	// the host's that it is the value of. That needs the same right.
 	Offer map[uint16]netip.AddrPort
 
-	// Booted is told how long the guest took until it runs the command; may be nil.
+	// Booted is called with how long the guest took until it runs the command; may be nil.
 	Booted func(time.Duration)
 
 	// silence is how long the guest may send no heartbeat; patience when 0.
@@ -184,7 +185,7 @@ func (m Machine) arguments(dir, console string) []string {
 // escape makes text the value of one of QEMU's options, whose commas end it.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// run runs QEMU until the guest has told how the command ended.
+// run runs QEMU until the guest has reported how the command ended.
 func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -248,13 +249,13 @@ type words struct {
 	trouble string // why the guest does not run it
 }
 
-// hear listens to the guest until it has no more to say, or is gone. Each line is a heartbeat as well.
+// hear reads from the guest until it closes the connection. Each line is a heartbeat too.
 func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	lines := bufio.NewScanner(guest)
 	for lines.Scan() {
 		select {
 		case beats <- struct{}{}:
-		default: // one that nobody has taken yet tells as much
+		default: // one that was not taken yet is enough
 		}
 		what, rest, _ := strings.Cut(lines.Text(), " ")
 		switch what {
@@ -272,3 +273,44 @@ func hear(guest io.Reader, beats chan<- struct{}, up func()) (w words) {
 	}
 	return words{}
 }
+
+//go:embed guest/run.sh
+var runScript []byte
+
+// defaultModules are loaded in every guest: devices that the kernel does not load by
+// itself when netlink asks for them, and those of Foo-over-UDP.
+var defaultModules = []string{"tun", "ipip", "ip6_tunnel", "fou", "fou6"}
+
+// writeJob writes into dir what the guest runs: guest/run.sh, and the file `job` that it reads.
+func (m Machine) writeJob(dir string, c Command) error {
+	var b strings.Builder
+	set := func(name, value string) { fmt.Fprintf(&b, "%s=%s\n", name, quote(value)) }
+	set("kernel_modules", m.Image.modules())
+	set("modules", strings.Join(defaultModules, " "))
+	set("shared", fmt.Sprint(len(m.Shared)))
+	for i, dir := range m.Shared {
+		set(fmt.Sprintf("shared_%d", i), dir)
+	}
+	network := ""
+	if m.network() {
+		network = guestPrefix.String()
+	}
+	set("network", network)
+	merged := ""
+	if c.merged() {
+		merged = "yes"
+	}
+	set("merged", merged)
+	words := []string{"exec", "env", "-"}
+	for _, w := range append(c.Env, c.Argv...) {
+		words = append(words, quote(w))
+	}
+	fmt.Fprintf(&b, "job() {\n\tcd %s && %s\n}\n", quote(c.Dir), strings.Join(words, " "))
+	if err := os.WriteFile(filepath.Join(dir, "run.sh"), runScript, 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "job"), []byte(b.String()), 0o600)
+}
+
+// quote makes one word of the shell of any text.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -50,7 +50,7 @@ func find(name, debian string) (string, error) {
 	return "", fmt.Errorf("a virtual machine needs the program %s, of the Debian package %s (hack/deps.sh vm installs it)", name, debian)
 }
 
-// rightArchitecture tells whether machines can be run here.
+// rightArchitecture reports whether machines can be run here.
 func rightArchitecture(arch string) error {
 	if arch != "amd64" {
 		return fmt.Errorf("virtual machines are for hosts of architecture amd64, this is %s: their kernel is Debian's for amd64 and their root is the host's", arch)
@@ -58,7 +58,7 @@ func rightArchitecture(arch string) error {
 	return nil
 }
 
-// static tells whether a program needs no libraries, which an initrd has not.
+// static reports whether a program needs no libraries, which an initrd has not.
 func static(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -30,7 +30,7 @@ var (
 	loopback    = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 )
 
-// network tells whether the machine has that link.
+// network reports whether the machine has that link.
 func (m Machine) network() bool { return len(m.Reach)+len(m.Offer) > 0 }
 
 func (m Machine) networkArguments() []string {
@@ -105,7 +105,7 @@ func closeListeners(listeners map[uint16]net.Listener) {
 
 func (w *ways) close() {
 	for _, f := range w.carried {
-		_ = f.Close() // of the listener, which nobody else closes
+		_ = f.Close() // of the listener
 	}
 	if w.netns != nil {
 		_ = w.netns.Close()

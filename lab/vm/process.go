@@ -44,13 +44,13 @@ func closeAll(files []*os.File) {
 // process is QEMU's.
 type process struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it is gone
+	done chan struct{} // closed when it has exited
 	err  error         // how it ended; set before done is closed
 }
 
 func (p *process) kill() { _ = p.cmd.Process.Kill() } // one that is gone already is what is wanted
 
-// wait returns when the process is gone, and how it ended.
+// wait returns when the process has exited, and how it ended.
 func (p *process) wait() error {
 	<-p.done
 	if p.err == nil {

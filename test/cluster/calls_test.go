@@ -66,7 +66,7 @@ func (w *world) underCalls(t *testing.T, by string, do func()) {
 func (w *world) callsInside(t *testing.T) (statuses []string) {
 	t.Helper()
 	harness.Eventually(t, soon, "read the client's calls", func() error {
-		out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "cat", callFile)
+		out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "cat", callFile)
 		statuses = strings.Fields(out)
 		return err
 	})

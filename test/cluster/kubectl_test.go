@@ -26,7 +26,7 @@ import (
 // something that is not well.
 func (w *world) berth(t *testing.T, code int, args ...string) string {
 	t.Helper()
-	out, err := w.Kubectl(t.Context(), append([]string{"berth", "--quiet"}, args...)...)
+	out, err := w.Kube.Kubectl(t.Context(), append([]string{"berth", "--quiet"}, args...)...)
 	got := 0
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		got = exit.ExitCode()
@@ -80,7 +80,7 @@ func kubectlBerth(t *testing.T, w *world) {
 	}
 	w.rest(t)
 	harness.Eventually(t, soon, "all is well, and reports follow the pods that went", func() error {
-		out, err := w.Kubectl(t.Context(), append([]string{"berth", "--quiet", "status", "--output=json"}, details...)...)
+		out, err := w.Kube.Kubectl(t.Context(), append([]string{"berth", "--quiet", "status", "--output=json"}, details...)...)
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, out)
 		}
@@ -198,7 +198,7 @@ func (w *world) withoutAddress(t *testing.T) {
 	w.finds(t, waits, verdict, "subnet")
 	harness.Eventually(t, soon, "the node is short of addresses", func() error {
 		var s kubectl.Status
-		out, _ := w.Kubectl(t.Context(), "berth", "--quiet", "status", "--output=json")
+		out, _ := w.Kube.Kubectl(t.Context(), "berth", "--quiet", "status", "--output=json")
 		if err := json.Unmarshal([]byte(out), &s); err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (w *world) withoutPool(t *testing.T) {
 // diagnosis is what it says of a pod, well or not.
 func (w *world) diagnosis(t *testing.T, name string) (d kubectl.PodDetails, err error) {
 	t.Helper()
-	out, err := w.Kubectl(t.Context(), "berth", "--quiet", "pod", inDefault+"/"+name, "--output=json")
+	out, err := w.Kube.Kubectl(t.Context(), "berth", "--quiet", "pod", inDefault+"/"+name, "--output=json")
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 2 {
 		err = nil
 	}

@@ -209,7 +209,7 @@ func operatorAway(t *testing.T, w *world) {
 		pods = w.makePods(t, "no-operator", brokenNode, 2)
 		w.podReady(t, pods...)
 		w.scaleOperator(t, max(w.OperatorCount, 1))
-		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
+		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
 	})
 	w.rest(t)
 	w.removePods(t, pods...)

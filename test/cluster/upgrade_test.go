@@ -23,9 +23,9 @@ func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
 	w.underCalls(t, brokenNode, func() {
 		w.churn(t, func() {
-			harness.OK(t, w.InstallBerth(t.Context(), withImages(nextTag)))
+			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
 			w.rolledOut(t, nextTag)
-			if _, err := w.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
+			if _, err := w.Chart.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
 				t.Error(err)
 			}
 			w.rolledOut(t, lab.DefaultTag)

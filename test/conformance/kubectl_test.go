@@ -168,7 +168,7 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	if err := harness.AddOnce(t, n, "extra"); err == nil {
 		t.Fatal("a pod too many got an address")
 	}
-	harness.OK(t, l.BindPods(t.Context(), n, "extra"))
+	harness.OK(t, lab.BindPods(t.Context(), n, "extra"))
 	for _, v := range want {
 		d := eventually(t, l, "extra-"+n.Name, v, "")
 		if d.Diagnosis.Remedy == "" || d.Diagnosis.See == "" {

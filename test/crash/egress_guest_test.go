@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -49,12 +50,12 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 	other, err := n.AddPod(ctx, "other", node.PodOptions{Namespace: "bank"})
 	harness.OK(t, err)
 	harness.Settle(t, l)
-	harness.OK(t, l.CheckEgressTraffic(ctx))
+	harness.OK(t, oracle.EgressTraffic(ctx, l))
 	gateway := l.Gateways(slots[0])[0]
 	harness.OK(t, gateway.Pause()) // nobody mends it
 	harness.OK(t, n.Stop(patience))
 	t.Cleanup(func() { harness.OK(t, errors.Join(gateway.Resume(), n.Start())) })
-	if err := errors.Join(l.CheckEgress(ctx)...); err != nil {
+	if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
 		t.Fatal(err)
 	}
 	stray := func(link string, table int) *netlink.Route {
@@ -85,12 +86,12 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "it serves map["},
 	} {
 		on(t, c.pod, c.make)
-		err := errors.Join(l.CheckEgress(ctx)...)
+		err := errors.Join(oracle.Egress(ctx, l)...)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: found %v, want %q", c.what, err, c.want)
 		}
 		on(t, c.pod, c.undo)
-		if err := errors.Join(l.CheckEgress(ctx)...); err != nil {
+		if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
 			t.Fatalf("%s, and back: %v", c.what, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/proc"
@@ -230,11 +231,11 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egres
 	r.settle(ctx, l, "settle empty")
 }
 
-// settle waits until the lab agrees with itself (lab.CheckInvariants).
+// settle waits until the lab agrees with itself (oracle.Check).
 func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
 	defer cancel()
-	if err := r.timed(what, "", func() error { return l.WaitInvariants(ctx) }); err != nil {
+	if err := r.timed(what, "", func() error { return oracle.Wait(ctx, l) }); err != nil {
 		k := disagreement
 		if strings.Contains(err.Error(), "leaked") {
 			k = leak

@@ -35,7 +35,7 @@ func TestAlcorsAgent(t *testing.T) {
 		runtimes = append(runtimes, c)
 	}
 	ctx := harness.Deadline(t, 5*time.Minute)
-	harness.OK(t, l.WaitVPCs(ctx))
+	harness.OK(t, l.Kube.WaitVPCs(ctx))
 	for _, c := range runtimes {
 		c.networkReady(t)
 	}

@@ -51,7 +51,7 @@ func TestNodeGone(t *testing.T) {
 	began := time.Now()
 	harness.OK(t, s.lab.LoseHost(lost.Pod.Node))
 	t.Cleanup(func() {
-		s.lab.MissHost(lost.Pod.Node)
+		s.lab.Kube.NodeLost(lost.Pod.Node)
 		_, err := s.lab.AddHost(lost.Pod.Node)
 		harness.OK(t, err)
 	})
@@ -64,7 +64,7 @@ func TestNodeGone(t *testing.T) {
 		return nil
 	})
 	t.Logf("a node gone: all new connections work after %s", time.Since(began))
-	s.lab.MissHost(lost.Pod.Node)
+	s.lab.Kube.NodeLost(lost.Pod.Node)
 	s.reaches(p, s.gateways(2))
 	flood.end()
 	if len(flood.leaked) > 0 {

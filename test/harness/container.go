@@ -87,7 +87,7 @@ func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Contain
 	ctx := Deadline(t, Patience)
 	OK(t, l.WaitReady(ctx))
 	if l.Ports != nil {
-		OK(t, l.WaitVPCs(ctx))
+		OK(t, l.Kube.WaitVPCs(ctx))
 	}
 	return l, c
 }

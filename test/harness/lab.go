@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/lab/run/proc"
 )
@@ -115,12 +116,12 @@ func BadLog(p *proc.Process) error {
 // Rest is the time within which everything must have settled.
 const Rest = 3 * time.Minute
 
-// Settle waits until the lab agrees with itself (lab.CheckInvariants).
+// Settle waits until the lab agrees with itself (oracle.Check).
 func Settle(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Rest)
 	defer cancel()
-	if err := l.WaitInvariants(ctx); err != nil {
+	if err := oracle.Wait(ctx, l); err != nil {
 		t.Fatalf("after %v still not at rest: %v", Rest, err)
 	}
 }

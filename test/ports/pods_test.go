@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -162,7 +161,7 @@ func (b *bench) check() {
 }
 
 // flow is one that the demo and the tests of a real Neutron go through too.
-func (b *bench) flow(try func(context.Context, *lab.Lab) (string, error)) {
+func (b *bench) flow(try demo.Flow) {
 	b.Helper()
 	figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
 	harness.OK(b.T, err)
@@ -218,6 +217,8 @@ func (b *bench) refused() {
 
 func (b *bench) otherVPC() { b.flow(demo.OtherVPC) }
 
+func (b *bench) portDeleted() { b.flow(demo.PortDeleted) }
+
 // manyAtOnce makes pods at one moment on both nodes.
 func (b *bench) manyAtOnce() {
 	const each = 8
@@ -226,24 +227,6 @@ func (b *bench) manyAtOnce() {
 	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
 	after := calls()
 	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
-}
-
-// portDeleted has somebody delete the port of a running pod.
-func (b *bench) portDeleted() {
-	asker, p := b.add(b.b, "asker", ""), b.add(b.a, "robbed", "")
-	before := b.nic(p, "eth0").Status
-	harness.OK(b.T, b.Ports.RemovePort(b.Context(), before.PortID))
-	harness.Eventually(b.T, time.Minute, "another port in its place", func() error {
-		if now := b.nic(p, "eth0").Status; now.PortID == "" || now.PortID == before.PortID || now.MAC != before.MAC {
-			return fmt.Errorf("it has port %q with %s", now.PortID, now.MAC)
-		}
-		return nil
-	})
-	b.reaches(asker, p)
 	harness.Settle(b.T, b.Lab)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)

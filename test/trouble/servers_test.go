@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -44,8 +45,8 @@ func TestTroubleOfServers(t *testing.T) {
 // needs a further one says what is wrong. With it growth goes on.
 func apiServerDown(t *testing.T, c *cluster) {
 	n, other := c.named(t, "node-2"), c.named(t, "node-3")
-	harness.OK(t, c.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
-	harness.OK(t, c.BindPods(t.Context(), other, "a"))
+	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
+	harness.OK(t, lab.BindPods(t.Context(), other, "a"))
 	c.has(t, n.Name, 3) // two wait, and one is to be warm
 	c.has(t, other.Name, 2)
 	knows(t, n, 3)

@@ -112,7 +112,7 @@ func (s *Server) Close() error {
 	s.mu.Lock()
 	s.done = true
 	for c := range s.conns {
-		// A reset leaves no TIME-WAIT behind, which would keep the namespace.
+		// A reset leaves no TIME-WAIT, which would keep the namespace.
 		if t, ok := c.(*net.TCPConn); ok {
 			_ = t.SetLinger(0)
 		}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenUDP opens a dual-stack socket that tells to which of the host's
+// listenUDP opens a dual-stack socket that reports to which of the host's
 // addresses a datagram was sent, so that the answer leaves from there.
 func listenUDP() (*net.UDPConn, error) {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv6zero, Port: Port})

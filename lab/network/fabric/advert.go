@@ -45,9 +45,9 @@ type adverts struct {
 }
 
 // advertise begins to answer solicitations and to advertise from time to time; close ends it.
-func (f *Fabric) advertise() (*adverts, error) {
+func advertise(router string, links func() []int) (*adverts, error) {
 	var conn *inet6.PacketConn
-	err := ns.Do(f.RouterPath(), func() error {
+	err := ns.Do(router, func() error {
 		c, err := (&net.ListenConfig{}).ListenPacket(context.Background(), "ip6:ipv6-icmp", "::")
 		if err != nil {
 			return err
@@ -65,8 +65,8 @@ func (f *Fabric) advertise() (*adverts, error) {
 		return nil, fmt.Errorf("open the socket of router advertisements: %w", err)
 	}
 	a := &adverts{conn: conn, stop: make(chan struct{})}
-	a.done.Go(func() { a.answer(f.advertised) })
-	a.done.Go(func() { a.repeat(f.advertised) })
+	a.done.Go(func() { a.answer(links) })
+	a.done.Go(func() { a.repeat(links) })
 	return a, nil
 }
 
@@ -81,7 +81,7 @@ func (f *Fabric) advertised() (links []int) {
 	defer f.mu.Unlock()
 	for _, id := range f.attached() {
 		p := f.enis[id]
-		if s, err := f.subnet(p.eni); err == nil && s.IPv6.IsValid() {
+		if s, err := f.opts.subnet(p.eni); err == nil && s.IPv6.IsValid() {
 			links = append(links, p.idx)
 		}
 	}
@@ -113,7 +113,7 @@ func (a *adverts) repeat(links func() []int) {
 			return
 		case <-tick.C:
 			for _, link := range links() {
-				_ = a.send(link) // one that is gone has nobody to tell
+				_ = a.send(link) // fails if the link is gone
 			}
 		}
 	}
@@ -146,11 +146,11 @@ func (a *adverts) until(p *plugged, taken func() (bool, error)) error {
 		if time.Now().After(end) {
 			return errors.Join(fmt.Errorf("node %s has not taken a default route from the router's advertisement within %v", p.node, patience), err)
 		}
-		<-time.After(5 * time.Millisecond) // the kernel's edge: nothing tells when it is done
+		<-time.After(5 * time.Millisecond) // the kernel does not notify when it is done
 	}
 }
 
-// takesAdverts tells whether the kernel takes a default route from advertisements on a link
+// takesAdverts reports whether the kernel takes a default route from advertisements on a link
 // of the calling thread's namespace (the kernel's Documentation/networking/ip-sysctl.rst,
 // accept_ra).
 func takesAdverts(link string) (bool, error) {
@@ -165,7 +165,7 @@ func takesAdverts(link string) (bool, error) {
 	return values[0] == "2" || values[0] == "1" && values[1] == "0", nil
 }
 
-// hasDefault6 tells whether a link has a default route of IPv6.
+// hasDefault6 reports whether a link has a default route of IPv6.
 func hasDefault6(h *netlink.Handle, name string) (bool, error) {
 	l, err := h.LinkByName(name)
 	if err != nil {

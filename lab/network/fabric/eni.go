@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/network/ns"
 )
 
-// The router sends everything for an ENI to a neighbour that stands for the
+// The router sends everything for an ENI to a neighbour with the
 // ENI's MAC, whatever the address. They exist on the router's links only.
 var (
 	toENI  = netip.MustParseAddr("169.254.0.2")
@@ -37,8 +37,8 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	case !f.nodes[node]:
 		return fmt.Errorf("attach %s: no node %s", e.ID, node)
 	}
-	p := &plugged{eni: e.Clone(), node: node, link: f.newLink()}
-	err := ns.AddVeth(f.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
+	p := &plugged{eni: e.Clone(), node: node, link: f.router.newLink()}
+	err := ns.AddVeth(f.router.rt, p.link, f.NodePath(node), linkName(e.Attachment), e.MAC, ENIMTU)
 	if err == nil {
 		err = f.plug(p)
 	}
@@ -50,12 +50,6 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	}
 	f.enis[e.ID] = p
 	return nil
-}
-
-// newLink names a link of the router.
-func (f *Fabric) newLink() string {
-	f.links++
-	return fmt.Sprintf("eni%d", f.links)
 }
 
 // linkName is an ENI's link in its node, as the kernel names the interfaces of
@@ -70,29 +64,29 @@ func linkName(a *vpc.Attachment) string {
 
 // plug sets the router's side of a link up that has been made.
 func (f *Fabric) plug(p *plugged) error {
-	if err := f.answerAtOnce(p.link); err != nil {
+	if err := f.router.answerAtOnce(p.link); err != nil {
 		return err
 	}
-	l, err := f.rt.LinkByName(p.link)
+	l, err := f.router.rt.LinkByName(p.link)
 	if err != nil {
 		return fmt.Errorf("find link %s: %w", p.link, err)
 	}
 	p.idx = l.Attrs().Index
-	_ = f.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for people who look around
+	_ = f.router.rt.LinkSetAlias(l, p.eni.ID+" on "+p.node) // for people who look around
 	if err := f.rules.add(f.nft, p, f.groups); err != nil {
 		return err
 	}
 	for _, a := range []netip.Addr{Router6, VPCRouter6} {
-		if err := ns.AddAddr(f.rt, l, netip.PrefixFrom(a, 64)); err != nil {
+		if err := ns.AddAddr(f.router.rt, l, netip.PrefixFrom(a, 64)); err != nil {
 			return err
 		}
 	}
-	if err := f.rt.LinkSetUp(l); err != nil {
+	if err := f.router.rt.LinkSetUp(l); err != nil {
 		return fmt.Errorf("set link %s up: %w", p.link, err)
 	}
 	for _, a := range []netip.Addr{toENI, toENI6} {
 		n := &netlink.Neigh{LinkIndex: p.idx, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: p.eni.MAC}
-		if err := f.rt.NeighSet(n); err != nil {
+		if err := f.router.rt.NeighSet(n); err != nil {
 			return fmt.Errorf("add neighbour %s on %s: %w", a, p.link, err)
 		}
 	}
@@ -108,12 +102,12 @@ func (f *Fabric) plug(p *plugged) error {
 }
 
 // lease configures a primary ENI's link as a DHCP client does: the primary
-// addresses, the default route of IPv4 (of which it has none in a subnet of IPv6 alone), and
+// addresses, the IPv4 default route (none in an IPv6-only subnet), and
 // the link up. That of IPv6 is not DHCP's
 // affair (RFC 8415, section 4): the node's kernel learns it from the router's
 // advertisement before this returns, if it takes any.
 func (f *Fabric) lease(p *plugged, link string) error {
-	s, err := f.subnet(p.eni)
+	s, err := f.opts.subnet(p.eni)
 	if err != nil {
 		return err
 	}
@@ -134,14 +128,6 @@ func (f *Fabric) lease(p *plugged, link string) error {
 		}
 		return f.adverts.until(p, func() (bool, error) { return hasDefault6(h, link) })
 	})
-}
-
-func (f *Fabric) subnet(e vpc.ENI) (vpc.Subnet, error) {
-	i := slices.IndexFunc(f.opts.Subnets, func(s vpc.Subnet) bool { return s.ID == e.SubnetID })
-	if i < 0 {
-		return vpc.Subnet{}, fmt.Errorf("the fabric has no subnet %s", e.SubnetID)
-	}
-	return f.opts.Subnets[i], nil
 }
 
 // Detach unplugs an ENI: its link vanishes from the node, and with a trunk go its
@@ -174,9 +160,9 @@ func (f *Fabric) forget(p *plugged) error {
 // unplug deletes the link, with which routes and neighbours go, then its rules.
 func (f *Fabric) unplug(p *plugged) error {
 	var errs []error
-	l, err := f.rt.LinkByName(p.link)
+	l, err := f.router.rt.LinkByName(p.link)
 	if err == nil {
-		err = f.rt.LinkDel(l)
+		err = f.router.rt.LinkDel(l)
 	}
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
 		errs = append(errs, fmt.Errorf("delete link %s: %w", p.link, err))
@@ -239,7 +225,7 @@ func owned(e vpc.ENI) []netip.Prefix {
 	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
 }
 
-// route is the router's way to what an ENI owns.
+// route is the router's route to an address or prefix of an ENI.
 func route(p *plugged, dst netip.Prefix) *netlink.Route {
 	gw := toENI
 	if dst.Addr().Is6() {
@@ -251,15 +237,48 @@ func route(p *plugged, dst netip.Prefix) *netlink.Route {
 func (f *Fabric) addRoute(p *plugged, dst netip.Prefix) error {
 	// Replace: an address that moved between ENIs (AllowReassignment) may
 	// arrive before it leaves.
-	if err := f.rt.RouteReplace(route(p, dst)); err != nil {
+	if err := f.router.rt.RouteReplace(route(p, dst)); err != nil {
 		return fmt.Errorf("add route to %s by %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, true)
 }
 
 func (f *Fabric) delRoute(p *plugged, dst netip.Prefix) error {
-	if err := f.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := f.router.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("delete route to %s by %s: %w", dst, p.link, err)
 	}
 	return f.proxyNDP(p, dst, false)
+}
+
+// A branch is a VLAN on its trunk's link: the router has a link of its own for it there,
+// which is all that distinguishes it from the link of an ENI. Frames without a VLAN are the
+// trunk's. Frames of a VLAN that no branch has are dropped by the router's kernel, which has
+// no link for them (packets for other hosts, to it). Nothing is made in the node: it has to
+// make its end, with the VLAN and the branch's MAC.
+
+// Associate makes an ENI a branch of a trunk that is attached. Associating one that is
+// plugged in is an error.
+func (f *Fabric) Associate(e vpc.ENI) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if e.Trunk == nil {
+		return fmt.Errorf("associate %s: it has no association", e.ID)
+	}
+	t := f.enis[e.Trunk.TrunkID]
+	switch {
+	case t == nil:
+		return fmt.Errorf("associate %s: its trunk %s is not attached", e.ID, e.Trunk.TrunkID)
+	case f.enis[e.ID] != nil:
+		return fmt.Errorf("associate %s: it is plugged into %s", e.ID, f.enis[e.ID].node)
+	}
+	p := &plugged{eni: e.Clone(), node: t.node, link: f.router.newLink()}
+	err := f.router.addVLAN(p, t)
+	if err == nil {
+		err = f.plug(p)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("associate %s with %s: %w", e.ID, t.eni.ID, err), f.unplug(p))
+	}
+	f.enis[e.ID] = p
+	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"regexp"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -41,8 +42,8 @@ var (
 	// EC2Endpoint and EC2Endpoint6 are where the EC2 API is served, public addresses of the cloud.
 	EC2Endpoint  = netip.MustParseAddr("198.51.100.10")
 	EC2Endpoint6 = netip.MustParseAddr("2001:db8:fffe::10")
-	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in a cluster of
-	// IPv6 alone.
+	// APIEndpoint is where the Kubernetes API is served, if it is; APIEndpoint6 in an
+	// IPv6-only cluster.
 	APIEndpoint  = netip.MustParseAddr("198.51.100.20")
 	APIEndpoint6 = netip.MustParseAddr("2001:db8:fffe::20")
 	// IMDSEndpoint and IMDSEndpoint6 are where the metadata service is served.
@@ -73,7 +74,7 @@ const (
 
 // Options describe a fabric.
 type Options struct {
-	// ID tells this fabric from others on the machine: up to 12 lower-case
+	// ID distinguishes this fabric from others on the machine: up to 12 lower-case
 	// letters and digits.
 	ID string
 	// CIDRs are the VPC's blocks, both families.
@@ -92,13 +93,12 @@ type Fabric struct {
 	// mu serialises changes, which the kernel does too, and guards all below.
 	mu     sync.Mutex
 	closed bool
-	rt     *netlink.Handle // in the router's namespace
-	nft    *nftables.Conn  // likewise
+	router *router
+	nft    *nftables.Conn // in the router's namespace
 	rules  ruleset
 	nodes  map[string]bool
 	enis   map[string]*plugged // by ENI ID
 	groups map[string]vpc.SecurityGroup
-	links  int // how many ENI links were ever made: each gets a name of its own
 
 	adverts *adverts
 }
@@ -124,6 +124,7 @@ func New(o Options) (*Fabric, error) {
 	}
 	f := &Fabric{
 		opts:   o,
+		router: &router{path: o.path("vpc")},
 		nodes:  map[string]bool{},
 		enis:   map[string]*plugged{},
 		groups: map[string]vpc.SecurityGroup{},
@@ -150,57 +151,62 @@ func (o Options) validate() error {
 
 // RouterPath is the namespace file of the VPC's router, where the EC2 API and
 // the metadata service listen, and whatever else belongs to no node.
-func (f *Fabric) RouterPath() string { return ns.Path(f.name("vpc")) }
+func (f *Fabric) RouterPath() string { return f.router.path }
 
 // InternetPath is the namespace file of the host on the internet.
-func (f *Fabric) InternetPath() string { return ns.Path(f.name("internet")) }
+func (f *Fabric) InternetPath() string { return f.opts.path("internet") }
 
 // OnPremPath is the namespace file of the host on premises.
-func (f *Fabric) OnPremPath() string { return ns.Path(f.name("onprem")) }
+func (f *Fabric) OnPremPath() string { return f.opts.path("onprem") }
 
 // NodePath is the namespace file of a node.
-func (f *Fabric) NodePath(node string) string { return ns.Path(f.nodeName(node)) }
+func (f *Fabric) NodePath(node string) string { return f.opts.path("node-" + node) }
 
-func (f *Fabric) name(part string) string     { return Prefix(f.opts.ID) + part }
-func (f *Fabric) nodeName(node string) string { return f.name("node-" + node) }
+func (o Options) name(part string) string     { return Prefix(o.ID) + part }
+func (o Options) nodeName(node string) string { return o.name("node-" + node) }
+func (o Options) path(part string) string     { return ns.Path(o.name(part)) }
+
+func (o Options) subnet(e vpc.ENI) (vpc.Subnet, error) {
+	i := slices.IndexFunc(o.Subnets, func(s vpc.Subnet) bool { return s.ID == e.SubnetID })
+	if i < 0 {
+		return vpc.Subnet{}, fmt.Errorf("the fabric has no subnet %s", e.SubnetID)
+	}
+	return o.Subnets[i], nil
+}
 
 // raise makes the router and the outside.
 func (f *Fabric) raise() error {
 	for _, part := range []string{"vpc", "internet", "onprem"} {
-		if err := ns.Create(f.name(part)); err != nil {
+		if err := ns.Create(f.opts.name(part)); err != nil {
 			return err
 		}
 	}
-	if err := ns.Do(f.RouterPath(), f.openRouter); err != nil {
+	err := ns.Do(f.RouterPath(), func() (err error) {
+		if f.router.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return fmt.Errorf("open rtnetlink: %w", err)
+		}
+		// A lasting connection stays in the namespace that it was opened in.
+		if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
+			return fmt.Errorf("open nftables: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	if err := f.setUpRouter(); err != nil {
+	if err := f.router.setUp(f.opts); err != nil {
 		return err
 	}
 	for _, g := range gateways {
-		if err := f.addGateway(g); err != nil {
+		if err := f.router.addGateway(g, f.opts.path(g.part)); err != nil {
 			return fmt.Errorf("gateway %s: %w", g.link, err)
 		}
 	}
 	if err := f.rules.install(f.nft, f.opts.EgressOnly); err != nil {
 		return err
 	}
-	var err error
-	f.adverts, err = f.advertise()
+	f.adverts, err = advertise(f.RouterPath(), f.advertised)
 	return err
-}
-
-// openRouter opens the handles, on a thread in the router's namespace.
-func (f *Fabric) openRouter() error {
-	var err error
-	if f.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return fmt.Errorf("open rtnetlink: %w", err)
-	}
-	// A lasting connection stays in the namespace that it was opened in.
-	if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	return nil
 }
 
 // AddNode makes a node's namespace, with loopback up and the sysctls of a
@@ -211,7 +217,7 @@ func (f *Fabric) AddNode(node string) error {
 	if f.nodes[node] {
 		return fmt.Errorf("node %s exists", node)
 	}
-	if err := ns.Create(f.nodeName(node)); err != nil {
+	if err := ns.Create(f.opts.nodeName(node)); err != nil {
 		return err
 	}
 	f.nodes[node] = true
@@ -242,7 +248,7 @@ func (f *Fabric) RemoveNode(node string) error {
 	}
 	delete(f.nodes, node)
 	// The links go with the namespace, all at once.
-	return errors.Join(append(errs, ns.Remove(f.nodeName(node)))...)
+	return errors.Join(append(errs, ns.Remove(f.opts.nodeName(node)))...)
 }
 
 // attached lists the attached ENIs by ID, in order.
@@ -260,8 +266,8 @@ func (f *Fabric) Close() error {
 	if f.adverts != nil {
 		f.adverts.close()
 	}
-	if f.rt != nil {
-		f.rt.Close()
+	if f.router.rt != nil {
+		f.router.rt.Close()
 	}
 	var errs []error
 	if f.nft != nil {
@@ -269,4 +275,29 @@ func (f *Fabric) Close() error {
 	}
 	_, err := Sweep(f.opts.ID)
 	return errors.Join(append(errs, err)...)
+}
+
+// Sweep ends every process inside the namespaces of the fabric called id and
+// removes the namespaces with their links, also when the process that made
+// them died. It returns the names of what it removed.
+func Sweep(id string) ([]string, error) {
+	names, err := ns.List(Prefix(id))
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	paths := make([]string, len(names))
+	for i, n := range names {
+		paths[i] = ns.Path(n)
+	}
+	if _, err := ns.Kill(time.Minute, paths...); err != nil {
+		return nil, err
+	}
+	// Side by side, since the kernel makes each wait for its links.
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, n := range names {
+		wg.Go(func() { errs[i] = ns.Remove(n) })
+	}
+	wg.Wait()
+	return names, errors.Join(errs...)
 }

@@ -53,7 +53,7 @@ func TestPathMTU(t *testing.T) {
 			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
 		}
 	}
-	// TCP keeps to what the other side takes; a datagram does not, and its sender is told.
+	// TCP keeps to what the other side takes; a datagram does not, and its sender gets an error.
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	ask := func() error {
@@ -258,7 +258,7 @@ func TestAssociateMistakes(t *testing.T) {
 	if err := b.Associate(e); err == nil || !strings.Contains(err.Error(), "eni-trunk is not attached") {
 		t.Errorf("a trunk that is not there: %v", err)
 	}
-	b.ok(b.Disassociate(e.ID))
+	b.ok(b.Detach(e.ID))
 }
 
 func TestSecurityGroups(t *testing.T) {
@@ -361,7 +361,7 @@ func TestIPv6(t *testing.T) {
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
 }
 
-// A node in a subnet of IPv6 alone has no IPv4 address, and reaches what there is of IPv6.
+// A node in an IPv6-only subnet has no IPv4 address, and reaches IPv6 hosts.
 func TestNodeOfIPv6Alone(t *testing.T) {
 	six := vpc.Subnet{ID: "subnet-six", IPv6: netip.MustParsePrefix("2001:db8:1:6::/64")}
 	b := raiseWith(t, Options{Subnets: append(slices.Clone(subnets), six)})
@@ -523,7 +523,7 @@ func TestFabricsSideBySide(t *testing.T) {
 func TestSweepAfterACrash(t *testing.T) {
 	b := raise(t)
 	b.node("a", eni("a", "10.0.0.10", 0))
-	b.ok(ns.Create(b.name("pod-a-x"))) // made by others under the prefix
+	b.ok(ns.Create(b.opts.name("pod-a-x"))) // made by others under the prefix
 	if _, err := New(b.opts); err == nil {
 		t.Error("a second fabric of the same ID was raised over the first")
 	} else if names, _ := ns.List(Prefix(b.opts.ID)); len(names) != 0 {

@@ -177,7 +177,7 @@ func (b *harness) unanswered(question string, ask func(wait time.Duration) error
 	b.t.Fatalf("%s: not answered, but not seen to be dropped either: %v", question, b.drops())
 }
 
-// counted tells whether an ENI's drops for a cause have risen since the call.
+// counted reports whether an ENI's drops for a cause have risen since the call.
 func (b *harness) counted(eniID string, cause Cause) func() bool {
 	b.t.Helper()
 	before := b.drops()[eniID][cause]
@@ -207,7 +207,7 @@ func (b *harness) unowned(node, eniID, to string) {
 	}, func() bool { return dropped() || b.noNeighbour(node, to) })
 }
 
-// noNeighbour tells whether the kernel of a node has given up to find a neighbour.
+// noNeighbour reports whether the kernel of a node has given up to find a neighbour.
 func (b *harness) noNeighbour(node, addr string) (failed bool) {
 	b.t.Helper()
 	b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {

@@ -19,7 +19,7 @@ import (
 //	          gateway and the egress rules of its groups; returns when allowed
 //	map in    { oif : jump in-ENI }     a new connection to the ENI: the ingress rules
 //	set sg-…  { link, … }               the links of a group's ENIs: since sources are
-//	          checked, the link a packet came by tells its group
+//	          checked, the link a packet came by selects its group
 //	set public { address, … }           primary addresses of primary ENIs, the only ones
 //	          that the internet gateway has a public address for
 //

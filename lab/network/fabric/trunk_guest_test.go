@@ -41,7 +41,7 @@ func branch(t vpc.ENI, vlan int, e vpc.ENI) vpc.ENI {
 // and a default route of IPv4. That of IPv6 is the router's to tell. It returns the namespace.
 func (b *harness) pod(node string, e vpc.ENI) string {
 	b.t.Helper()
-	name := b.name("pod-" + e.ID)
+	name := b.opts.name("pod-" + e.ID)
 	b.ok(ns.Create(name))
 	path := ns.Path(name)
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -270,8 +270,8 @@ func TestBranchesComeAndGo(t *testing.T) {
 	}
 	pod := b.pod("a", p)
 	b.reaches(pod, "", "10.0.0.11")
-	b.ok(b.Disassociate(p.ID))
-	b.ok(b.Disassociate(p.ID)) // again is fine
+	b.ok(b.Detach(p.ID))
+	b.ok(b.Detach(p.ID)) // again is fine
 	if _, there := b.drops()[p.ID]; there {
 		t.Error("counters of a branch that is none remain")
 	}
@@ -347,7 +347,7 @@ func TestSecurityGroupsOfBranches(t *testing.T) {
 	b.ok(b.Update(moved)) // what ModifyNetworkInterfaceAttribute does
 	b.reaches(paths["open"], "", web4)
 	b.reaches(paths["open"], "", web6)
-	b.ok(b.Disassociate("eni-client"))
+	b.ok(b.Detach("eni-client"))
 	web.Ingress = nil
 	b.ok(b.SetGroups([]vpc.SecurityGroup{web, client, shut, open}))
 	b.blocked(paths["open"], "", web4, "eni-web", Ingress)

@@ -1,4 +1,4 @@
-// Package guest stands for a virtual machine in a pod, as far as its NICs go. A runtime in the
+// Package guest imitates the NICs of a virtual machine in a pod. A runtime in the
 // pod takes each of them as KubeVirt's does: a tap device is opened as it is (its
 // domainAttachmentType tap), any other interface is taken to a bridge with a tap device of the
 // runtime's own (its bridge binding). The machine itself is a network namespace: what it sends
@@ -64,7 +64,7 @@ func Start(sandbox, name string, nics []NIC) (_ *Guest, err error) {
 // Netns is the file of the namespace that is the machine.
 func (g *Guest) Netns() string { return ns.Path(g.name) }
 
-// Close stops the machine. What its runtime made in the pod goes with the pod.
+// Close stops the machine. What its runtime created in the pod is removed with the pod.
 func (g *Guest) Close() error {
 	for _, f := range g.files {
 		_ = f.Close()
@@ -96,7 +96,7 @@ func (g *Guest) add(sandbox string, index int, nic NIC) error {
 	return nil
 }
 
-// configure is what the machine does with what a DHCP server of the runtime's tells it.
+// configure applies what a runtime's DHCP server answers.
 func (n NIC) configure(h *netlink.Handle, mtu int) error {
 	l, err := h.LinkByName(n.Name)
 	if err != nil {

@@ -111,7 +111,7 @@ func join(h *netlink.Handle, name string, bridge netlink.Link) error {
 }
 
 // open opens a tap device of a namespace as a runtime of machines does, once or with so many
-// queues, and makes it where there is none; ready is called with it open.
+// queues, and creates it if it is missing; ready is called with it open.
 func open(path, name string, queues int, ready func(*netlink.Handle) error) (files []*os.File, err error) {
 	flags := uint16(unix.IFF_TAP | unix.IFF_NO_PI)
 	if queues > 0 {

@@ -55,7 +55,7 @@ func (h *Hub) raise(routers []netip.Prefix) error {
 }
 
 // Join joins a bridge in the namespace at path by a link called name there. One of that
-// name that is there already is of an earlier time, and goes.
+// name that exists is left over, and is removed.
 func (h *Hub) Join(path, to, name string) error {
 	h.mu.Lock()
 	h.links++

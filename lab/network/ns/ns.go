@@ -19,7 +19,7 @@ import (
 // Dir is where named network namespaces are mounted (ip-netns(8)).
 const Dir = "/run/netns"
 
-// Path is the file that stands for the namespace called name.
+// Path is the file of the namespace called name.
 func Path(name string) string { return filepath.Join(Dir, name) }
 
 // Create makes a namespace called name. A name that is taken is an error.
@@ -113,9 +113,35 @@ func Remove(name string) error {
 	return linkErr
 }
 
-// mounted tells whether the file at path is a namespace rather than what a
+// mounted reports whether the file at path is a namespace rather than what a
 // half-done creation or removal left.
 func mounted(path string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
+}
+
+// Sysctl is one kernel parameter under /proc/sys, its name with slashes, as
+// link names may contain dots: "net/ipv4/ip_forward".
+type Sysctl struct{ Name, Value string }
+
+// Forwarding makes a router of a namespace, which judges no sources. New links
+// inherit the defaults.
+var Forwarding = []Sysctl{
+	{Name: "net/ipv4/ip_forward", Value: "1"},
+	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
+	{Name: "net/ipv4/conf/default/rp_filter", Value: "0"},
+	{Name: "net/ipv6/conf/all/disable_ipv6", Value: "0"},
+	{Name: "net/ipv6/conf/default/disable_ipv6", Value: "0"},
+	{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
+	{Name: "net/ipv6/conf/default/accept_dad", Value: "0"},
+}
+
+// SetSysctls sets parameters of the calling thread's namespace, in order.
+func SetSysctls(params ...Sysctl) error {
+	for _, p := range params {
+		if err := os.WriteFile("/proc/sys/"+p.Name, []byte(p.Value), 0); err != nil {
+			return fmt.Errorf("set sysctl %s to %s: %w", strings.ReplaceAll(p.Name, "/", "."), p.Value, err)
+		}
+	}
+	return nil
 }

@@ -122,7 +122,7 @@ func (r *Runner) Restart(ctx context.Context, name string) error {
 	return db.Wait(ctx, func() error { return proc.Listens(ctx, r.In(name+".sock")) })
 }
 
-// title is what a process is called.
+// title is the name of a process.
 func (r *Runner) title(what string) string { return what + " of " + r.Who }
 
 // Alive is nil while no program has ended by itself.
@@ -135,7 +135,7 @@ func (r *Runner) Alive() error {
 	return nil
 }
 
-// Until waits for what a program does, and fails at once when one has ended.
+// Until waits for a condition, and fails at once when a program has exited.
 func (r *Runner) Until(ctx context.Context, what string, is func() error) error {
 	err := poll.Retry(ctx, is, func(error) bool { return r.Alive() == nil })
 	if ended := r.Alive(); ended != nil {

@@ -16,7 +16,7 @@ const (
 	dropGroup     = "pg_drop" // has all ports
 )
 
-// Apply makes what there is in OVN as in a state. It returns when OVN's northbound database
+// Apply brings OVN to a desired state. It returns when OVN's northbound database
 // has it; nodes follow.
 func (v *OVN) Apply(ctx context.Context, s State) error {
 	v.applying.Lock()
@@ -55,7 +55,7 @@ func (v *OVN) write(ctx context.Context, commands [][]string) error {
 }
 
 // changes are the commands of ovn-nbctl (ovn-nbctl(8)) that lead from one state to another, in
-// one transaction. The first ones make what all ports have.
+// one transaction. The first ones create what all ports share.
 func changes(from, to State, first bool) [][]string {
 	d := &diff{from: from, to: to, before: from.ports(), after: to.ports()}
 	if first {

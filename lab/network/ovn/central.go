@@ -17,7 +17,7 @@ import (
 // needed are the programs that the package runs.
 var needed = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl", "ovn-northd", "ovn-controller", "ovn-nbctl", "ovn-sbctl"}
 
-// Installed tells whether all programs are there that the package runs. The error names one
+// Installed reports whether all programs are there that the package runs. The error names one
 // that is not, and how to get it.
 func Installed() error {
 	_, err := openvswitch.Find("ovn", needed...)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// State is all networks and groups there are to be.
+// State is the desired state: all networks and groups.
 type State struct {
 	Networks []Network
 	Groups   []Group
@@ -109,7 +109,7 @@ func (s State) members(group string) (ids []string) {
 	return ids
 }
 
-// sameRouter tells whether a network's router is that of another state of it.
+// sameRouter reports whether a network's router is that of another state of it.
 func (n Network) sameRouter(other Network) bool {
 	return slices.Equal(n.Gateways, other.Gateways) && n.Uplink == other.Uplink
 }

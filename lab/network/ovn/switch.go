@@ -39,7 +39,7 @@ type Switch struct {
 }
 
 // AddNode makes a node of a namespace. Dir has its sockets, state what outlives a restart of
-// the machine: the database. It returns when br-int is there.
+// the machine: the database. It returns when br-int exists.
 func (v *OVN) AddNode(ctx context.Context, name, netns, dir, state string) (*Switch, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -141,7 +141,7 @@ func (s *Switch) RestartDatabase(ctx context.Context) error {
 	return s.runner.Restart(ctx, database)
 }
 
-// database is what the node's OVSDB is called.
+// database is the name of the node's OVSDB.
 const database = "db"
 
 // Endpoint is where the node's OVSDB is.
@@ -221,15 +221,15 @@ func (v *OVN) Switches() (all []*Switch) {
 	return all
 }
 
-// Switch is a node's; nil when there is none.
+// Switch returns a node's switch; nil when it has none.
 func (v *OVN) Switch(node string) *Switch {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.nodes[node]
 }
 
-// RemoveNode ends a node's programs as pulling its plug does, and forgets its chassis. Its
-// links go with its namespace. An unknown node is no error.
+// RemoveNode kills a node's programs as a power failure does, and forgets its chassis. Its
+// links are removed with its namespace. An unknown node is no error.
 func (v *OVN) RemoveNode(name string) error {
 	v.mu.Lock()
 	s := v.nodes[name]

@@ -41,7 +41,7 @@ func (v *OVN) raiseUnderlay() error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error { return ns.LinkUp(h, underlay) })
 }
 
-// leaveAlone has the namespace do nothing to what goes over the bridge, if it is a router: neither
+// leaveAlone keeps a router's namespace from changing packets on the bridge: neither
 // answer for the nodes (proxy ARP) nor filter (br_netfilter, where the kernel has it).
 func leaveAlone() error {
 	off := []ns.Sysctl{{Name: "net/ipv4/conf/" + underlay + "/proxy_arp", Value: "0"}}
@@ -53,7 +53,7 @@ func leaveAlone() error {
 	return ns.SetSysctls(off...)
 }
 
-// join leads a link of the underlay to a namespace, where it is called as told.
+// join creates a link from the underlay to a namespace, with a name there.
 func (v *OVN) join(number int, netns, link string) error {
 	return ns.Netlink(v.opts.Netns, func(h *netlink.Handle) error {
 		name := fmt.Sprintf("tun%d", number)

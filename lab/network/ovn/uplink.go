@@ -86,7 +86,7 @@ func (s State) hasUplink() bool {
 	return slices.ContainsFunc(s.Networks, func(n Network) bool { return n.Uplink.IsValid() })
 }
 
-// onUplink joins a network's router, which is there, to the uplink.
+// onUplink joins a network's existing router to the uplink.
 func onUplink(n Network, router string) [][]string {
 	leg, end := n.ID+"-uplink", router+"-up"
 	return [][]string{

@@ -41,7 +41,7 @@ func (v *OVN) watch(ctx context.Context) error {
 	return nil
 }
 
-// seen tells of a port whose state changed. Calls come one after the other.
+// seen reports a port whose state changed. Calls do not overlap.
 func (v *OVN) seen(m model.Model, there bool) {
 	p, ok := m.(*logicalPort)
 	if !ok {
@@ -60,7 +60,7 @@ func (v *OVN) seen(m model.Model, there bool) {
 	}
 }
 
-// OnUp has f told of every port that comes up, when a chassis has it and its rules are in
+// OnUp calls f for every port that comes up, when a chassis has it and its rules are in
 // place, and that goes down, one call after the other; and first of those that are up. There is
 // one such f.
 func (v *OVN) OnUp(f func(port string, up bool)) {

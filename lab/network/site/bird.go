@@ -27,7 +27,7 @@ func (s *Site) newBird(name, netns, config string) *bird {
 			err = os.WriteFile(base+".conf", []byte(config), 0o644)
 		}
 		if err != nil {
-			path = "bird: " + err.Error() // Start tells
+			path = "bird: " + err.Error() // Start fails with it
 		}
 		return proc.Command{Path: path, Netns: netns, Args: []string{"-f", "-c", base + ".conf", "-s", b.control}}
 	})
@@ -62,7 +62,7 @@ func birdPath() (string, error) {
 	return "", errors.New("BIRD 2 is needed and not installed: it is in the Debian package bird2 (`hack/deps.sh pool` installs it)")
 }
 
-// The router speaks BGP with whoever calls from a node's link, tells each of
+// The router speaks BGP with each peer that connects from a node's link, announces to each
 // the others' routes, and forwards by them.
 var routerConfig = fmt.Sprintf(`log stderr { warning, error, fatal, bug };
 router id 172.20.0.1;
@@ -87,7 +87,7 @@ protocol bgp nodes6 from node {
 `, routerNumber, holdTime)
 
 // config is a node's BIRD: what is in Berth's export table goes to the router,
-// what the router tells of goes to the main table.
+// what the router announces goes to the main table.
 func (h *host) config() string {
 	a, r := h.addrs(), h.routers()
 	return fmt.Sprintf(`log stderr { warning, error, fatal, bug };

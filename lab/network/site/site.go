@@ -2,7 +2,7 @@
 // network namespace is its router, each node a namespace behind a link of its
 // own, and one host lies outside. Nodes and router run the real BIRD: each
 // node's exports by BGP what Berth keeps in its export table, the router
-// forwards to whom it was told of, and drops the rest. No address is translated.
+// forwards by what it has learned, and drops the rest. No address is translated.
 //
 // Namespaces are named as a fabric's are, so that fabric.Sweep finds what a
 // crash left.
@@ -27,7 +27,7 @@ import (
 
 // Options describe a site. ID and Dir are needed.
 type Options struct {
-	ID  string // tells this site from other labs on the machine; see fabric.Options
+	ID  string // distinguishes this site from other labs on the machine; see fabric.Options
 	Dir string // for the files and logs of the BIRDs
 	// Silent leaves out BIRD: pods have no addresses that the router would know.
 	Silent bool
@@ -140,7 +140,7 @@ func (s *Site) raiseOutside() error {
 		Addrs{fabric.RouterOf(netip.PrefixFrom(OutsideHost, 24)), fabric.RouterOf(netip.PrefixFrom(OutsideHost6, 64))})
 }
 
-// plug puts a namespace with addresses behind a link of the router.
+// plug connects a namespace with addresses to the router.
 func (s *Site) plug(link, path string, own, router Addrs) error {
 	return ns.AddHost(s.rt, link, path,
 		[]netip.Prefix{netip.PrefixFrom(own.IPv4, 24), netip.PrefixFrom(own.IPv6, 64)}, []netip.Addr{router.IPv4, router.IPv6}, mtu)

@@ -41,7 +41,7 @@ func raise(t *testing.T, nodes ...string) *Site {
 	return s
 }
 
-// until tries again and again, as BIRD tells nobody what it has learned.
+// until polls, as BIRD does not notify of what it has learned.
 func until(t *testing.T, what string, try func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

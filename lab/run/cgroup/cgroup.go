@@ -23,7 +23,7 @@ const Root = "/sys/fs/cgroup"
 // Group is a path below the root of every hierarchy.
 type Group string
 
-// Unified tells whether the machine has version 2 and no other.
+// Unified reports whether the machine has version 2 and no other.
 func Unified() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(Root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
@@ -124,7 +124,7 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
-// Populated tells whether any process is there or below, also one of another process
+// Populated reports whether any process is there or below, also one of another process
 // namespace, which version 1 leaves out of what Processes reads.
 func (g Group) Populated() (bool, error) {
 	dirs, err := g.Directories()
@@ -144,7 +144,7 @@ func (g Group) Populated() (bool, error) {
 		told = told || ok
 	}
 	if there && !told {
-		return false, fmt.Errorf("cgroup %s: no hierarchy tells whether a process is in it: want the controller pids, or version 2", g)
+		return false, fmt.Errorf("cgroup %s: no hierarchy reports whether a process is in it: want the controller pids, or version 2", g)
 	}
 	return false, nil
 }
@@ -197,7 +197,7 @@ func (g Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
-// Kill ends all that are there or below, and returns when they are gone.
+// Kill ends all processes of the group and of those below, and returns when they have exited.
 func (g Group) Kill(within time.Duration) error {
 	for end := time.Now().Add(within); ; {
 		pids, err := g.Processes()
@@ -206,13 +206,13 @@ func (g Group) Kill(within time.Duration) error {
 		}
 		for _, pid := range pids {
 			if pid > 0 {
-				_ = unix.Kill(pid, unix.SIGKILL) // one that is gone already is what we want
+				_ = unix.Kill(pid, unix.SIGKILL) // one that has exited is fine
 			}
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("processes %v of cgroup %s outlive SIGKILL by %v", pids, g, within)
 		}
-		<-time.After(10 * time.Millisecond) // the kernel's edge: it tells nobody when a foreign process is gone
+		<-time.After(10 * time.Millisecond) // the kernel does not notify of the end of a foreign process
 	}
 }
 
@@ -275,4 +275,48 @@ func Sweep(prefix string, within time.Duration) ([]string, error) {
 		}
 	}
 	return names, errors.Join(errs...)
+}
+
+// Mount mounts the machine's cgroups at Root, for who is in a mount namespace of its
+// own without them, such as hack/sandbox.sh: one hierarchy a set of controllers
+// (version 1), or the one of version 2. It takes the machine's root.
+func Mount() error {
+	data, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return err
+	}
+	// Lines read "ID:CONTROLLERS:PATH"; version 2 has no controllers.
+	var sets []string
+	for line := range strings.Lines(string(data)) {
+		if f := strings.SplitN(line, ":", 3); len(f) == 3 && f[1] != "" {
+			sets = append(sets, f[1])
+		}
+	}
+	if len(sets) == 0 {
+		return mount("cgroup2", Root, "cgroup2", "")
+	}
+	if err := mount("cgroup", Root, "tmpfs", "mode=755"); err != nil {
+		return err
+	}
+	for _, set := range sets {
+		options := set
+		if strings.HasPrefix(set, "name=") {
+			options = "none," + set
+		}
+		dir := filepath.Join(Root, strings.TrimPrefix(set, "name="))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		if err := mount("cgroup", dir, "cgroup", options); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func mount(source, target, kind, options string) error {
+	if err := unix.Mount(source, target, kind, 0, options); err != nil {
+		return fmt.Errorf("mount %s %s at %s: %w", kind, options, target, err)
+	}
+	return nil
 }

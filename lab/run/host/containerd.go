@@ -118,7 +118,7 @@ func (d disk) snapshotter() string {
 	return "overlayfs"
 }
 
-func (h *Host) containerdCommand() proc.Command {
+func containerdCommand() proc.Command {
 	return proc.Command{
 		Path: programsDir + "/containerd/containerd", Args: []string{"--config=" + settingsDir + "/" + containerdConfig},
 		Env: []string{"PATH=" + Path}, // where it finds its shim and runc

@@ -2,7 +2,7 @@
 // kube-proxy in a network namespace that others make, with files, cgroups and kernel
 // settings of its own. It is turned on, joins a cluster, is turned off or has its plug
 // pulled, and boots again from its disk. What it is made of is in files of their own:
-// mounts.go, containerd.go, kubelet.go, proxy.go.
+// mounts.go, containerd.go, kubelet.go.
 package host
 
 import (
@@ -27,7 +27,7 @@ type Options struct {
 	Name  string
 	Netns string // the file of its network namespace, which others make
 	Group cgroup.Group
-	Disk  string // the folder that stands for its disk; on a file system that overlays may lie on
+	Disk  string // the folder of its disk, on a file system that supports overlays
 	Logs  string // the folder of its programs' logs
 
 	Kubernetes string     // the folder of kubelet and kube-proxy; hack/kubebox.sh prints one
@@ -42,7 +42,7 @@ type Options struct {
 // Host is a machine. Its methods may be called concurrently.
 type Host struct {
 	Options
-	// The programs, each started and ended as often as one likes while the machine
+	// The programs. Each may be started and ended any number of times while the machine
 	// is on.
 	Containerd, Kubelet, Proxy *proc.Process
 
@@ -56,9 +56,9 @@ type Host struct {
 // New makes a machine that is off.
 func New(o Options) *Host {
 	h := &Host{Options: o}
-	h.Containerd = h.program("containerd", h.containerdCommand)
+	h.Containerd = h.program("containerd", containerdCommand)
 	h.Kubelet = h.program("kubelet", h.kubeletCommand)
-	h.Proxy = h.program("kube-proxy", h.proxyCommand)
+	h.Proxy = h.program("kube-proxy", proxyCommand)
 	return h
 }
 
@@ -70,15 +70,15 @@ func (h *Host) program(name string, command func() proc.Command) *proc.Process {
 	})
 }
 
-func (h *Host) disk() disk { return disk(h.Disk) }
+func (o Options) disk() disk { return disk(o.Disk) }
 
 // ownGroup is where the machine's own programs run, next to what the kubelet makes for
 // pods: version 2 of cgroups wants processes in leaves only.
-func (h *Host) ownGroup() cgroup.Group { return h.Group + "/system" }
+func (o Options) ownGroup() cgroup.Group { return o.Group + "/system" }
 
 // joined are the cgroups' directories in which programs are born.
-func (h *Host) joined() []string {
-	dirs, _ := h.ownGroup().Directories() // Boot has listed them
+func (o Options) joined() []string {
+	dirs, _ := o.ownGroup().Directories() // Boot has listed them
 	return dirs
 }
 
@@ -92,7 +92,7 @@ func (h *Host) MountsPath() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), h.mounts.Fd())
 }
 
-// On tells whether the machine is on.
+// On reports whether the machine is on.
 func (h *Host) On() bool { return h.MountsPath() != "" }
 
 // Boot turns the machine on and returns when its runtime answers and has its images.
@@ -101,7 +101,7 @@ func (h *Host) Boot(ctx context.Context) error {
 	h.turning.Lock()
 	defer h.turning.Unlock()
 	if h.On() {
-		return fmt.Errorf("%s is on already", h.Name)
+		return fmt.Errorf("%s is already on", h.Name)
 	}
 	if err := h.boot(ctx); err != nil {
 		return errors.Join(fmt.Errorf("boot %s: %w", h.Name, err), h.kill())
@@ -162,16 +162,16 @@ func forward() error {
 }
 
 // installPlugins copies the reference plugins to a new machine's disk.
-func (h *Host) installPlugins() error {
-	if h.CNIPlugins == "" {
+func (o Options) installPlugins() error {
+	if o.CNIPlugins == "" {
 		return nil
 	}
 	for _, name := range referencePlugins {
-		to := h.disk().path("opt", "cni", "bin", name)
+		to := o.disk().path("opt", "cni", "bin", name)
 		if _, err := os.Stat(to); err == nil {
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(h.CNIPlugins, name))
+		data, err := os.ReadFile(filepath.Join(o.CNIPlugins, name))
 		if err == nil {
 			err = os.WriteFile(to, data, 0o755) //nolint:gosec // the lab names its disks
 		}
@@ -193,7 +193,7 @@ func (h *Host) Stop() error {
 	return errors.Join(err, h.Kill())
 }
 
-// Kill pulls the plug: everything that runs is gone at once, and so is what is not on
+// Kill is a power failure: everything that runs is gone at once, and so is what is not on
 // the disk. Its network namespace is the caller's to remove.
 func (h *Host) Kill() error {
 	h.turning.Lock()
@@ -217,7 +217,7 @@ func (h *Host) kill() error {
 	return nil
 }
 
-// killPatience is how long the kernel may take to end what it was told to.
+// killPatience is how long the kernel may take to end killed processes.
 const killPatience = 30 * time.Second
 
 // Scrap removes the disk of a machine that is off.

@@ -35,9 +35,9 @@ func TestContainerdsVersionChoosesItsConfiguration(t *testing.T) {
 
 func TestKubeletIsToldOfItsMachine(t *testing.T) {
 	t.Parallel()
-	h := New(Options{Name: "node-1", Group: cgroup.Group("vpclab-x-node-1")})
+	const group = cgroup.Group("vpclab-x-node-1")
 	c := Cluster{DNS: netip.MustParseAddr("10.96.0.10"), ProviderID: "aws:///a/i-1", MaxPods: 29}
-	got := h.kubeletConfiguration(c)
+	got := c.kubeletConfiguration(group)
 	for field, want := range map[string]any{
 		"cgroupRoot": "/vpclab-x-node-1", "maxPods": 29, "providerID": "aws:///a/i-1",
 	} {
@@ -46,7 +46,7 @@ func TestKubeletIsToldOfItsMachine(t *testing.T) {
 		}
 	}
 	c.ProviderID, c.MaxPods = "", 0
-	got = h.kubeletConfiguration(c)
+	got = c.kubeletConfiguration(group)
 	if _, there := got["providerID"]; there || got["maxPods"] != 110 {
 		t.Errorf("a machine without a cloud has the provider ID %v and at most %v pods, want none and 110", got["providerID"], got["maxPods"])
 	}

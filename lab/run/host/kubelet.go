@@ -12,11 +12,13 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
-// Cluster is what a machine is told of the cluster that it joins.
+// Cluster is what a machine needs to join a cluster.
 type Cluster struct {
 	// Kubelet and Proxy are the credentials of system:node:NAME and
 	// system:kube-proxy. The API server is reached by Kubelet's address.
@@ -43,7 +45,7 @@ func (h *Host) Join(c Cluster) error {
 	h.mu.Lock()
 	h.cluster = &c
 	h.mu.Unlock()
-	if err := h.writeNodeFiles(c); err != nil {
+	if err := c.writeFiles(h.Options); err != nil {
 		return fmt.Errorf("join %s to a cluster: %w", h.Name, err)
 	}
 	return h.startNode()
@@ -70,14 +72,15 @@ const (
 	clientCA          = "ca.crt"
 )
 
-func (h *Host) writeNodeFiles(c Cluster) error {
-	at := h.disk().setting
+// writeFiles writes the files of a machine's kubelet and kube-proxy.
+func (c Cluster) writeFiles(o Options) error {
+	at := o.disk().setting
 	return errors.Join(
 		kube.WriteKubeconfig(at(kubeletKubeconfig), c.Kubelet),
 		kube.WriteKubeconfig(at(proxyKubeconfig), c.Proxy),
 		os.WriteFile(at(clientCA), c.ClientCA, 0o644),
-		writeJSON(at(kubeletConfig), h.kubeletConfiguration(c)),
-		writeJSON(at(proxyConfig), h.proxyConfiguration(c)),
+		writeJSON(at(kubeletConfig), c.kubeletConfiguration(o.Group)),
+		writeJSON(at(proxyConfig), c.proxyConfiguration(o.Name)),
 	)
 }
 
@@ -92,7 +95,7 @@ func writeJSON(file string, v any) error {
 // kubeletConfiguration is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1). The
 // machine's disk and memory are shared with others, so that the kubelet must not judge
 // them: no evictions, no collection of images.
-func (h *Host) kubeletConfiguration(c Cluster) map[string]any {
+func (c Cluster) kubeletConfiguration(group cgroup.Group) map[string]any {
 	maxPods := c.MaxPods
 	if maxPods == 0 {
 		maxPods = 110
@@ -102,7 +105,7 @@ func (h *Host) kubeletConfiguration(c Cluster) map[string]any {
 		"containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
 		"failCgroupV1":             false,
 		"cgroupDriver":             "cgroupfs",
-		"cgroupRoot":               "/" + string(h.Group),
+		"cgroupRoot":               "/" + string(group),
 		"enforceNodeAllocatable":   []string{},
 		"failSwapOn":               false,
 		"readOnlyPort":             0,
@@ -148,6 +151,41 @@ func (h *Host) kubeletCommand() proc.Command {
 			"--config=" + settingsDir + "/" + kubeletConfig, "--kubeconfig=" + settingsDir + "/" + kubeletKubeconfig,
 			"--hostname-override=" + h.Name, "--node-ip=" + strings.Join(addresses, ","), "--node-labels=" + strings.Join(labels, ","),
 		},
+		Env: []string{"PATH=" + Path},
+	}
+}
+
+// ProxyMode is how kube-proxy programs the kernel.
+type ProxyMode string
+
+// The modes of kube-proxy that are used here.
+const (
+	NFTables ProxyMode = "nftables"
+	IPTables ProxyMode = "iptables"
+)
+
+// ProxyModes are all there are.
+var ProxyModes = []ProxyMode{NFTables, IPTables}
+
+// proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1).
+// How many connections are tracked is the whole kernel's to say, so that it stays.
+func (c Cluster) proxyConfiguration(name string) map[string]any {
+	return map[string]any{
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+		"mode":             string(c.ProxyMode),
+		"clientConnection": map[string]any{"kubeconfig": settingsDir + "/" + proxyKubeconfig},
+		"hostnameOverride": name,
+		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0},
+		// Any source but a service's own backend is left as it is: pods have
+		// addresses of the network.
+		"detectLocalMode": "InterfaceNamePrefix",
+		"detectLocal":     map[string]any{"interfaceNamePrefix": datapath.LinkPrefix},
+	}
+}
+
+func proxyCommand() proc.Command {
+	return proc.Command{
+		Path: programsDir + "/kubernetes/kube-proxy", Args: []string{"--config=" + settingsDir + "/" + proxyConfig},
 		Env: []string{"PATH=" + Path},
 	}
 }

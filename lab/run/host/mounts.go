@@ -17,7 +17,7 @@ import (
 // folders themselves may lie below one that the machine has its own of.
 const programsDir = "/run/vpclab/bin"
 
-// disk is the folder that stands for a machine's disk. It outlives a reboot.
+// disk is the folder of a machine's disk. It outlives a reboot.
 type disk string
 
 func (d disk) path(parts ...string) string {
@@ -37,7 +37,7 @@ var folders = map[string]string{
 	"log": "/var/log", // pods, containers
 }
 
-// format makes what an installed machine has, where it is missing.
+// format creates the folders of an installed machine that are missing.
 func (d disk) format() error {
 	for _, dir := range []string{"etc", "work", "opt/cni/bin", "lib/containerd", "lib/kubelet", "lib/cni", "lib/vpclab", "log/pods", "log/containers"} {
 		if err := os.MkdirAll(d.path(dir), 0o755); err != nil {
@@ -59,8 +59,8 @@ var kernelSettings = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// boot makes a mount namespace with this machine's files, but for what a machine has
-// of its own: an empty /run, an /etc that takes changes, and the folders of its disk.
+// boot creates a mount namespace with this machine's files, except for what each machine has
+// itself: an empty /run, an /etc that takes changes, and the folders of its disk.
 // Seen are further folders by the path at which the machine has them. The namespace lives
 // as long as the file is open, or a process runs in it.
 func boot(d disk, seen map[string]string) (*os.File, error) {

@@ -71,7 +71,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 	} else {
 		args = append(args,
 			"--authorization-mode=RBAC",
-			"--endpoint-reconciler-type=none", // nobody reaches the API by its Service
+			"--endpoint-reconciler-type=none", // the API is not reached by its Service
 		)
 	}
 	if !c.Controllers {
@@ -111,14 +111,14 @@ func (c *ControlPlane) schedulerArgs() []string {
 }
 
 // The ports to choose from lie below those that the kernel hands out by itself
-// (net.ipv4.ip_local_port_range), so that nobody gets the API server's while
+// (net.ipv4.ip_local_port_range), so that no program gets the API server's while
 // it is down.
 const (
 	firstPort = 20000
 	lastPort  = 32000
 )
 
-// freePort finds a port of addr that nobody listens at, by listening there.
+// freePort finds a free port of addr, by listening there.
 func freePort(netns string, addr netip.Addr) (port uint16, err error) {
 	for range 100 {
 		port = uint16(firstPort + rand.IntN(lastPort-firstPort))

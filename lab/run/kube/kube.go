@@ -12,11 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab/run/poll"
@@ -47,7 +49,7 @@ type Options struct {
 	Kubelets bool
 
 	// Families are of which Services have addresses: with both, IPv4, and IPv6 too where they
-	// ask for it. IPv4 alone when empty.
+	// ask for it. Only IPv4 when empty.
 	Families ipfamily.Set
 
 	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
@@ -58,7 +60,7 @@ type Options struct {
 	APIServerArgs, ControllerArgs, SchedulerArgs []string
 }
 
-// Workloads are the options of a control plane whose Deployments and such have pods that somebody
+// Workloads are the options of a control plane whose Deployments and such have pods that a caller
 // runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
 // ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
 // scheduler; pods need no service account.
@@ -116,7 +118,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		if err := errors.Join(c.Stop(), c.forget()); err != nil {
 			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
 		}
-		c = &ControlPlane{Options: o} // a snapshot that is of no use costs time, and no more
+		c = &ControlPlane{Options: o} // a useless snapshot only costs time
 	}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
@@ -234,7 +236,7 @@ func (c *ControlPlane) KillAPIServer() error {
 	return c.APIServer.Kill()
 }
 
-// Stop ends every program and returns when all are gone. The directory stays. A
+// Stop ends every program and returns when all have exited. The directory stays. A
 // graceful end takes an API server more than a minute, so they are killed.
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.
@@ -274,4 +276,52 @@ func (c *ControlPlane) until(ctx context.Context, what string, is func() error) 
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// Endpoint is where the API server listens.
+func (c *ControlPlane) Endpoint() netip.AddrPort { return c.address }
+
+// Export writes what Remote reads into dir, for programs that reach the API server by
+// another address, at the same port. It returns the file, which is an administrator's
+// kubeconfig.
+func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, err error) {
+	cfg := c.Config()
+	cfg.Host = "https://" + netip.AddrPortFrom(via, c.address.Port()).String()
+	cfg.ServerName = c.address.Addr().String() // that of the certificate
+	kubeconfig = filepath.Join(dir, adminKubeconfig)
+	return kubeconfig, WriteKubeconfig(kubeconfig, cfg)
+}
+
+// errRemote is for what only the process can do that started the control plane.
+var errRemote = errors.New("the control plane is another process's")
+
+// Remote is a control plane that another process runs, and wrote down in dir (Export),
+// such as one of the host for a virtual machine. It has users with tokens, but none with
+// certificates, and cannot be started or killed; Stop leaves it alone.
+func Remote(dir string) (*ControlPlane, error) {
+	c := &ControlPlane{Options: Options{Dir: dir}, remote: true}
+	cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+	}
+	cfg.QPS = -1
+	if c.address, err = netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://")); err != nil {
+		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+	}
+	c.admin, c.ca = cfg, &authority{pem: cfg.CAData}
+	return c, nil
+}
+
+// RemoteDir names an environment variable with a folder for Remote.
+const RemoteDir = "BERTH_CONTROL_PLANE"
+
+// In is the control plane as programs in a network namespace reach it, by an address there
+// at which a forwarder carries their connections to it.
+func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
+	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
+	other.Netns = netns
+	other.admin = c.Config()
+	other.admin.Host = "https://" + address.String()
+	other.admin.Dial = other.dial
+	return other
 }

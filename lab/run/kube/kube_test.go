@@ -311,3 +311,129 @@ func ok(t testing.TB, err error) {
 		t.Fatal(err)
 	}
 }
+
+func TestAway(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	unconfigured := apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy"))
+	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // as API servers say of all that policies deny
+	for _, tt := range []struct {
+		err  error
+		away bool
+	}{
+		{errors.New("connection refused"), true},
+		{apierrors.NewServiceUnavailable("etcd"), true},
+		{apierrors.NewForbidden(pods, "p", errors.New("not yet ready to handle request")), true},
+		{unconfigured, true},
+		{apierrors.NewForbidden(pods, "p", errors.New("no such right")), false},
+		{apierrors.NewNotFound(pods, "p"), false},
+		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
+	} {
+		if got := Away(tt.err); got != tt.away {
+			t.Errorf("%v: away is %v, want %v", tt.err, got, tt.away)
+		}
+		tries := 0
+		err := Again(t.Context(), "make a pod", func() error {
+			if tries++; tries > 1 {
+				return nil
+			}
+			return tt.err
+		})
+		if (err == nil) != tt.away || !tt.away && !errors.Is(err, tt.err) {
+			t.Errorf("%v: tried %d times, then %v", tt.err, tries, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Again(ctx, "make a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+}
+
+// TestRemote reads what another process has written down of its control plane.
+func TestRemote(t *testing.T) {
+	own := &ControlPlane{
+		address: netip.MustParseAddrPort("127.0.0.1:6443"),
+		admin: &rest.Config{
+			Host: "https://127.0.0.1:6443", BearerToken: "administrator",
+			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("authority")},
+		},
+	}
+	dir := t.TempDir()
+	if _, err := own.Export(dir, netip.MustParseAddr("198.51.100.2")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Remote(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token, cfg := range map[string]*rest.Config{"administrator": c.Config(), "user": c.ConfigWithToken("user")} {
+		if cfg.Host != "https://198.51.100.2:6443" || cfg.ServerName != "127.0.0.1" || string(cfg.CAData) != "authority" || cfg.BearerToken != token {
+			t.Errorf("%s has server %s (%s), authority %q, token %q", token, cfg.Host, cfg.ServerName, cfg.CAData, cfg.BearerToken)
+		}
+	}
+	if string(c.CA()) != "authority" {
+		t.Errorf("the authority is %q", c.CA())
+	}
+	_, err = c.ConfigFor("user")
+	for what, err := range map[string]error{"a certificate": err, "an end": c.KillAPIServer(), "a start": c.StartAPIServer(t.Context())} {
+		if !errors.Is(err, errRemote) {
+			t.Errorf("%s: got %v, want %v", what, err, errRemote)
+		}
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := Remote(t.TempDir()); err == nil {
+		t.Error("a folder without a control plane is no error")
+	}
+}
+
+// A control plane starts from the snapshot of an earlier one, and from nothing when
+// the snapshot is damaged, which goes.
+func TestSnapshot(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	o := Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte(crd)}}}
+	made := func() []string {
+		t.Helper()
+		snapshots, err := filepath.Glob(filepath.Join(cache, "berth", "control-planes", "*", "member"))
+		ok(t, err)
+		return snapshots
+	}
+	first := up(t, o)
+	if n := len(made()); !first.restored || n != 1 {
+		t.Fatalf("the first control plane was restored: %v, and there are %d snapshots, want one, which it began from", first.restored, n)
+	}
+	ok(t, first.Stop())
+
+	mine, err := first.snapshot()
+	ok(t, err)
+	first.CRDs = nil
+	if others, err := first.snapshot(); err != nil || others == mine {
+		t.Errorf("without the CRDs the snapshot is %s, with them %s, %v: want another", others, mine, err)
+	}
+
+	damaged := filepath.Join(made()[0], "snap", "db")
+	ok(t, os.WriteFile(damaged, []byte("no database of etcd"), 0o600))
+	second := up(t, o)
+	if _, err := client(t, second.Config()).Discovery().ServerResourcesForGroupVersion("test.berth.dev/v1"); err != nil {
+		t.Errorf("with a damaged snapshot: %v", err)
+	}
+	ok(t, second.Stop())
+	if left := made(); second.restored || len(left) != 0 {
+		t.Errorf("with a damaged snapshot the control plane was restored: %v, and it is still there: %q", second.restored, left)
+	}
+
+	old := filepath.Join(filepath.Dir(mine), "old")
+	ok(t, os.MkdirAll(old, 0o700))
+	ok(t, os.Chtimes(old, time.Time{}, time.Now().Add(-2*snapshotAge)))
+	young := filepath.Join(filepath.Dir(mine), "young")
+	ok(t, os.MkdirAll(young, 0o700))
+	ok(t, removeOld(filepath.Dir(mine)))
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("an old snapshot stays: %v", err)
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("a new snapshot goes: %v", err)
+	}
+}

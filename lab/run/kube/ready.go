@@ -2,18 +2,23 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // waitUntilReady waits for the API server to say so.
@@ -124,7 +129,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 // time is in whole seconds.
 const creationPause = 2 * time.Second
 
-// established waits until the CRD is, and tells since when.
+// established waits until the CRD is established, and returns since when.
 func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
 	err = c.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
@@ -142,4 +147,30 @@ func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, n
 		return fmt.Errorf("not established: %v", conditions)
 	})
 	return since, err
+}
+
+// notReady is the error of admission until it has read the objects, or the
+// kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
+// plugin/policy). It calls that forbidden, or invalid.
+var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
+
+// Away reports whether an error is of an API server that cannot answer, such as one that is starved or
+// waits for etcd, from one that refuses.
+func Away(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
+}
+
+// Again retries a request while the API server is Away and
+// ctx lasts. What names it in the error.
+func Again(ctx context.Context, what string, do func() error) error {
+	if err := poll.Retry(ctx, do, Away); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A snapshot is etcd's data of a control plane that nobody has used yet: what the API server makes
+// A snapshot is etcd's data of a fresh control plane: what the API server makes
 // by itself, and the CRDs. Each machine keeps one for each choice of programs, arguments and CRDs in
 // its user's cache directory. Certificates and keys are no part of it.
 
@@ -29,8 +29,8 @@ const snapshotAge = 7 * 24 * time.Hour
 // it is started from nothing: etcd may hang on data that is damaged.
 const restoredPatience = time.Minute
 
-// restore makes the data of a new control plane from a snapshot, and the snapshot first if there is none.
-// It tells whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
+// restore makes the data of a new control plane from a snapshot, and the snapshot first if it is missing.
+// It reports whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
 func (c *ControlPlane) restore(ctx context.Context) bool {
 	if c.Kubelets { // the API server's endpoints, with leases, are in the data
 		return false

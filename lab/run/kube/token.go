@@ -14,7 +14,7 @@ import (
 )
 
 // Token returns one of a service account's tokens, as the kubelet asks for it
-// on behalf of a pod, and makes the account if it is not there. With a pod of
+// on behalf of a pod, and creates the account if it is missing. With a pod of
 // the account's namespace the token is bound to it and names its node; without
 // one (nil) it is bound to nothing.
 func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
@@ -27,7 +27,7 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	if _, err := accounts.Create(ctx, sa, metav1.CreateOptions{}); exists(err) != nil {
 		return "", fmt.Errorf("make service account %s: %w", account, err)
 	}
-	seconds := int64(lifetime / time.Second) // nobody refreshes it here
+	seconds := int64(lifetime / time.Second) // it is not refreshed
 	request := &authenticationv1.TokenRequest{}
 	request.Spec.ExpirationSeconds = &seconds
 	if pod != nil {
@@ -74,7 +74,7 @@ func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedNa
 	return c.Token(ctx, account, pod)
 }
 
-// exists takes "it is there already" for success.
+// exists treats "already exists" as success.
 func exists(err error) error {
 	if apierrors.IsAlreadyExists(err) {
 		return nil

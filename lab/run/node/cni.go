@@ -69,7 +69,7 @@ func CNICode(err error) uint {
 // firstInterface is what runtimes call the interface of a pod that they ask for.
 const firstInterface = "eth0"
 
-// runtimeConf is what a runtime tells the plugins of a pod.
+// runtimeConf is what a runtime passes to the plugins for a pod.
 func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 	rt := &libcni.RuntimeConf{
 		ContainerID: p.ContainerID, NetNS: p.Netns(), IfName: firstInterface,

@@ -15,10 +15,12 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 
@@ -46,7 +48,7 @@ type Node struct {
 	cni *libcni.CNIConfig
 
 	mu     sync.Mutex      // guards all below; never held across I/O
-	pods   map[string]*Pod // by name; a pod that is being made or removed is there too
+	pods   map[string]*Pod // by name, with those that are being added or deleted
 	server *echo.Server    // nil until Serve
 }
 
@@ -78,22 +80,22 @@ func New(o Options) (*Node, error) {
 }
 
 // StateDir holds the daemon's records, as /run/berth does elsewhere.
-func (n *Node) StateDir() string { return filepath.Join(n.Dir, "run", "berth") }
+func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
 
 // Socket is where the plugin reaches the daemon.
-func (n *Node) Socket() string { return filepath.Join(n.StateDir(), "berthd.sock") }
+func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
 
 // ConfDir holds the CNI configuration, as /etc/cni/net.d does elsewhere.
-func (n *Node) ConfDir() string { return filepath.Join(n.Dir, "etc", "cni", "net.d") }
+func (o Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
 
 // CNIBinDir holds the plugins, as /opt/cni/bin does elsewhere.
-func (n *Node) CNIBinDir() string { return filepath.Join(n.Dir, "opt", "cni", "bin") }
+func (o Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
 
-func (n *Node) cacheDir() string { return filepath.Join(n.Dir, "var", "lib", "cni") }
+func (o Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
 
 // linkPlugins makes the reference plugins of the machine, if it has any,
 // available to this node.
-func (n *Node) linkPlugins() error {
+func (o Options) linkPlugins() error {
 	for _, dir := range pluginDirs {
 		entries, err := os.ReadDir(dir)
 		if errors.Is(err, os.ErrNotExist) {
@@ -106,7 +108,7 @@ func (n *Node) linkPlugins() error {
 			if e.IsDir() || e.Name() == "berth" {
 				continue
 			}
-			err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(n.CNIBinDir(), e.Name()))
+			err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(o.CNIBinDir(), e.Name()))
 			if err != nil && !errors.Is(err, os.ErrExist) {
 				return fmt.Errorf("link reference plugin: %w", err)
 			}
@@ -138,8 +140,8 @@ func (n *Node) Pod(name string) (*Pod, error) {
 	return nil, fmt.Errorf("node %s has no pod %s", n.Name, name)
 }
 
-// PowerOff ends the node as pulling its plug would: the daemon and the pods
-// vanish without a word to anybody, and so does what lives under run.
+// PowerOff ends the node as a power failure does: the daemon and the pods
+// vanish without notice, and so does what is under run.
 func (n *Node) PowerOff() error {
 	errs := []error{n.Kill()}
 	n.mu.Lock()
@@ -186,4 +188,65 @@ func (n *Node) Serve() error {
 // Ask sends a message from the node itself to an echo server.
 func (n *Node) Ask(ctx context.Context, network string, to netip.Addr, text string) (echo.Reply, error) {
 	return echo.Ask(ctx, n.Netns, network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
+}
+
+// The daemon's addresses inside its node's namespace, its own defaults.
+const (
+	IntrospectionURL = "http://127.0.0.1:6666/ip-manager"
+	ReadyURL         = "http://127.0.0.1:61678/readyz"
+	MetricsURL       = "http://127.0.0.1:61678/metrics"
+)
+
+// berthd is the daemon as the node runs it now.
+func (n *Node) berthd() proc.Command {
+	return proc.Command{
+		Path: filepath.Join(n.BinDir, "berthd"), Args: n.daemonArgs(), Env: n.daemonEnv(), Netns: n.Netns,
+	}
+}
+
+func (o Options) daemonArgs() []string {
+	args := []string{
+		"--node-name=" + o.Name,
+		"--cluster-name=" + o.Cluster,
+		"--state-dir=" + o.StateDir(),
+		"--socket=" + o.Socket(),
+		"--install-cni",
+		"--cni-bin-dir=" + o.CNIBinDir(),
+		"--cni-conf-dir=" + o.ConfDir(),
+		"--cni-plugin=" + filepath.Join(o.BinDir, "berth"),
+	}
+	if o.EC2URL != "" {
+		args = append(args, "--ec2-endpoint="+o.EC2URL)
+	}
+	return append(args, o.Args...)
+}
+
+func (o Options) daemonEnv() []string {
+	var env []string
+	for k, v := range o.Env {
+		env = append(env, k+"="+v)
+	}
+	slices.Sort(env)
+	return env
+}
+
+// WaitReady returns once pods can be made: the CNI configuration is installed
+// and the daemon calls itself ready. The error of a daemon that ended, or that
+// is not ready when ctx ends, holds the end of its log.
+func (n *Node) WaitReady(ctx context.Context) error {
+	return n.Wait(ctx, func() error {
+		if _, err := n.conf(); err != nil {
+			return err
+		}
+		_, err := n.Get(ctx, ReadyURL)
+		return err
+	})
+}
+
+// Get fetches a URL with a literal address from inside the node, and fails
+// unless the status is 200. The body is returned in either case.
+func (n *Node) Get(ctx context.Context, url string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return ns.Get(ctx, n.Netns, url)
 }

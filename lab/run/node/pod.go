@@ -26,7 +26,7 @@ type Pod struct {
 	PodOptions
 	Node        string
 	Name        string // on its node
-	ObjectName  string // as the plugin is told: of its object, if it has one
+	ObjectName  string // that the plugin gets: of its object, if it has one
 	UID         string
 	ContainerID string
 	Addrs       []netip.Addr // of eth0, as the plugin reported them
@@ -87,13 +87,13 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 	return echo.Ask(ctx, p.Inside(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
 }
 
-// PodObjects are the Pods of the Kubernetes API that stand for a node's pods.
+// PodObjects are the Pod objects of a node's pods.
 type PodObjects interface {
 	// Bind makes the object of a pod, bound to the node, unless there is one
 	// already, and returns its UID and its name.
 	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
 	// Running and Gone are a kubelet's reports that a pod came up, or that
-	// there is none of that name any more. They wait for nobody.
+	// it was deleted. They do not wait.
 	Running(p *Pod)
 	Gone(namespace, name string)
 }
@@ -101,7 +101,7 @@ type PodObjects interface {
 var validPod = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,60}[a-z0-9])?$`)
 
 // retryDelay is how long a kubelet leaves a failed sandbox before the next;
-// shorter here than its second or more, since nobody waits for a CPU.
+// shorter here than its second or more.
 const retryDelay = 250 * time.Millisecond
 
 // AddPod makes a pod and returns it once its network is up and its server
@@ -145,7 +145,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	}
 }
 
-// bind returns what the plugin is told of a pod that is to be.
+// bind returns what the plugin gets about a new pod.
 func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
 	if o.Object != nil {
 		return o.Object.UID, o.Object.Name, nil
@@ -156,7 +156,7 @@ func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, object
 	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
 }
 
-// reserve takes a name, so that nobody else makes the same pod.
+// reserve takes a name, so that the same pod is not added twice.
 func (n *Node) reserve(name string) (*Pod, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -190,7 +190,7 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 	}
 }
 
-// tryPod is one attempt. A failed one leaves nothing behind that the plugin
+// tryPod is one attempt. A failed one leaves no state that the plugin
 // could remove.
 func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 	list, err := n.conf()
@@ -227,7 +227,7 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	}
 	for _, ip := range cur.IPs {
 		if i := ip.Interface; i != nil && *i < len(cur.Interfaces) && cur.Interfaces[*i].Name != firstInterface {
-			continue // a runtime knows a pod by the addresses of the first one alone
+			continue // a runtime knows a pod by the addresses of its first interface
 		}
 		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 			p.Addrs = append(p.Addrs, a.Unmap())
@@ -242,7 +242,7 @@ func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod)
 	return err
 }
 
-// machineNICs are what a machine in a pod has, as its runtime reads of the plugin's result.
+// machineNICs are the NICs of a machine in a pod, by the plugin's result.
 func machineNICs(r *types100.Result) (nics []guest.NIC) {
 	for i, in := range r.Interfaces {
 		if in.Sandbox == "" {
@@ -266,7 +266,7 @@ func machineNICs(r *types100.Result) (nics []guest.NIC) {
 	return nics
 }
 
-// unwire runs DEL, again and again unless the pod is tried once only, and
+// unwire runs DEL, with retries unless the pod is tried once only, and
 // removes the sandbox, whatever came of it.
 func (n *Node) unwire(ctx context.Context, p *Pod) error {
 	err := n.del(ctx, p)

@@ -1,5 +1,5 @@
-// Package poll looks again and again at what tells nobody when it changes:
-// other processes, the kernel, what an API server has. It looks often at first
+// Package poll polls what sends no notification when it changes:
+// other processes, the kernel, the objects of an API server. It polls often at first
 // and less often later, since each look takes time of a processor that what is
 // waited for needs too.
 package poll
@@ -21,7 +21,7 @@ const (
 )
 
 // Until calls is until it returns nil. When ctx ends, it returns what is
-// returned last before that, if it returned at all: what ctx itself cuts short tells nothing.
+// returned last before that, if it returned at all: an attempt that ctx cut short says nothing.
 func Until(ctx context.Context, is func() error) error {
 	var last error
 	for began := time.Now(); ; {

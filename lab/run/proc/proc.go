@@ -26,7 +26,7 @@ import (
 type Command struct {
 	Path  string // of the program
 	Args  []string
-	Env   []string // name=value, besides what Environment passes on
+	Env   []string // name=value, in addition to what Environment passes on
 	Dir   string   // that it runs in; the lab's own when empty
 	Netns string   // the file of its network namespace; the lab's own when empty
 
@@ -77,16 +77,16 @@ func New(what, log string, command func() Command) *Process {
 	return &Process{what: what, log: log, command: command}
 }
 
-// String is what the process is to people.
+// String describes the process.
 func (p *Process) String() string { return p.what }
 
 // run is one life of a process.
 type run struct {
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the process is gone
+	done chan struct{} // closed when the process has exited
 	err  error         // how it ended; set before done is closed
 
-	told atomic.Bool // it was asked to end
+	stopping atomic.Bool // it was asked to exit
 }
 
 // Start starts the process, this time with further arguments. One that runs
@@ -178,7 +178,7 @@ func (p *Process) current() *run {
 	return p.run
 }
 
-// Running tells whether the process exists.
+// Running reports whether the process exists.
 func (p *Process) Running() bool {
 	r := p.current()
 	return r != nil && !r.gone()
@@ -208,7 +208,7 @@ func (p *Process) Starts() int {
 	return p.starts
 }
 
-// Exited is closed when the present process is gone; nil before the first start.
+// Exited is closed when the current process has exited; nil before the first start.
 func (p *Process) Exited() <-chan struct{} {
 	if r := p.current(); r != nil {
 		return r.done
@@ -225,13 +225,13 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
-// EndedByItself tells whether the process has run and is gone, and neither Kill
+// EndedByItself reports whether the process has exited, and neither Kill
 // nor Stop was why.
 func (p *Process) EndedByItself() bool { return p.Failed() != nil }
 
 // Failed is the error of a process that ended by itself, with the end of its log.
 func (p *Process) Failed() error {
-	if r := p.current(); r != nil && r.gone() && !r.told.Load() {
+	if r := p.current(); r != nil && r.gone() && !r.stopping.Load() {
 		return p.ended(r)
 	}
 	return nil
@@ -248,11 +248,11 @@ func (p *Process) ended(r *run) error {
 // tailLines are as many as errors show of a log.
 const tailLines = 20
 
-// Kill ends the process with SIGKILL and returns when it is gone. One that does
+// Kill ends the process with SIGKILL and returns when it has exited. One that does
 // not run is no error.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
-// Stop ends the process with SIGTERM and returns when it is gone; after the
+// Stop ends the process with SIGTERM and returns when it has exited; after the
 // grace period it is killed, which is an error.
 func (p *Process) Stop(grace time.Duration) error { return p.end(syscall.SIGTERM, grace) }
 
@@ -263,7 +263,7 @@ func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
 	if r == nil || r.gone() {
 		return nil
 	}
-	r.told.Store(true)
+	r.stopping.Store(true)
 	if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send %v to %s: %w", sig, p.what, err)
 	}

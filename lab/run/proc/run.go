@@ -3,13 +3,14 @@ package proc
 import (
 	"context"
 	"io"
+	"net"
 	"os/exec"
 	"runtime"
 	"syscall"
 )
 
 // Run runs a program once and returns when it has ended. When ctx ends first, it is
-// killed with what it started: who else has its output would be waited for. An exit
+// killed with its children, which would keep its output open. An exit
 // status other than 0 is an *exec.ExitError.
 func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	argv := c.argv(nil)
@@ -28,4 +29,13 @@ func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writ
 		done <- cmd.Run()
 	}()
 	return <-done
+}
+
+// Listens returns an error unless a program listens at a Unix socket.
+func Listens(ctx context.Context, socket string) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }
