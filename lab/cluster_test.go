@@ -62,7 +62,7 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	late, err := l.Node("late")
 	ok(t, err)
 	ok(t, BindPods(ctx, late, "a", "b"))
-	ok(t, l.Cloud.TerminateInstance(i.ID))
+	ok(t, l.Cloud.Instances.Terminate(i.ID))
 	eventually(t, "the Node goes", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
 	})

@@ -97,7 +97,7 @@ func (c *cluster) askWebhook(r deploy.Release, address string) {
 // The first interface of pods may be a branch where there are such, and it is no port anyway.
 func TestFirstOf(t *testing.T) {
 	for ipam, want := range map[string]bool{"eni-operator,port": true, "port": false, "pool,port": false, "eni-operator": false} {
-		cfg := config.Operator{IPAM: strings.Split(ipam, ",")}
+		cfg := config.Operator{OperatorCluster: config.OperatorCluster{IPAM: strings.Split(ipam, ",")}}
 		if first := firstOf(cfg); first.MayBePort != want || first.IsPort || first.Name != "eth0" {
 			t.Errorf("%s: %+v", ipam, first)
 		}

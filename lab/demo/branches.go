@@ -151,15 +151,15 @@ func branchWarm(ctx context.Context, s *stage) string {
 			fail("none is ready")
 		}
 	})
-	s.lab.Cloud.Outage(true)
-	defer s.lab.Cloud.Outage(false)
+	s.lab.Cloud.API.Outage(true)
+	defer s.lab.Cloud.API.Outage(false)
 	began := time.Now()
 	next := s.branches.addVault(ctx, nextVault, groups[0])
 	took := since(began)
 	if next.Addr() == first.Addr() {
 		fail("%s and %s have %s", vault, nextVault, next.Addr())
 	}
-	s.lab.Cloud.Outage(false)
+	s.lab.Cloud.API.Outage(false)
 	check(s.nodes[0].DelPod(ctx, nextVault))
 	return fmt.Sprintf("%s, after %s", next.Addr(), took)
 }

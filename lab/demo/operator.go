@@ -69,7 +69,7 @@ func join(ctx context.Context, s *stage) string {
 		}
 	}
 	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 denies each of %d actions to the nodes' role",
-		len(s.nodes), len(calls), len(cloud.Calls()))
+		len(s.nodes), len(calls), len(cloud.API.Stats()))
 }
 
 // burst binds pods to every node, and waits for their addresses before the first ADD.
@@ -233,10 +233,10 @@ func fullSubnet(ctx context.Context, s *stage) string {
 	if s.lead() == ipfamily.IPv6 { // of which there is no end, but each ENI takes an IPv4 address
 		pods, room, filled = 7, 6, 8
 	}
-	filler := must(cloud.CreateNetworkInterface(vpc.CreateRequest{
+	filler := must(cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: filled},
 	}))
-	defer func() { check(cloud.DeleteNetworkInterface(filler.ID)) }()
+	defer func() { check(cloud.ENIs.Delete(filler.ID)) }()
 	i := s.next()
 	i.ID, i.Subnet = "i-0123456789abcdef0", smallSubnet
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
@@ -280,7 +280,7 @@ func (s *stage) subnet(name string) string {
 func scrapped(ctx context.Context, s *stage) string {
 	n := s.nodes[len(s.nodes)-1]
 	enis, began := len(s.enis(n)), time.Now()
-	check(s.lab.Cloud.TerminateInstance(n.InstanceID))
+	check(s.lab.Cloud.Instances.Terminate(n.InstanceID))
 	s.nodes = s.nodes[:len(s.nodes)-1]
 	await(ctx, "nothing is left of "+n.Name, func() {
 		switch _, err := s.lab.Kube.NodeNetwork(ctx, n.Name); {

@@ -121,7 +121,7 @@ func (s *stage) next() spec.Instance {
 
 // launch adds a node and returns once it is ready.
 func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
-	must(s.lab.Cloud.RunInstance(i))
+	must(s.lab.Cloud.Instances.Launch(i))
 	s.lab.CatchUp()
 	n := must(s.lab.Node(i.Name))
 	s.nodes = append(s.nodes, n)

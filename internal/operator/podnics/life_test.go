@@ -78,7 +78,7 @@ func TestPodsThatEnd(t *testing.T) {
 func TestNodeOfACallThatLasts(t *testing.T) {
 	w := start(t, Options{})
 	hold := make(chan struct{})
-	w.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
+	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
 	w.pod("slow", "")
 	w.schedule("slow", "node-a")
 	o := w.awaitNIC("slow", "eth0", "names its node", func(o *v1alpha1.PodNIC) error {
@@ -162,7 +162,7 @@ func TestRestart(t *testing.T) {
 		before[name] = w.awaitNIC("web", name, "is bound", boundAt("node-a"))
 	}
 	w.end()
-	w.ResetCalls()
+	w.Front.ResetCalls()
 	w.pod("next", "")
 	w.Plug(before["eth0"].Status.PortID, "node-a")
 	w.run(Options{})
@@ -174,7 +174,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	w.awaitPorts(3, "no port is made twice")
-	if n := w.Count("Create"); n != 1 {
+	if n := w.Front.Count("Create"); n != 1 {
 		t.Errorf("%d calls of Create", n)
 	}
 }
@@ -301,7 +301,7 @@ func TestGivenPort(t *testing.T) {
 		w.awaitGone(other.Name)
 	}
 	left := w.All()
-	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Count("Delete") > 0 {
+	if len(left) != 1 || left[0].ID != given.ID || left[0].Device != "" || left[0].Owner != "" || left[0].Host != "" || w.Front.Count("Delete") > 0 {
 		t.Errorf("left are %+v", left)
 	}
 }

@@ -210,8 +210,8 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 				n.tune = func(c *eni.Config) {
 					c.FollowGroups, c.Groups, c.ListingInterval = tt.follow, tt.configured, time.Second
 				}
-				n.cloud.AddSecurityGroup("sg-old", nil)
-				n.cloud.AddSecurityGroup("sg-new", nil)
+				n.cloud.State.AddSecurityGroup("sg-old", nil)
+				n.cloud.State.AddSecurityGroup("sg-new", nil)
 				primary := n.secondary(0).ID
 				set := func(group string) {
 					if err := n.cloud.SetGroups(t.Context(), primary, []string{group}); err != nil {
@@ -219,17 +219,17 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 					}
 				}
 				set("sg-old")
-				n.cloud.SetLag(3 * time.Second)
+				n.cloud.State.SetLag(3 * time.Second)
 				n.start()
 				n.addAll(0, 2, 45*time.Second)
 				n.settle(5 * time.Minute)
 				if got := n.secondary(1).Groups; !slices.Equal(got, []string{"sg-old"}) || !n.healthy(conditionGroups) {
 					t.Fatalf("a new ENI has %v", got)
 				}
-				n.cloud.ResetCalls()
+				n.cloud.Front.ResetCalls()
 				set("sg-new")
 				if tt.denied {
-					n.cloud.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+					n.cloud.Front.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 				}
 				n.settle(5 * time.Minute)
 				if got := n.secondary(1).Groups; !slices.Equal(got, []string{tt.want}) {
@@ -238,13 +238,13 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 				if got := n.healthy(conditionGroups); got != tt.healthy {
 					t.Errorf("conditions %+v", n.Snapshot().Conditions)
 				}
-				if got := n.cloud.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
+				if got := n.cloud.Front.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
 					t.Errorf("%d calls", got)
 				}
 				n.addAll(2, 6, 45*time.Second) // whatever becomes of groups
 				n.check()
 				if tt.denied {
-					n.cloud.ClearFaults()
+					n.cloud.Front.ClearFaults()
 					n.settle(5 * time.Minute)
 					if !n.healthy(conditionGroups) || !slices.Equal(n.secondary(1).Groups, []string{"sg-new"}) {
 						t.Errorf("not healed: %v", n.secondary(1).Groups)

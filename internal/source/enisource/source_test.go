@@ -239,12 +239,12 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 				n.settle(50 * time.Second)
 			}
 			wave()
-			n.cloud.ResetCalls()
+			n.cloud.Front.ResetCalls()
 			const minutes = 10
 			for range minutes {
 				wave()
 			}
-			if got := n.cloud.Count(changes...); (churns && got < 3*minutes) || churns != (got > 0) {
+			if got := n.cloud.Front.Count(changes...); (churns && got < 3*minutes) || churns != (got > 0) {
 				t.Errorf("shrink delay %v: %d changes at EC2 in %d minutes", delay, got, minutes)
 			}
 			n.settle(12 * time.Second) // 62 s after the last pod ended
@@ -262,8 +262,8 @@ func TestColdStartIsFourCalls(t *testing.T) {
 		n.start()
 		n.settle(time.Second)
 		n.wantLayout("3")
-		calls := n.cloud.Calls()
-		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Count("ENIs") != 2 || n.cloud.Count("Instance") != 0 {
+		calls := n.cloud.Front.Calls()
+		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Front.Count("ENIs") != 2 || n.cloud.Front.Count("Instance") != 0 {
 			t.Errorf("%d calls, want the fourth to assign addresses: %+v", len(calls), calls)
 		}
 		n.add(0, time.Second)
@@ -276,13 +276,13 @@ func TestColdStartIsFourCalls(t *testing.T) {
 func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
-		n.cloud.Terminate(instance)
+		n.cloud.State.Terminate(instance)
 		n.start()
 		n.settle(time.Minute)
-		if err := n.Ready(); err == nil || n.cloud.Count("Instance") == 0 || n.cloud.Count(changes...) > 0 {
-			t.Errorf("ready: %v, calls %+v", err, n.cloud.Calls())
+		if err := n.Ready(); err == nil || n.cloud.Front.Count("Instance") == 0 || n.cloud.Front.Count(changes...) > 0 {
+			t.Errorf("ready: %v, calls %+v", err, n.cloud.Front.Calls())
 		}
-		n.cloud.AddInstance(instance, "t3.small", "subnet-1")
+		n.cloud.State.AddInstance(instance, "t3.small", "subnet-1")
 		n.settle(time.Minute)
 		n.wantLayout("3")
 	})
@@ -301,7 +301,7 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
 			}
 		}
-		if asked := n.cloud.Count("Instance"); asked > 0 {
+		if asked := n.cloud.Front.Count("Instance"); asked > 0 {
 			t.Errorf("the instance was described %d times", asked)
 		}
 	})
@@ -343,9 +343,9 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.wantLayout("16")
 		n.check()
-		n.cloud.ResetCalls()
+		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Count(changes...); got != 0 {
+		if got := n.cloud.Front.Count(changes...); got != 0 {
 			t.Errorf("%d changes at EC2 within an hour of rest", got)
 		}
 		if l := n.add(100, time.Second); l.Uplink != 0 {
@@ -367,7 +367,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 				n.addAll(0, 2, time.Minute)
 				n.settle(time.Minute)
 				n.kill()
-				n.cloud.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+				n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
 				n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
 				n.start()
 				n.settle(5 * time.Minute)
@@ -380,17 +380,17 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 				}
 				n.delAll(0, 2)
 				n.settle(20 * time.Second)
-				if l := len(n.cloud.Truth()); l != 3 {
+				if l := len(n.cloud.State.Truth()); l != 3 {
 					t.Errorf("%d ENIs while addresses cool", l)
 				}
 				n.settle(5 * time.Minute)
 				n.check()
-				for _, e := range n.cloud.Truth() {
+				for _, e := range n.cloud.State.Truth() {
 					if !primary(e) && e.SubnetID != "subnet-2" {
 						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 					}
 				}
-				if l := len(n.cloud.Truth()); l != 2 {
+				if l := len(n.cloud.State.Truth()); l != 2 {
 					t.Errorf("%d ENIs in the end", l)
 				}
 			})
@@ -415,8 +415,8 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						n.burst(0, 14, time.Second) // as many as the first ENI takes
 						n.settle(time.Minute)
 					}
-					n.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
-					n.cloud.ResetCalls()
+					n.cloud.Front.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+					n.cloud.Front.ResetCalls()
 					failed := make(chan int)
 					var took time.Duration
 					begin := time.Now()
@@ -426,10 +426,10 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						failed <- f
 					}()
 					n.settle(away)
-					if got := len(n.cloud.Calls()); got > 25 {
+					if got := len(n.cloud.Front.Calls()); got > 25 {
 						t.Errorf("%d calls within %v in which all fail", got, away)
 					}
-					n.cloud.ClearFaults()
+					n.cloud.Front.ClearFaults()
 					if f := <-failed; f > 0 {
 						t.Errorf("%d pods of %d got no address", f, pods)
 					}
