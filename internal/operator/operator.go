@@ -212,8 +212,8 @@ func WriteMetricsReference(w io.Writer) error {
 
 <!-- Generated from internal/operator by "make generate". -->
 
-Served at /metrics on --metrics-address in the Prometheus text format, besides
-the Go runtime's and the process's own, and those of controller-runtime
+Served at /metrics on --metrics-address in the Prometheus text format, with
+those of the Go runtime, the process and controller-runtime
 (controller_runtime_*, workqueue_*, rest_client_*, leader_election_*). Durations
 are in seconds. Only the leading operator has values of nodes and subnets: those of
 a standby are 0 or missing.

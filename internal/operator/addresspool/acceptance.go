@@ -66,7 +66,7 @@ func (s *poolState) refuse(p *v1alpha1.AddressPool, why *refusal, until time.Tim
 	s.why, s.generation, s.until = why, p.Generation, until
 }
 
-// stateOf returns the state of a pool, which is new if the pool was made anew.
+// stateOf returns the state of a pool, which is new if another pool has the name now.
 func (a *acceptance) stateOf(p *v1alpha1.AddressPool) *poolState {
 	s := a.states[p.Name]
 	if s == nil || s.uid != p.UID {

@@ -143,7 +143,7 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 }
 
 const (
-	// annotationNetworks lists the networks that a pod has besides the cluster's, as
+	// annotationNetworks lists the further networks of a pod, as
 	// Multus and others read it (Kubernetes Network Custom Resource Definition
 	// De-facto Standard, version 1.3, section 3.1): names separated by commas, or a
 	// JSON list of objects.

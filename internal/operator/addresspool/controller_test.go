@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,7 +57,7 @@ func TestBlocksInOrder(t *testing.T) {
 	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
 	ask(t, "r7", "n", "p")
 	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
-	told(t, "p", v1alpha1.ReasonPoolExhausted)
+	controllers.AwaitEvent(t, poolNamed("p"), v1alpha1.ReasonPoolExhausted)
 	giveBack(t, "p-3")
 	if b := answered(t, "r7"); b.Name != "p-3" {
 		t.Errorf("r7 got %s", b.Name)
@@ -82,23 +81,6 @@ func TestBlocksInOrder(t *testing.T) {
 	failed(t, "r9", v1alpha1.ReasonPoolNotFound, "nosuch")
 	makePool(t, "nosuch", 0, "10.9.0.0/32")
 	answered(t, "r9")
-}
-
-// told waits for an event of a pool.
-func told(t *testing.T, pool, reason string) {
-	t.Helper()
-	eventually(t, "event "+reason, func(c client.Client) error {
-		list := &eventsv1.EventList{}
-		if err := c.List(t.Context(), list); err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.Regarding.Name == pool && e.Reason == reason {
-				return nil
-			}
-		}
-		return fmt.Errorf("%d others", len(list.Items))
-	})
 }
 
 // Another operator goes on where one stopped: a block that was given back is

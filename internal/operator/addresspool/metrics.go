@@ -36,7 +36,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors are those to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.served, m.refused}
 }

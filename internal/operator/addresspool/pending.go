@@ -57,7 +57,7 @@ func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *r
 		return offer{block: p.block}, nil
 	}
 	p.leave()
-	if of := a.pool(r.Spec.PoolName); p.pool != of { // new, or made anew
+	if of := a.pool(r.Spec.PoolName); p.pool != of { // new, or of another pool
 		p.pool, p.tried = of, false
 	}
 	o, why := p.pool.offer(p, now)

@@ -15,8 +15,8 @@ import (
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// deleteInterval is how often a pool that is being deleted is reconciled,
-// besides each time one of its blocks goes.
+// deleteInterval is how often a pool that is being deleted is reconciled. Each block that goes
+// reconciles it as well.
 const deleteInterval = 10 * time.Second
 
 // pools reconciles AddressPools. One worker does, so that it needs no lock.
@@ -88,8 +88,8 @@ func (p *pools) drain(ctx context.Context, o *v1alpha1.AddressPool) (reconcile.R
 	l, _ := layout(o, s.verified) // for counts only
 	p.queues.requests.Add(p.allocator.setPool(o, l, why)...)
 
-	// From here on no further block is begun: a block that was begun is in the list below,
-	// or counts as being made.
+	// From here on no further block is made. One whose creation has started is in the list
+	// below, or counts as being made.
 	making := p.allocator.counts(o.Name).making
 	left, err := p.deleteBlocks(ctx, o.Name)
 	if err != nil {

@@ -246,8 +246,8 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	if n := blocksOf(t, "honest", "reserved"); n != 1 {
 		t.Errorf("the honest node has %d blocks, want 1", n)
 	}
-	told(t, v1alpha1.DefaultPool, v1alpha1.ReasonNodeQuota)
-	told(t, "reserved", v1alpha1.ReasonNoPods)
+	controllers.AwaitEvent(t, poolNamed(v1alpha1.DefaultPool), v1alpha1.ReasonNodeQuota)
+	controllers.AwaitEvent(t, poolNamed("reserved"), v1alpha1.ReasonNoPods)
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {
 		if _, counted := reasons.Load(reason); !counted {
 			t.Errorf("%s was not counted", reason)

@@ -188,7 +188,7 @@ func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcom
 
 func blockName(pool string, index int64) string { return fmt.Sprintf("%s-%d", pool, index) }
 
-// newBlock is a block that is to be made.
+// newBlock is the block to create for an offer.
 func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 	yes := true
 	b := &v1alpha1.AddressBlock{
@@ -230,8 +230,8 @@ func (c *requests) answer(ctx context.Context, r *v1alpha1.BlockRequest, block s
 	return failpoint.Hit("operator.pool.answer.after")
 }
 
-// refuse is fail with a reason of the request's node, which is counted and told by an Event of
-// the pool. The Events of one node and reason are one, however many requests it makes.
+// refuse is fail because of what the request's node has. It counts the refusal, and records an Event
+// on the pool: one for a node and a reason, however many requests the node makes.
 func (c *requests) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
 	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
 	if before == nil || before.Reason != why.reason {

@@ -191,7 +191,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	makeOverlapping(t, "b", 0, "10.2.0.0/24", "10.1.0.0/28")
 	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
-	told(t, "b", v1alpha1.ReasonPoolOverlaps)
+	controllers.AwaitEvent(t, poolNamed("b"), v1alpha1.ReasonPoolOverlaps)
 	before := lists.Load()
 	for i := range 20 {
 		given(t, fmt.Sprintf("r%d", i), "n", "b")

@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestNodeAddresses(t *testing.T) {
@@ -171,7 +172,7 @@ func TestAddressesOfNodes(t *testing.T) {
 	makePool(t, "p", 2, "10.2.0.0/27")
 	withheldIs(t, given(t, "r0", "n", "p").Name, "10.2.0.1/32 Node n")
 	poolIs(t, "p", "it is told", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
-	told(t, "p", reasonUsedElsewhere)
+	controllers.AwaitEvent(t, poolNamed("p"), reasonUsedElsewhere)
 	withAddresses(t, "late", "10.2.0.3", "10.2.0.5")
 	withheldIs(t, "p-0", "10.2.0.1/32 Node n", "10.2.0.3/32 Node late")
 	withheldIs(t, given(t, "r1", "n", "p").Name, "10.2.0.5/32 Node late")

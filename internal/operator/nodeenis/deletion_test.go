@@ -7,7 +7,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -59,21 +58,13 @@ func TestObjectGoesWithItsNode(t *testing.T) {
 	c := harness.KubeClient(t)
 	began := time.Now()
 	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
-	awaitDeleted(t)
+	controllers.AwaitGone(t, objectOf("node-1", instance))
 	if took := time.Since(began); took < 1500*time.Millisecond {
 		t.Errorf("deleted after %v, want 2 s", took)
 	}
 	fl.works(t, "node-1", false)
 	fl.works(t, "node-2", true)
 	get(t, "node-2")
-}
-
-// awaitDeleted waits until node-1's object is gone.
-func awaitDeleted(t *testing.T) {
-	t.Helper()
-	await(t, "the object is deleted", func() bool {
-		return apierrors.IsNotFound(harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}))
-	})
 }
 
 // setReady plays the kubelet.
@@ -133,7 +124,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 	until(t, "node-1", "told", degraded(reasonInstanceGone))
 	throughout(t, 2*time.Second, func() { get(t, "node-1") })
 	setReady(t, "node-1", corev1.ConditionUnknown)
-	awaitDeleted(t)
+	controllers.AwaitGone(t, objectOf("node-1", instance))
 }
 
 // throughout checks again and again that something stays so for d.

@@ -62,7 +62,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors are those to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand, m.orphans, m.collected}
 }

@@ -19,7 +19,7 @@ type Queue struct {
 	to atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]]
 }
 
-// Source is to be watched by the controller, whose queue it learns when the controller starts.
+// Source is a source for the controller to watch: it learns the controller's queue when that starts.
 func (q *Queue) Source() source.Source {
 	return source.Func(func(_ context.Context, to workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		q.to.Store(&to)

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// The kinds of Berth's own that the cache keeps for clients, besides Egresses.
+// The kinds of Berth's own that the cache keeps for clients, in addition to Egresses.
 var (
 	EgressClients      = watched.Of(&v1alpha1.EgressClient{}, &v1alpha1.EgressClientList{}, nil)
 	EgressClientSlices = watched.Of(&v1alpha1.EgressClientSlice{}, &v1alpha1.EgressClientSliceList{}, nil)

@@ -275,12 +275,7 @@ func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient
 // awaitNone waits until a pod has no EgressClient.
 func (w *world) awaitNone(p *corev1.Pod) {
 	w.t.Helper()
-	harness.Eventually(w.t, controllers.Limit, p.Name+" has no EgressClient", func() error {
-		if o := w.object(p); o != nil {
-			return fmt.Errorf("it is there: %+v", o.Spec)
-		}
-		return nil
-	})
+	controllers.AwaitGone(w.t, &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 }
 
 // uses wants an EgressClient to have these Egresses of namespace internet and no others, and refusals

@@ -10,7 +10,7 @@ var (
 	famClients = metric.New("berth_operator_egress_clients", "gauge", "Pods that use an Egress, or would, by state: served (its gateways serve them), stuck (they may use it, and are not served) or refused (they may not use it).", "namespace", "egress", "state")
 	famSlices  = metric.New("berth_operator_egress_client_slices", "gauge", "EgressClientSlices of an Egress.", "namespace", "egress")
 	famWrites  = metric.New("berth_operator_egress_client_writes_total", "counter", "Writes about clients of Egresses at the Kubernetes API, by kind of object (client, slice, or status of an Egress) and result: success or error.", "kind", "result")
-	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set a client up until it had told the Egress's gateways.")
+	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set up a client until it had written the client to a slice for the gateways.")
 )
 
 // Families are the metrics, for the page that documents them.
@@ -41,7 +41,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors are those to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.writes, m.served}
 }

@@ -20,7 +20,7 @@ import (
 
 const conditionReady = "Ready"
 
-// The reasons of an EgressClient's condition Ready besides those of refusals.
+// The reasons of an EgressClient's condition Ready, in addition to those of refusals.
 const (
 	reasonSetUp     = "SetUp"
 	reasonWaiting   = "WaitingForNode"
