@@ -168,11 +168,11 @@ func (c *podLinks) detachedLinks() []string {
 }
 
 // forget drops the states of detached links that are not desired.
-func (c *podLinks) forget(links []string, wanted map[string]bool) {
+func (c *podLinks) forget(links []string, desired map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range links {
-		if l := c.links[name]; l != nil && l.state == detached && l.turn == nil && !wanted[name] {
+		if l := c.links[name]; l != nil && l.state == detached && l.turn == nil && !desired[name] {
 			delete(c.links, name)
 		}
 	}

@@ -70,7 +70,7 @@ func (k *kernel) forgetUnanswered(translated func(from, to netip.Addr) bool) (di
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("forget connections without an answer: %w", err)
+		return nil, fmt.Errorf("forget unanswered connections: %w", err)
 	}
 	if forgotten > 0 {
 		did = append(did, fmt.Sprintf("forgot %d unanswered connections that were not translated", forgotten))

@@ -213,8 +213,8 @@ func (e secondaryENI) setMap(tag string) (changed []string, err error) {
 func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntries) {
 	add, remove = uplinkEntries{}, uplinkEntries{}
 	for p, index := range have {
-		wanted := want[p] != 0
-		if wanted && index != number || !wanted && index == number {
+		desired := want[p] != 0
+		if desired && index != number || !desired && index == number {
 			remove[p] = index
 		}
 	}

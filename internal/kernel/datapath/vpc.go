@@ -231,15 +231,15 @@ func (l UplinkList) restore(n *Node) (did []string, err error) {
 }
 
 func (l UplinkList) tidy(n *Node, has Inventory) (did []string, err error) {
-	wanted := map[int]bool{}
+	desired := map[int]bool{}
 	for _, e := range l {
 		if !e.Primary {
-			wanted[e.Number] = true
+			desired[e.Number] = true
 		}
 	}
 	var errs []error
 	for _, e := range has.Uplinks {
-		if wanted[e.Number] || e.Number < 1 || e.Number > MaxUplink {
+		if desired[e.Number] || e.Number < 1 || e.Number > MaxUplink {
 			continue
 		}
 		if err := n.removeUplink(e.Number); err != nil {

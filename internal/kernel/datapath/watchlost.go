@@ -113,12 +113,12 @@ func (w *watcher) overruled(data []byte) (e Event) {
 	switch {
 	case r.table == PodTable && r.dst.IsValid():
 		if name, to, is := w.node.podLinks.leadsTo(r.dst.Addr()); is && r.dst.IsSingleIP() && to.index != r.oif {
-			e.What = fmt.Sprintf("somebody else's route to %s, of %s, is in table %d", r, name, r.table)
+			e.What = fmt.Sprintf("another route to %s, of %s, is in table %d", r, name, r.table)
 		}
 	case w.isUplinkTable(r.table):
-		e.What = fmt.Sprintf("somebody else's route %s is in table %d", r, r.table)
+		e.What = fmt.Sprintf("another route %s is in table %d", r, r.table)
 	case r.table >= StrictTable && r.table <= lastTable:
-		e = Event{Kind: PortStateLost, What: fmt.Sprintf("somebody else's route %s is in table %d", r, r.table)}
+		e = Event{Kind: PortStateLost, What: fmt.Sprintf("another route %s is in table %d", r, r.table)}
 	case r.table == unix.RT_TABLE_MAIN && !r.dst.IsValid() && w.isRouted():
 		e.What = "the main table has another default route"
 	}

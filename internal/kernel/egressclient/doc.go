@@ -3,16 +3,15 @@
 // "On-demand NAT for egress traffics").
 //
 //   - A tunnel device of each family (internal/kernel/tunnel) leads to all gateways.
-//   - Table 117 has the destinations, table 118 default routes, which yield to the routes of
-//     the main table for networks of the cluster. Beneath each route is one that is
-//     unreachable: without a gateway or a device, packets go nowhere rather than another way.
-//   - nftables chooses a gateway for each new connection among those that take some, and notes
-//     it in the connection's mark; a rule and a routing table of each gateway send later packets
-//     there. So connections stay with their gateway as long as it is there, whatever comes and
-//     goes besides, and the connections of one client spread, also those to one destination
-//     (the kernel's choice among IPv6 next hops passes over the source port).
-//   - Tunnels carry what gateways sent only, and of that only what belongs to connections that
-//     went out: a tunnel is no way around NetworkPolicies.
+//   - Table 117 has the destinations, table 118 default routes. Networks of the cluster are exempt from the latter and
+//     use the main table. Each route has an unreachable fallback: without a gateway or a device, packets are rejected
+//     and do not take another route.
+//   - nftables chooses a gateway for each new connection and stores it in the connection's mark. Each gateway has a
+//     rule and a routing table for packets with its mark. So a connection keeps its gateway when others are added or
+//     removed, and the connections of one client are spread over gateways, also those to one destination (the
+//     kernel's choice among IPv6 next hops ignores the source port).
+//   - Packets from tunnels are accepted from gateways only, and only as replies of connections that the pod opened:
+//     tunnels do not bypass NetworkPolicies.
 //
 // Pure functions compute the desired state from a Setup (plan.go, filter.go). The rest compares it with the kernel
 // and writes what differs, in an order in which no packet to a destination bypasses the gateways. Only routes and

@@ -141,7 +141,7 @@ var ErrNotForwarded = errors.New("packets are not forwarded")
 // forwardFrom turns on IPv4 forwarding of packets from a link.
 func (k *Kernel) forwardFrom(name string, index int) error {
 	if err := k.at.SetIPv4Setting(index, tunnel.Forwarding, 1); err != nil {
-		return fmt.Errorf("have packets from %s forwarded: %w", name, err)
+		return fmt.Errorf("turn on forwarding of packets from %s: %w", name, err)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ type Kind[T any, K comparable] struct {
 	Add func(T) error
 	// Remove removes an observed object. An error of one that is gone (IsGone) is ignored.
 	Remove func(T) error
-	// Do makes each change, which it is told in words; nil: call change.
+	// Do makes each change. It gets a description such as "add route …". Nil: call change.
 	Do func(what string, change func() error) error
 }
 

@@ -164,7 +164,7 @@ func (r Rule) Kernel() netlink.Rule {
 	return *n
 }
 
-// PermanentNeighbour is the entry by which whoever sends to an address behind a link knows its MAC address.
+// PermanentNeighbour is the permanent neighbour entry of an address behind a link.
 func PermanentNeighbour(link int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: link, Family: FamilyOf(addr), State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac}
 }

@@ -53,8 +53,8 @@ func (n *Routed) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 		next.IPv6 = true
 		no6 = n.setup(ctx, n.config, next)
 	}
-	wanted := slices.Clone(blocks)
-	n.blocks = &wanted
+	desired := slices.Clone(blocks)
+	n.blocks = &desired
 	err := n.Node.SetBlocks(ctx, blocks)
 	if e, ok := errors.AsType[*datapath.BlocksError](err); ok && no6 != nil {
 		for _, b := range blocks {

@@ -252,12 +252,12 @@ func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, 
 		case datapath.BlockList:
 			k.setBlocks(list)
 		}
-		wanted := map[string]bool{}
+		desired := map[string]bool{}
 		for _, name := range want.Spare {
-			wanted[name] = true
+			desired[name] = true
 		}
 		for _, p := range want.Pods {
-			wanted[p.HostIfName] = true
+			desired[p.HostIfName] = true
 			if n.detached[p.HostIfName] || k.complete(p) {
 				continue
 			}
@@ -267,7 +267,7 @@ func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, 
 			}
 		}
 		for name := range k.links {
-			if !wanted[name] && !n.made[name] && !n.detached[name] {
+			if !desired[name] && !n.made[name] && !n.detached[name] {
 				k.removeLink(name)
 				did = append(did, "stray link "+name)
 			}
@@ -285,15 +285,15 @@ func (k *Kernel) complete(p datapath.Pod) bool {
 
 // restoreUplinks replaces the uplinks. k.mu is held.
 func (k *Kernel) restoreUplinks(list datapath.UplinkList) (did []string, err error) {
-	wanted := map[int]bool{}
+	desired := map[int]bool{}
 	for _, u := range list {
-		wanted[u.Number] = !u.Primary
+		desired[u.Number] = !u.Primary
 		if e := k.setUplink(u); e != nil {
 			err = e
 		}
 	}
 	for number := range k.uplinks {
-		if !wanted[number] {
+		if !desired[number] {
 			delete(k.uplinks, number)
 			did = append(did, fmt.Sprintf("stray uplink %d", number))
 		}

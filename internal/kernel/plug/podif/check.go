@@ -49,7 +49,7 @@ func (d differences) describe(name string, found *plug.Differences) {
 		if r.Table == mainTable {
 			found.Add("the pod lacks the route of %s to %s", name, rtnl.RouteDst(r))
 		} else {
-			found.Add("the pod lacks the route of what has an address of %s to %s", name, rtnl.RouteDst(r))
+			found.Add("the pod lacks the route from addresses of %s to %s", name, rtnl.RouteDst(r))
 		}
 	}
 	for _, a := range d.rules.Missing {

@@ -29,7 +29,7 @@ func (s *Namespace) Configure(name string, i plug.Interface) error {
 		}
 	}
 	if err := s.removeStale(link.Attrs(), i); err != nil {
-		return fmt.Errorf("remove what %s in %s is no longer to have: %w", name, s.Path, err)
+		return fmt.Errorf("remove the stale configuration of %s in %s: %w", name, s.Path, err)
 	}
 	for _, p := range i.Addresses {
 		if err := rtnl.AddAddress(address(p), index, name, s.NS, s.NL, s.Sysctls); err != nil {

@@ -28,7 +28,7 @@ func address(p netip.Prefix) *netlink.Addr {
 	return a
 }
 
-// routesOf lists the routes of an interface, those on link first, as the gateways of others are behind them.
+// routesOf lists the routes of an interface, on-link ones first, as they lead to the gateways of others.
 func routesOf(index int, i plug.Interface) []netlink.Route {
 	var on, by []netlink.Route
 	route := func(dst netip.Prefix) netlink.Route {

@@ -39,7 +39,7 @@ func FillChecksums(ns netns.NsHandle, link string) error {
 		return nil // it always computes them
 	}
 	if err != nil {
-		return fmt.Errorf("have the kernel fill in checksums on %s: %w", link, err)
+		return fmt.Errorf("turn off checksum offload on %s: %w", link, err)
 	}
 	return nil
 }
