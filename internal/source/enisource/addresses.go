@@ -55,6 +55,13 @@ func (a *addresses) serve(now time.Time) {
 	}
 }
 
+// wait queues a request behind those that came before, and serves whom it can.
+func (a *addresses) wait(req source.Request, now time.Time) *waiting.Waiter {
+	w := a.waiters.Push(req)
+	a.serve(now)
+	return w
+}
+
 // held returns the lease of a key.
 func (a *addresses) held(key attachment.Key) (source.Lease, bool) {
 	h, ok := a.leases[key]

@@ -51,28 +51,23 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = s.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOffs.count()}
+	out.Count, out.Detail = s.addresses.count(out.Addresses), detail{s.supply.Template(), enis, out.Addresses, s.cutOffs.count()}
 	return out
 }
 
 // count returns the number of listed addresses by state. A pod's addresses of both families count once,
-// and free addresses by the pods that they are enough for. s.mu is held.
-func (s *Source) count(listed []source.AddressInfo) map[source.State]int {
+// and free addresses by the pods that they are enough for.
+func (a *addresses) count(listed []source.AddressInfo) map[source.State]int {
 	var of [ipfamily.Number][]source.AddressInfo
-	for _, a := range listed {
-		f := ipfamily.Of(a.Addr)
-		of[f] = append(of[f], a)
+	for _, info := range listed {
+		f := ipfamily.Of(info.Addr)
+		of[f] = append(of[f], info)
 	}
 	count := source.Count(of[ipfamily.IPv4])
 	for state, n := range source.Count(of[ipfamily.IPv6]) {
 		count[state] = max(count[state], n)
 	}
-	count[source.Used], count[source.Warm] = len(s.addresses.leases), 0
-	for _, g := range s.addresses.alloc.Groups() {
-		if g.Ready {
-			count[source.Warm] += g.Assignable(s.addresses.inv.Families)
-		}
-	}
+	count[source.Used], count[source.Warm] = len(a.leases), a.room()
 	return count
 }
 

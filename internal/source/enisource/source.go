@@ -197,14 +197,11 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Desk{Lock: &s.mu, Held: s.addresses.held, Admit: s.wait, Why: func(*waiting.Waiter) *source.Exhausted { return s.whyNone() }, Changed: s.supply.Kick}.Acquire(ctx, req)
-}
-
-// wait queues a request behind those that came before, and serves whom it can. s.mu is held.
-func (s *Source) wait(req source.Request) *waiting.Waiter {
-	w := s.addresses.waiters.Push(req)
-	s.addresses.serve(s.clock.Now())
-	return w
+	return waiting.Desk{
+		Lock: &s.mu, Held: s.addresses.held, Changed: s.supply.Kick,
+		Admit: func(req source.Request) *waiting.Waiter { return s.addresses.wait(req, s.clock.Now()) },
+		Why:   func(*waiting.Waiter) *source.Exhausted { return s.whyNone() },
+	}.Acquire(ctx, req)
 }
 
 // whyNone returns why no address is assignable. s.mu is held.

@@ -238,3 +238,21 @@ func TestOldAnswersAreDropped(t *testing.T) {
 		t.Errorf("after 10 seconds there are %v, want the first no more", m.last)
 	}
 }
+
+// A subnet that refused is due for another try when its count may have changed.
+func TestRefusedSubnetIsDueAgain(t *testing.T) {
+	now := clock.NewFake(unix(0))
+	p := NewSelector(NewCatalog(nil, now), Settings{}, someENIs{{}}, false, now, nil)
+	p.Refused("s1", 5, unix(0))
+	if got := p.Due(unix(0)); !got.IsZero() || !p.CountsStale(unix(0)) {
+		t.Errorf("after the first refusal: due at %v, want the counts asked for at once", got)
+	}
+	p.Refused("s1", 5, unix(0))
+	if got := p.Due(unix(0)); !got.Equal(unix(15)) {
+		t.Errorf("after the second: due at %v, want 15 s later", got)
+	}
+	p.RefusedPrefix("s1", unix(30))
+	if got := p.Due(unix(0)); !got.Equal(unix(30)) {
+		t.Errorf("without a prefix: due at %v", got)
+	}
+}

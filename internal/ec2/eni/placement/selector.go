@@ -151,8 +151,9 @@ func (p *Selector) inUse() map[string]bool {
 
 // Subnets returns the node's subnets and the candidates for new ENIs as a plan sees them. MarkRoutes
 // marks those with other routes.
-func (p *Selector) Subnets(now time.Time) []plan.Subnet {
-	return p.catalog.Subnets.states(now, p.inUse(), p.candidates())
+func (p *Selector) Subnets(now time.Time) (list []plan.Subnet) {
+	p.Choose(now, func(l []plan.Subnet) (a plan.Action, subnet string) { list = l; return a, "" })
+	return list
 }
 
 // Choose lets pick choose an action and its subnet, and reserves the addresses that the action takes

@@ -151,15 +151,8 @@ func (b *Subnets) Native(id string) bool {
 	return ok && e.IPv6Native
 }
 
-// states lists the subnets that matter to a node as its plan sees them, by ID.
+// states lists the subnets that matter to a node as its plan sees them, by ID. b.mu is held.
 func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.statesLocked(now, relevant, forNew)
-}
-
-// statesLocked is states for a caller that holds b.mu.
-func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
 		e := b.all[id]
@@ -185,7 +178,7 @@ func (b *Subnets) statesLocked(now time.Time, relevant map[string]bool, forNew p
 func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *Reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a, subnet := pick(b.statesLocked(now, relevant, forNew))
+	a, subnet := pick(b.states(now, relevant, forNew))
 	if subnet == "" {
 		return nil
 	}
