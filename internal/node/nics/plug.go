@@ -19,13 +19,13 @@ import (
 // Plug plugs a NIC of a recorded attachment into its pod, and returns it with what the kernel chose. It is idempotent,
 // and completes what an interrupted call left.
 func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
-	begun, w := n.clock.Now(), want(rec, nic)
+	started, w := n.clock.Now(), want(rec, nic)
 	var done plug.Done
 	err := needIPv6(ctx, n.cfg.NeedIPv6, w)
 	if err == nil {
 		done, err = n.cfg.Plugger.Plug(ctx, w)
 	}
-	n.cfg.Observer.Plugged(nic.Plug.Type, err, n.clock.Now().Sub(begun))
+	n.cfg.Observer.Plugged(nic.Plug.Type, err, n.clock.Now().Sub(started))
 	if err != nil {
 		n.failed(rec, nic, reasonPlug, err)
 		return nic, err

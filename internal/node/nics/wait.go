@@ -16,7 +16,7 @@ import (
 // once if the pod's annotations or its PodNICs are invalid, in the latter case with plug.ErrInvalid.
 func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
 	var d decision
-	begun := n.clock.Now()
+	started := n.clock.Now()
 	err := n.waiters.Until(ctx, req, func() *source.Exhausted {
 		d = n.observed.decide(n.rules, req)
 		return d.wait
@@ -27,7 +27,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 	case d.err != nil:
 		return nil, refused(d.err)
 	case len(d.nics) > 0:
-		n.cfg.Observer.Waited("bound", n.clock.Now().Sub(begun))
+		n.cfg.Observer.Waited("bound", n.clock.Now().Sub(started))
 	}
 	return d.nics, nil
 }
@@ -57,7 +57,7 @@ func requestOf(rec attachment.Record) source.Request {
 // (Alcor's agent, or EC2 for a trunk). When that takes too long, or ctx ends, the error is a *source.Exhausted. Other
 // errors are left for Plug to find.
 func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
-	begun, foreign := n.clock.Now(), false
+	started, foreign := n.clock.Now(), false
 	for _, nic := range rec.NICs {
 		what := fmt.Sprintf("NIC %s: port %s of PodNIC %s/%s", nic.IfName, nic.Port, rec.Pod.Namespace, nic.Object)
 		by, others := provider(nic)
@@ -73,7 +73,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		foreign = foreign || others
 	}
 	if foreign {
-		n.cfg.Observer.Waited("link", n.clock.Now().Sub(begun))
+		n.cfg.Observer.Waited("link", n.clock.Now().Sub(started))
 	}
 	return nil
 }
@@ -92,14 +92,14 @@ func provider(nic attachment.NIC) (by string, others bool) {
 // Await returns once all NICs of an attachment carry packets: according to OVN on the node, or else according to the
 // provider, by the PodNIC's phase. When ctx ends first the error is a *source.Exhausted.
 func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
-	begun := n.clock.Now()
+	started := n.clock.Now()
 	for _, nic := range rec.NICs {
 		if err := n.await(ctx, rec, nic); err != nil {
 			n.failed(rec, nic, reasonPlug, err)
 			return err
 		}
 	}
-	n.cfg.Observer.Waited("active", n.clock.Now().Sub(begun))
+	n.cfg.Observer.Waited("active", n.clock.Now().Sub(started))
 	return nil
 }
 

@@ -34,7 +34,7 @@ type Config struct {
 	Probe         Probe         // nil: Connect
 	Ask           Ask           // nil: AskByHTTP
 
-	Full Full // nil: nothing is told
+	Full Full // nil: connection tables are not watched
 
 	Clock    clock.Clock
 	Logger   *slog.Logger
@@ -178,7 +178,7 @@ func (c *Clients) change(do func(o *observed)) {
 // *source.Exhausted: at once if the pod cannot be served, or when ctx ends first.
 func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error) {
 	var d decision
-	begun, waited := c.clock.Now(), false
+	started, waited := c.clock.Now(), false
 	err := c.waiters.Until(ctx, req, func() *source.Exhausted {
 		d = c.observed.decide(req)
 		waited = waited || d.wait != nil
@@ -188,7 +188,7 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 	case err != nil:
 		return nil, err
 	case waited:
-		c.cfg.Observer.Waited(c.clock.Now().Sub(begun))
+		c.cfg.Observer.Waited(c.clock.Now().Sub(started))
 	}
 	if d.err != nil {
 		return nil, d.err
@@ -251,9 +251,9 @@ func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
 	if !mayBeClient(rec) || len(list) == 0 {
 		return nil
 	}
-	begun := c.clock.Now()
+	started := c.clock.Now()
 	err := c.asker.await(ctx, list, rec)
-	c.cfg.Observer.Served(c.clock.Now().Sub(begun), err)
+	c.cfg.Observer.Served(c.clock.Now().Sub(started), err)
 	return err
 }
 

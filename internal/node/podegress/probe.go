@@ -183,7 +183,7 @@ func (p *prober) ask(ctx context.Context, g asked, addrs []netip.Addr) {
 			return
 		case <-clk.After(wait):
 		}
-		begun := clk.Now()
+		started := clk.Now()
 		once, cancel := context.WithTimeout(ctx, ProbeTimeout)
 		err := anyOf(once, addrs, p.clients.cfg.Probe)
 		cancel()
@@ -195,7 +195,7 @@ func (p *prober) ask(ctx context.Context, g asked, addrs []netip.Addr) {
 			return
 		case p.results <- answer{g, err}:
 		}
-		wait = retry.Jitter(interval) - clk.Now().Sub(begun)
+		wait = retry.Jitter(interval) - clk.Now().Sub(started)
 	}
 }
 

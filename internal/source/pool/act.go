@@ -140,7 +140,7 @@ func (r *requester) end(o outcome) {
 
 // act makes one request.
 func (r *requester) act(ctx context.Context, a action) error {
-	begun := r.state.clock.Now()
+	started := r.state.clock.Now()
 	var err error
 	switch a.kind {
 	case createRequest:
@@ -159,7 +159,7 @@ func (r *requester) act(ctx context.Context, a action) error {
 	if err != nil {
 		result = "error"
 	}
-	r.observer.Asked(a.kind, result, r.state.clock.Now().Sub(begun))
+	r.observer.Asked(a.kind, result, r.state.clock.Now().Sub(started))
 	return err
 }
 

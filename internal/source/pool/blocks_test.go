@@ -23,7 +23,7 @@ func TestReadBlock(t *testing.T) {
 		{"10.2.0.1/31", "", "ipv4: \"10.2.0.1/31\""},
 		{"fd02::/127", "", "ipv4: \"fd02::/127\""},
 		{"", "10.2.0.0/31", "ipv6: \"10.2.0.0/31\""},
-		{"10.2.0.0/31", "fd02::200/126", "as many addresses in both"},
+		{"10.2.0.0/31", "fd02::200/126", "equally many addresses in both"},
 	} {
 		b, err := readBlock(&v1alpha1.AddressBlock{IPv4: tc.v4, IPv6: tc.v6})
 		got := fmt.Sprint(err)

@@ -47,7 +47,7 @@ func newHoldings(p policy) *holdings {
 	return &holdings{
 		policy: p, sync: kubeapi.NewSync(), blocks: blocks{map[string]*heldBlock{}},
 		pools:    pools{byName: map[string]*poolState{}, namespaces: map[string]string{}, chosen: map[podInterface]string{}, cooling: p.cooling},
-		requests: requests{byName: map[string]*request{}, asked: map[string]bool{}, salts: map[slot]string{}},
+		requests: requests{byName: map[string]*request{}, pending: map[string]bool{}, salts: map[slot]string{}},
 		leases:   leases{byKey: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, cooling: map[netip.Addr]time.Time{}},
 	}
 }
@@ -158,7 +158,7 @@ func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
 
 // decide moves a waiter to the queue of its pool, if the pool is known.
 func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
-	name, final, why := n.pools.choose(w.Request.Pod, n.policy.told(w.Request.Wish))
+	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Wish))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // chosen when the API server answered, which it does not now
 	}

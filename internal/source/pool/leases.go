@@ -19,9 +19,9 @@ type leases struct {
 // hold is the lease of an attachment, with its pod.
 type hold struct {
 	source.Lease
-	pod         attachment.Pod
-	allocatedIn string // the pool whose allocator has it; empty while its block is not known
-	toldOwner   string // the owner of its address that the pod was told about
+	pod           attachment.Pod
+	allocatedIn   string // the pool whose allocator has it; empty while its block is not known
+	notifiedOwner string // the owner of its address that the pod was told about
 }
 
 // add adds a lease, whose addresses nobody else has.
@@ -81,10 +81,10 @@ func (l *leases) conflicts(h *heldBlock, self string, nodeHas []netip.Addr) (out
 		}
 		addr, owner := h.ownerOf(lease.Addrs())
 		byDaemon := owner == self && slices.Contains(nodeHas, addr)
-		if owner != lease.toldOwner && owner != "" && !byDaemon {
+		if owner != lease.notifiedOwner && owner != "" && !byDaemon {
 			out = append(out, conflict{lease.pod, key.IfName, addr, owner})
 		}
-		lease.toldOwner = owner
+		lease.notifiedOwner = owner
 		l.byKey[key] = lease
 	}
 	return out

@@ -118,8 +118,8 @@ func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
 // The pod's annotation comes with the ADD, because the runtime can impersonate the pods of its node anyway. Reading it
 // from the API server would require permission to read every pod of the cluster.
 
-// told returns a wish with what is assumed of annotations that the runtime does not pass.
-func (p policy) told(w source.Wish) source.Wish {
+// assumed returns a wish with what is assumed of annotations that the runtime does not pass.
+func (p policy) assumed(w source.Wish) source.Wish {
 	w.Told = w.Told || p.ignoreUntold
 	return w
 }
@@ -158,17 +158,17 @@ func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final
 // chooseWithoutAnnotations is choose where the runtime does not pass annotations. A pod whose namespace is listed by no
 // pool has no choice. Any other may have named a pool, and could end up in the wrong one unnoticed: it gets no address.
 func (p *pools) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
-	told := false
+	anyKnown := false
 	for _, name := range slices.Sorted(maps.Keys(p.byName)) {
 		s := p.byName[name]
-		told = told || s.known
+		anyKnown = anyKnown || s.known
 		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
 			return "", true, exhausted("annotations-untold", "the container runtime does not pass the pod's annotations, with which pods of namespace %s may choose AddressPool %s: "+
 				"use containerd 1.5, CRI-O 1.29 or later and the configuration that berthd installs, which declares the capability io.kubernetes.cri.pod-annotations; "+
 				"or remove the namespace from spec.podNamespaces; or set --ignore-untold-annotations, as Multus needs", namespace, name)
 		}
 	}
-	if !told {
+	if !anyKnown {
 		return "", false, exhausted("pool-unknown", "no AddressPool exists yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
 	}
 	return given, true, nil

@@ -59,8 +59,8 @@ func (c *claimer) run(ctx context.Context) {
 // renew writes the time into the status of each block.
 func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 	for _, b := range blocks {
-		begun := c.state.clock.Now()
-		err := c.renewOne(ctx, b, begun)
+		started := c.state.clock.Now()
+		err := c.renewOne(ctx, b, started)
 		if kubeapi.Ended(err) {
 			return
 		}
@@ -69,7 +69,7 @@ func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 			result = "error"
 			c.log.Warn("block not claimed", "block", b.name, "error", err)
 		}
-		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(begun))
+		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(started))
 	}
 }
 

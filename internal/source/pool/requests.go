@@ -24,7 +24,7 @@ import (
 // requests is the node's BlockRequests.
 type requests struct {
 	byName    map[string]*request
-	asked     map[string]bool // names of requests that are in flight, or were made and are not in the watch yet
+	pending   map[string]bool // names of requests that are in flight, or were made and are not in the watch yet
 	salts     map[slot]string // of the names of requests in place of names that others took
 	latencies []latency       // of requests that were answered, to be observed
 }
@@ -56,7 +56,7 @@ func (q *requests) nameFor(at slot, node string) string {
 
 // avoid replaces a name that another node took by one that includes salt.
 func (q *requests) avoid(pool, name, salt string) {
-	delete(q.asked, name)
+	delete(q.pending, name)
 	q.salts[slot{pool, slotOf(name)}] = salt
 }
 
@@ -108,7 +108,7 @@ func (q *requests) set(r *request) {
 		}
 	}
 	q.byName[r.name] = r
-	delete(q.asked, r.name)
+	delete(q.pending, r.name)
 }
 
 // drop drops a request that is gone; with uid empty, whichever has the name.
@@ -150,10 +150,10 @@ func (q *requests) ask(pool, node string, used map[int]bool, n int) (todo []acti
 	for _, again := range []bool{true, false} {
 		for i := 0; i < maxOutstanding && n > 0; i++ {
 			name := q.nameFor(slot{pool, i}, node)
-			if used[i] || q.asked[name] != again {
+			if used[i] || q.pending[name] != again {
 				continue
 			}
-			used[i], q.asked[name] = true, true
+			used[i], q.pending[name] = true, true
 			todo = append(todo, action{kind: createRequest, name: name, pool: pool})
 			n--
 		}
