@@ -165,7 +165,7 @@ func (q *quotas) setComplete(uid types.UID) {
 
 // enter gives a NIC that is to get a port one of the tenant's places, of which there are most, and
 // tells whether it has one. A NIC with a port keeps its place. What an operator before this one may have
-// asked for has a place until it is known that nothing came of it.
+// asked for has a place until it is known that no port came of it.
 func (q *quotas) enter(uid types.UID, most int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -292,6 +292,21 @@ func TestPlacesArePassedOn(t *testing.T) {
 	}
 }
 
+// A NIC that waited and has a place by a higher limit is not woken for another.
+func TestPlaceByAHigherLimit(t *testing.T) {
+	var woken []string
+	q := newQuotas(clock.Real{}, time.Minute, func(key types.NamespacedName) { woken = append(woken, key.Name) })
+	for i, name := range []types.UID{"first", "second"} {
+		q.update(name, &nic{vpc: "a", key: types.NamespacedName{Name: string(name)}})
+		if q.enter(name, 1) != (i == 0) {
+			t.Errorf("the %s NIC has the other's place", name)
+		}
+	}
+	if !q.enter("second", 3) || len(woken) > 0 {
+		t.Errorf("woken %v", woken)
+	}
+}
+
 // A PodNIC that a listing has may be gone, or have another after it, by the time that it is noted.
 func TestListedPodNICs(t *testing.T) {
 	b := newNICStates(clock.Real{}, time.Minute, nil)

@@ -51,6 +51,7 @@ func failed(host string) func(*vpcport.Port) {
 }
 func active(p *vpcport.Port)   { p.Status = vpcport.StatusActive }
 func free(p *vpcport.Port)     { p.Device, p.Owner = "", "" }
+func newer(p *vpcport.Port)    { p.Revision = 2 }
 func lent(p *vpcport.Port)     { p.Tags = []string{"mine", "berth:c:shop"} }
 func taken(p *vpcport.Port)    { p.Device, p.Owner = "somebody", "compute:nova" }
 func abroad(p *vpcport.Port)   { p.NetworkID = "m" }
@@ -163,6 +164,8 @@ func TestAfterCall(t *testing.T) {
 		{"a change of an old state", change, looked("p", port("p")), nil, refused(vpcport.Stale), nicplan.Observed{Kept: true, Recorded: "p", Port: port("p")}},
 		{"changed", change, looked("p", port("p")), port("p", bound("a")), nil, looked("p", port("p", bound("a")))},
 		{"its port deleted", nicplan.Step{Kind: nicplan.Delete, Port: "p"}, looked("p", port("p")), nil, nil, looked("p", nil)},
+		{"polled", nicplan.Step{Kind: nicplan.Poll, Port: "p"}, looked("p", port("p")), port("p", active), nil, looked("p", port("p", active))},
+		{"polled, and the listing is stale", nicplan.Step{Kind: nicplan.Poll, Port: "p"}, looked("p", port("p", newer)), port("p", active), nil, looked("p", port("p", newer))},
 		{"another deleted", nicplan.Step{Kind: nicplan.Delete, Port: "q"}, looked("p", port("p"), "q"), nil, nil, looked("p", port("p"))},
 	} {
 		got := tc.h.After(wants(), tc.step, nicplan.Reply{Port: tc.port, Err: tc.err}, false)

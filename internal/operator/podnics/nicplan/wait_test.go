@@ -49,6 +49,7 @@ func TestNextWaits(t *testing.T) {
 		"a node that has it until a moment":             {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", min)},
 		"a node that had it until a moment":             {wants(over, held), mine, nicplan.Constraints{HeldUntil: noon}, nicplan.Attempts{}, after(nicplan.Rest, "", time.Millisecond)},
 		"a node that has it for longer":                 {wants(held), mine, nicplan.Constraints{NodeFull: true, HeldUntil: noon.Add(min)}, nicplan.Attempts{}, after(nicplan.Rest, "", nicplan.NodeFull)},
+		"a node that has it for less than a call waits": {wants(held), bare, nicplan.Constraints{HeldUntil: noon.Add(s)}, failed(vpcport.SubnetFull, min), after(nicplan.Create, "", s)},
 		"a port that cools":                             {wants(over), mine, nicplan.Constraints{CoolUntil: noon.Add(30 * s)}, nicplan.Attempts{}, after(nicplan.Delete, "p", 30*s)},
 		"a port that has cooled":                        {wants(over), mine, nicplan.Constraints{CoolUntil: noon}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "p"}},
 		"another port does not cool":                    {wants(over), looked("p", port("p"), "q"), nicplan.Constraints{CoolUntil: noon.Add(s)}, nicplan.Attempts{}, nicplan.Step{Kind: nicplan.Delete, Port: "q"}},
