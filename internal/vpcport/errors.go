@@ -121,7 +121,7 @@ type Scope int
 const (
 	ScopeNIC    Scope = iota // the one NIC
 	ScopeSubnet              // NICs that are to get an address of the same subnet
-	ScopeVPC                 // new ports of the VPC
+	ScopeVPC                 // new ports of the VPC, or the whole VPC if no call can succeed
 	ScopeCaller              // all calls with the same credentials
 )
 

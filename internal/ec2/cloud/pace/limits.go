@@ -12,15 +12,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 )
 
-// fallbackFor is how long the limits from the built-in table are used before the
-// cloud is asked again.
+// fallbackFor is how long limits from the built-in table are used before the cloud is asked again.
 const fallbackFor = 10 * time.Minute
 
-// instanceTypes remembers the limits of the types that were asked for.
+// instanceTypes caches the limits of instance types.
 type instanceTypes struct {
 	options Options
 	ask     func(ctx context.Context, instanceType string) (cloud.Limits, error) // the cloud
-	asking  singleflight.Group                                                   // calls under way, by type
+	asking  singleflight.Group                                                   // calls in flight, by type
 
 	mu    sync.Mutex // guards known
 	known map[string]knownLimits

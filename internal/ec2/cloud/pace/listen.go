@@ -5,12 +5,10 @@ import (
 	"time"
 )
 
-// Peers that adapt and a client that never backs off look alike to each of
-// them: both are refusals that go on although it slows down. What tells them
-// apart is that all peers slow down together. So they do, at the same moments of
-// the clock, while calls are refused: radios that share a band keep quiet
-// periods for the same reason (IEEE 802.22). What is refused then is refused
-// whatever the peers do.
+// A process cannot distinguish peers that adapt from a client that never backs off: in both cases refusals
+// go on although it slows down. Therefore, while calls are refused, all peers slow down together at the same
+// times of the clock, as radios that share a band keep quiet periods (IEEE 802.22). Refusals in a quiet
+// period do not depend on the peers' rates.
 const (
 	listenEvery = 12 * time.Second       // from the beginning of one quiet period to the next
 	listenFor   = 5 * time.Second        // how long it lasts: at 1 call a second, enough to send one
@@ -31,26 +29,26 @@ const (
 	probePeers = 0.002 // relative growth for each call that passes, besides the pacer's: one random refusal in a hundred is made up for
 )
 
-// listener is what a pacer among peers knows of refusals that are not for the
-// rates of the peers.
+// listener estimates, for a pacer among peers, the refusals that do not depend on the peers' rates.
 type listener struct {
-	heard, refused float64   // calls sent in quiet periods, and of them refused; old ones count less
-	passedInRow    float64   // passed since the last of these
+	heard, refused float64   // calls sent in quiet periods, and those refused; old ones count less
+	passedInRow    float64   // calls passed since the last refusal
 	last           int64     // the period of the last call heard
-	refusedInRow   int       // calls since the last that passed
+	refusedInRow   int       // calls refused since the last that passed
 	at             time.Time // of the last refusal
-	cut            int64     // the period in which the rate was cut,
-	floor          float64   // and what it was cut to
-	spared         float64   // seconds of sending that quiet periods took from the epoch
+	cut            int64     // the period of the last cut of the rate
+	floor          float64   // the rate after it
+	spared         float64   // seconds of the epoch lost to quiet periods
 }
 
-// period is the number of a period, which begins with the quiet one, and the time since that began.
+// period returns the number of the period at a time, and the time since its start. A period starts with its
+// quiet part.
 func period(t time.Time) (n int64, into time.Duration) {
 	ns := t.UnixNano()
 	return ns / int64(listenEvery), time.Duration(ns % int64(listenEvery))
 }
 
-// share is what is kept of the rate at t, and until when.
+// share is the share of the rate in use at t, and until when.
 func (l *listener) share(t time.Time) (float64, time.Time) {
 	_, into := period(t)
 	if into >= listenFor {
@@ -62,18 +60,18 @@ func (l *listener) share(t time.Time) (float64, time.Time) {
 	return listenShare, t.Add(listenFor - into)
 }
 
-// worthListening reports whether calls are, or lately were, refused.
+// worthListening reports whether calls have been refused recently.
 func (l *listener) worthListening(t time.Time) bool {
 	return t.Sub(l.at) < 2*listenEvery || l.background() > noticed
 }
 
-// listens reports whether the answer to a call sent at t shows what is refused whatever the peers do.
+// listens reports whether a call at t is in a quiet period.
 func (l *listener) listens(t time.Time) bool {
 	_, into := period(t)
 	return listenGuard <= into && into < listenFor && l.worthListening(t)
 }
 
-// hear learns from the answer to a call.
+// hear learns from a reply.
 func (l *listener) hear(g grant, refused bool, now time.Time) {
 	l.refusedInRow++
 	if refused {
@@ -102,19 +100,19 @@ func (l *listener) hear(g grant, refused bool, now time.Time) {
 	}
 }
 
-// background is the share of calls that is refused whatever the peers do.
+// background is the share of calls that are refused independently of the peers' rates.
 func (l *listener) background() float64 { return l.refused / (l.heard + heardNone) }
 
-// borne is the share of refusals that is borne. It is the background's where that
-// is small. A client that never backs off refuses more to peers that send more: they
-// together may send as much as EC2 grants, which is their share in proportion.
+// borne is the share of refusals that do not cut the rate. If the background is small, it is the
+// background. Beside a client that never backs off, more calls mean more refusals: then the peers together
+// may send as much as EC2 grants, which is their proportional share.
 func (l *listener) borne() float64 {
 	b := min(mostBorne, l.background())
 	return min(mostBorne, 1-1/(1/(1-b)+min(1-listenShare, slope*b)))
 }
 
-// hear learns from an answer. If it shows that refusals are not for the peers'
-// rates, the cuts before were in vain.
+// hear learns from a reply. If it shows that refusals do not depend on the peers' rates, it reverts the
+// last cuts.
 func (p *pacer) hear(g grant, refused bool, now time.Time) {
 	if p.peers == nil {
 		return
@@ -126,13 +124,12 @@ func (p *pacer) hear(g grant, refused bool, now time.Time) {
 	}
 }
 
-// bears reports whether refusals are known that are not for the peers' rates.
+// bears reports whether there are refusals that do not depend on the peers' rates.
 func (p *pacer) bears() bool {
 	return p.peers != nil && p.phase == settled && p.peers.borne() > noticed && !p.nothingPasses()
 }
 
-// bear has a refusal change the rate a little at most, if it is not to be cut, and
-// reports whether it is not.
+// bear reports whether a refusal must not cut the rate, and if so adapts the rate a little.
 func (p *pacer) bear(now time.Time) bool {
 	switch {
 	case p.bears():
@@ -147,8 +144,8 @@ func (p *pacer) bear(now time.Time) bool {
 	return true
 }
 
-// wasCut reports whether the rate was cut since the last quiet period began. Until
-// the next one has shown more, it is not cut deeper.
+// wasCut reports whether the rate was cut since the start of the last quiet period. Then it is not cut again
+// before the next one.
 func (p *pacer) wasCut(now time.Time) bool {
 	if p.peers == nil || p.phase != settled || p.nothingPasses() {
 		return false
@@ -157,5 +154,5 @@ func (p *pacer) wasCut(now time.Time) bool {
 	return p.peers.cut == n
 }
 
-// nothingPasses reports whether so many calls were refused in a row that all are.
+// nothingPasses reports whether all calls seem to be refused, judged by the refusals in a row.
 func (p *pacer) nothingPasses() bool { return p.peers != nil && p.peers.refusedInRow >= outage }

@@ -119,23 +119,22 @@ const (
 	settled
 )
 
-// grant is a pacer's part of the right to send one call, to be handed back
-// with what came of it. The zero grant is of no pacer.
+// grant is the permission of one pacer to send a call. It is returned with the outcome. The zero grant is of
+// no pacer.
 type grant struct {
 	pacer   *pacer
 	epoch   int
 	at      time.Time // when it was given
 	nth     int       // grants of the epoch before it
-	queued  bool      // the pacer was what held calls back
+	queued  bool      // calls were waiting for the pacer
 	stored  bool      // drawn from saved-up credit
-	listens bool      // sent while peers kept quiet
+	listens bool      // sent in a quiet period
 }
 
-// whenAnswered is the delay of a call that waits for the answers of others.
+// whenAnswered is the delay of a call that waits for replies to others.
 const whenAnswered = time.Hour
 
-// newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no
-// limit; peers is Options.Peers.
+// newPacer returns a pacer in its initial state. A zero ceiling sets no limit; peers is Options.Peers.
 func newPacer(now time.Time, ceiling Limit, peers bool) *pacer {
 	p := &pacer{rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
 	if peers {
@@ -156,8 +155,8 @@ func (p *pacer) maxBurst() float64 {
 	return startBurst
 }
 
-// delay tells how long after now the next call may be sent; 0 is at once,
-// whenAnswered after another was answered.
+// delay is the time until the next call may be sent; 0 means at once, whenAnswered after the reply to
+// another call.
 func (p *pacer) delay(now time.Time) time.Duration {
 	if now.Before(p.held) {
 		return p.held.Sub(now)
@@ -180,7 +179,7 @@ func (p *pacer) delay(now time.Time) time.Duration {
 	}
 }
 
-// take draws one grant; delay should have been 0 at now.
+// take returns a grant. Delay must be 0 at now.
 func (p *pacer) take(now time.Time) grant {
 	p.accrue(now)
 	got := grant{pacer: p, epoch: p.epoch, at: now, nth: p.sent, queued: p.credit < 2, stored: !p.busy}
@@ -191,7 +190,7 @@ func (p *pacer) take(now time.Time) grant {
 	return got
 }
 
-// unused hands back a grant with which nothing was sent.
+// unused returns a grant without a call.
 func (g grant) unused() {
 	if g.pacer != nil {
 		g.pacer.inflight--
@@ -202,7 +201,7 @@ func (g grant) unused() {
 	}
 }
 
-// lost reports that a call got no answer that says anything about its rate.
+// lost reports that the reply to a call says nothing about the rate.
 func (g grant) lost() {
 	if g.pacer != nil {
 		g.pacer.inflight--
@@ -229,7 +228,7 @@ func (p *pacer) accrue(now time.Time) {
 	p.credit = min(p.burst, p.credit)
 }
 
-// current is the rate at t, and until when.
+// current is the rate at t, and until when it is valid.
 func (p *pacer) current(t time.Time) (rate float64, until time.Time) {
 	if p.peers == nil || p.phase == open {
 		return p.rate, t.Add(whenAnswered)
@@ -238,7 +237,7 @@ func (p *pacer) current(t time.Time) (rate float64, until time.Time) {
 	return min(p.rate, share*max(p.rate, p.before)), until
 }
 
-// pass reports that the call was not refused for its rate.
+// pass reports that a call was not throttled.
 func (g grant) pass(now time.Time) {
 	p := g.pacer
 	if p == nil {
@@ -336,7 +335,7 @@ func (g grant) refuse(now time.Time) bool {
 	return !known
 }
 
-// tried reports whether the time after a cut that reports whether it helped is not over.
+// tried reports whether the trial period after a cut is still running.
 func (p *pacer) tried() bool {
 	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && p.peers == nil
 }
@@ -348,12 +347,12 @@ func (p *pacer) unexplained(g grant) bool {
 	return p.tried() && inflow-float64(g.nth-p.missed) > slack
 }
 
-// unhelped reports whether refusals go on although the rate was halved.
+// unhelped reports whether refusals continue although the rate was halved.
 func (p *pacer) unhelped() bool {
 	return p.tried() && p.strikes == 0 && p.rate <= p.before/2 && p.missed >= inVain
 }
 
-// enough is how many answers of an epoch it takes to judge its rate.
+// enough is the number of replies in an epoch that are needed to judge its rate.
 func (p *pacer) enough() int {
 	switch {
 	case p.strikes > 0:
@@ -368,14 +367,14 @@ func (p *pacer) enough() int {
 	return judged
 }
 
-// undo goes back to the rate before the last cut.
+// undo restores the rate before the last cut.
 func (p *pacer) undo(now time.Time) {
 	p.rate, p.before = max(p.rate, p.before), 0
 	p.epoch++
 	p.since, p.sent, p.passed, p.missed = now, 0, 0, 0
 }
 
-// cut measures what was granted in the time of the epoch, and goes below it.
+// cut measures the rate that was granted during the epoch, and sets a lower one.
 func (p *pacer) cut(took time.Duration) {
 	if took <= 0 {
 		return
@@ -397,7 +396,7 @@ func (p *pacer) cut(took time.Duration) {
 	}
 }
 
-// stop has the queue stand still, and what was learned begin anew.
+// stop halts the queue and restarts learning.
 func (p *pacer) stop(now time.Time) {
 	p.held = now.Add(p.hold())
 	p.epoch++
@@ -411,7 +410,7 @@ func (p *pacer) stop(now time.Time) {
 	}
 }
 
-// resume has a pacer that was out of use go on with what it knew, after a refusal.
+// resume restarts an unused pacer with its old knowledge, after a refusal.
 func (p *pacer) resume(now time.Time) {
 	if p.phase == open {
 		p.phase, p.rate = searching, searchRate
@@ -420,7 +419,7 @@ func (p *pacer) resume(now time.Time) {
 	p.stop(now)
 }
 
-// search starts a search for the granted rate that is not known to be above one.
+// search starts a search for the granted rate.
 func (p *pacer) search(now time.Time, rate float64) {
 	p.phase, p.rate, p.busy = searching, rate, true
 	p.credit, p.at, p.since = 1, now, now

@@ -7,15 +7,14 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// list is a field of a filter that has as many values as the caller likes.
+// list is a field of a filter with any number of values.
 type list[F any] struct {
 	values []string
 	put    func(part *F, values []string)
 }
 
-// parts are filters that EC2 accepts, and that together let through what f does: the
-// lists of f are cut so that no part has too many values. Single is how many values f
-// has besides.
+// parts splits a filter into filters that EC2 accepts and that together match the same: it splits the lists
+// so that no part has too many values. Single is the number of values outside the lists.
 func parts[F any](f F, single int, lists ...list[F]) []F {
 	lists = slices.DeleteFunc(lists, func(l list[F]) bool { return len(l.values) == 0 })
 	room, all := filterValues-single, 0
@@ -40,7 +39,7 @@ func parts[F any](f F, single int, lists ...list[F]) []F {
 	return out
 }
 
-// given counts the values that are not empty.
+// given counts the values, without empty ones.
 func given(values ...string) (n int) {
 	for _, v := range values {
 		if v != "" {

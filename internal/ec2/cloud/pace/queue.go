@@ -7,12 +7,12 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 )
 
-// waiter is a call that waits for its turn.
+// waiter is a call in a queue.
 type waiter struct {
 	action   *action
 	priority cloud.Priority
-	spare    bool   // nobody waits for it: it yields to peers
-	ticket   uint64 // place among equals, in the order of first coming
+	spare    bool   // not urgent: it yields to peers
+	ticket   uint64 // order of arrival of the first attempt
 	since    time.Time
 	ready    chan struct{} // closed once permit is set
 	permit   permit
@@ -47,8 +47,8 @@ func (q *queue) remove(w *waiter) {
 	heap.Remove(&q.byAge, w.at[1])
 }
 
-// first is the waiter of the highest priority, oldest the one that came first;
-// neither may be called on an empty queue.
+// first is the waiter with the highest priority, oldest the one that arrived first. The queue must not be
+// empty.
 func (q *queue) first() *waiter  { return q.byPriority.list[0] }
 func (q *queue) oldest() *waiter { return q.byAge.list[0] }
 

@@ -35,8 +35,7 @@ type interval struct {
 	exceeded bool // they are more than one bucket can grant
 }
 
-// refuse puts a refusal down to the action or to the account, and learns from
-// it which of them it was.
+// refuse attributes a refusal to the action or to the account, and updates the evidence for either.
 func (s *Set) refuse(p permit, now time.Time) {
 	var noticed bool
 	if p.account.pacer != nil {
@@ -73,9 +72,9 @@ func (s *Set) pass(p permit, now time.Time) {
 	}
 }
 
-// endInterval learns from a refusal. If all actions share a bucket, it was empty
-// at the last refusal, whatever the action, and is empty now: what passed in
-// between is what flowed into it, and that much every time.
+// endInterval learns from a refusal. If all actions share a bucket, it was empty at the last refusal of any
+// action and is empty now: the calls that passed in between used what flowed in, at the same rate every
+// time.
 func (s *Set) endInterval(p permit) {
 	l, took := s.last, seconds(s.last.sent, p.sent)
 	fits := s.rate == 0 || math.Abs(float64(l.passed)-s.rate*took) <= countError+rateError*s.rate*took
@@ -100,16 +99,15 @@ func (s *Set) endInterval(p permit) {
 	}
 }
 
-// seconds are those between the sending of two calls, which may have overtaken
-// each other.
+// seconds is the time between the sending of two calls, which may have overtaken each other.
 func seconds(a, b time.Time) float64 { return max(shortInterval, b.Sub(a)).Seconds() }
 
 func (s *Set) addEvidence(points float64) {
 	s.evidence = max(-mostEvidence, min(mostEvidence, s.evidence+points))
 }
 
-// updateState changes the state if the evidence says so. What the actions'
-// pacers knew is of no use then.
+// updateState changes the state according to the evidence. The knowledge of the actions' pacers is void
+// then.
 func (s *Set) updateState(now time.Time) {
 	switch {
 	case !s.shared && s.evidence >= sharedAt:
