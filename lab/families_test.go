@@ -28,7 +28,7 @@ func TestFrameWithIPv6(t *testing.T) {
 	for i, n := range l.Nodes() {
 		own := OwnAddrs(l, n)
 		if len(own) != 2 || own[1] != s.Nodes[slices.IndexFunc(s.Nodes, func(x NodeStatus) bool { return x.Name == n.Name })].IPv6 {
-			t.Fatalf("%s has %v, told is %+v", n.Name, own, s.Nodes)
+			t.Fatalf("%s has %v, the status is %+v", n.Name, own, s.Nodes)
 		}
 		for families, want := range map[ipfamily.Set][]netip.Addr{ipfamily.OnlyIPv4: own[:1], ipfamily.OnlyIPv6: own[1:], ipfamily.Dual: own} {
 			of := &Lab{Options: Options{Mode: NodeMode, IPFamilies: families}, Cloud: l.Cloud, Fabric: l.Fabric}

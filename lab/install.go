@@ -18,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/run/kube"
 )
 
@@ -128,8 +129,12 @@ func (s *Chart) values() map[string]any {
 		return map[string]any{"repository": name, "tag": l.Kubelets.Tag, "pullPolicy": "Never"}
 	}
 	daemon := map[string]any{"image": image("berth-node"), "settings": settings(slices.Concat(l.familyArgs(), l.DaemonArgs)), "extraEnv": env(l.BerthdEnv)}
+	args := l.OperatorArgs
+	if l.Mode == PortMode { // the API server is on the router, and not reached at the address that it sends from
+		args = append([]string{"--webhook-clients=" + site.Links}, args...)
+	}
 	operator := map[string]any{
-		"image": image("berth-operator"), "replicas": l.OperatorCount, "settings": settings(l.OperatorArgs), "extraEnv": env(l.operators.credentials()),
+		"image": image("berth-operator"), "replicas": l.OperatorCount, "settings": settings(args), "extraEnv": env(l.operators.credentials()),
 	}
 	switch l.Mode {
 	case NodeMode:

@@ -71,7 +71,7 @@ func TestTheCloudIsThereForEveryNode(t *testing.T) {
 		id, err := n.Get(t.Context(), "http://169.254.169.254/latest/meta-data/instance-id")
 		ok(t, err)
 		if id != n.InstanceID {
-			t.Errorf("%s is told to be %s, want %s", n.Name, id, n.InstanceID)
+			t.Errorf("the metadata of %s have instance ID %s, want %s", n.Name, id, n.InstanceID)
 		}
 		if _, err := n.Get(t.Context(), EC2URL); err == nil || !strings.Contains(err.Error(), " 40") {
 			t.Errorf("the EC2 endpoint answers %v to a request without an action", err)
@@ -150,7 +150,7 @@ func links(t *testing.T, n *node.Node, name string) bool {
 	return found
 }
 
-// eventually polls at the kernel's edge, where nothing tells that it is done.
+// eventually polls, as the kernel does not notify.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	const patience = 5 * time.Minute

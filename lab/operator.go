@@ -184,9 +184,9 @@ const restartsAwaited = 3
 // stands by. One that ended by itself is awaited where the lab starts it again: it
 // may have lost its Lease while the machine stood still.
 func (o *Operator) WaitReady(ctx context.Context) error {
-	for begun := o.Starts(); ; {
+	for before := o.Starts(); ; {
 		err := o.Wait(ctx, func() error { return o.ready(ctx) })
-		if err == nil || !o.restarts || o.Starts() >= begun+restartsAwaited {
+		if err == nil || !o.restarts || o.Starts() >= before+restartsAwaited {
 			return err
 		}
 		select {

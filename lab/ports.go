@@ -74,7 +74,7 @@ func (b builder) raisePorts(ctx context.Context) (err error) {
 		return err
 	}
 	l.services = append(l.services, e)
-	if l.Kubelets != nil { // InstallBerth makes the VPC objects
+	if l.Kubelets != nil { // Chart.Install creates the VPC objects
 		if err := b.raisePortCloud(ctx); err != nil {
 			return err
 		}

@@ -253,7 +253,7 @@ func TestInterruptedUp(t *testing.T) {
 	c.nothingLeft()
 }
 
-// A lab that is on its way up ends by itself when it is told to.
+// A lab that is starting ends by itself on request.
 func TestDownOvertakesUp(t *testing.T) {
 	c := newCLI(t)
 	_, end := c.rise()

@@ -41,7 +41,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-// Neutron's server, its agents and Keystone are told what Berth relies on.
+// The configurations of Neutron's server, its agents and Keystone have what Berth relies on.
 func TestConfigurations(t *testing.T) {
 	t.Parallel()
 	c := Options{Dir: "/tmp/os", Backend: Agent, Keystone: true}

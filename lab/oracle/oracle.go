@@ -1,3 +1,6 @@
+// Package oracle compares the views of a lab with each other: kernels, berthd's records and
+// introspection, objects of the API, and the clouds. It derives the desired state from the
+// documents, not from the product's planners.
 package oracle
 
 import (

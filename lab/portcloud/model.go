@@ -245,7 +245,7 @@ func (m *Model) AddPort(_ context.Context, p Port) (Port, error) {
 	for _, a := range p.Addresses {
 		made.FixedIPs = append(made.FixedIPs, neutronfake.FixedIP{Subnet: a.Subnet, IP: a.IP})
 	}
-	return told(m.Neutron.AddPort(made)), nil
+	return portOfNeutron(m.Neutron.AddPort(made)), nil
 }
 
 // RemovePort implements Cloud.
@@ -257,12 +257,12 @@ func (m *Model) RemovePort(_ context.Context, id string) error {
 // Ports implements Cloud.
 func (m *Model) Ports(context.Context) (all []Port, err error) {
 	for _, p := range m.Neutron.Ports() {
-		all = append(all, told(p))
+		all = append(all, portOfNeutron(p))
 	}
 	return all, nil
 }
 
-func told(p neutronfake.Port) Port {
+func portOfNeutron(p neutronfake.Port) Port {
 	out := Port{
 		ID: p.ID, Name: p.Name, Network: p.Network, Device: p.Device, Owner: p.Owner, MAC: p.MAC,
 		Groups: p.Groups, Host: p.Host, Status: p.Status,

@@ -219,25 +219,25 @@ func (m Machine) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
 	}
 	beats := make(chan struct{}, 1)
 	go watch(ctx, beats, bootTime, cmp.Or(m.silence, patience), cancel)
-	told := hear(ours[wordsPort], beats, func() {
+	answer := hear(ours[wordsPort], beats, func() {
 		if m.Booted != nil {
 			m.Booted(time.Since(began))
 		}
 	})
-	if told != (words{}) {
+	if answer != (words{}) {
 		p.kill() // all that was written has arrived
 	} // else it ends by itself, or by ctx
 	ended := p.wait()
 	copiers.Wait()
 	switch {
-	case told.exited && told.code == 0:
+	case answer.exited && answer.code == 0:
 		return nil
-	case told.exited:
-		return &ExitError{told.code}
+	case answer.exited:
+		return &ExitError{answer.code}
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case told.trouble != "":
-		return fmt.Errorf("set up the virtual machine: %s", told.trouble)
+	case answer.trouble != "":
+		return fmt.Errorf("set up the virtual machine: %s", answer.trouble)
 	}
 	return fmt.Errorf("the virtual machine ended before its command did (%w)\n%s", ended, bytes.TrimSpace(complaints.Bytes()))
 }

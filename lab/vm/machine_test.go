@@ -124,7 +124,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// awaited tells once when a text was written.
+// awaited reports once when a text was written.
 type awaited struct {
 	all   bytes.Buffer
 	text  string

@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestStoodStill tells a lockup from another end by the console.
+// TestStoodStill distinguishes a lockup from another end by the console.
 func TestStoodStill(t *testing.T) {
 	const (
 		soft = "[   67.1] watchdog: BUG: soft lockup - CPU#0 stuck for 45s! [kworker/0:1:22]\n"

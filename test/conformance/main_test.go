@@ -50,7 +50,7 @@ func share(a, b []netip.Addr) bool {
 	return slices.ContainsFunc(a, func(a netip.Addr) bool { return slices.Contains(b, a) })
 }
 
-// questions is how many of CheckReach are answered, where each of some pods has another
+// questions is how many of oracle.Reach are answered, where each of some pods has another
 // on its node and one on the next: to two pods, the own node and the internet, by TCP and
 // UDP, in each family that it has; and with a node-local address of the other family to
 // the next node and the internet.

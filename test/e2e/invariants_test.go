@@ -23,7 +23,7 @@ import (
 )
 
 // agree waits until CRI, the kernel, the daemon and EC2 tell the same of all
-// sandboxes: lab.CheckInvariants for sandboxes that a real runtime has made.
+// sandboxes: oracle.Check for sandboxes that a real runtime has made.
 func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	t.Helper()
 	harness.Eventually(t, patience, "CRI, kernel, daemon and EC2 agree", func() error {

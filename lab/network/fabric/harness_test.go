@@ -161,7 +161,7 @@ func (b *harness) reaches(path, from, to string) {
 // patience bounds a wait for what a busy machine may be slow to do.
 const patience = time.Minute
 
-// unanswered asks until seen tells that a question met its end, and fails when
+// unanswered asks until seen reports that a question was dropped, and fails when
 // one is answered or none ends so in time. Asking again is what makes it hold
 // on a busy machine, where a question may not even have left at first.
 func (b *harness) unanswered(question string, ask func(wait time.Duration) error, seen func() bool) {

@@ -86,8 +86,8 @@ func (b *harness) eventually(what string, is func() bool) {
 	}
 }
 
-// told waits until a pod has its default route of IPv6, which its kernel solicits.
-func (b *harness) told(path string, vlan int) {
+// routed waits until a pod has its default route of IPv6, which its kernel solicits.
+func (b *harness) routed(path string, vlan int) {
 	b.t.Helper()
 	b.eventually("a default route of IPv6 by an advertisement", func() (has bool) {
 		b.ok(ns.Netlink(path, func(h *netlink.Handle) (err error) {
@@ -132,8 +132,8 @@ func TestBranches(t *testing.T) {
 	b.noRouter(pod, "10.0.0.11") // a VLAN of nobody
 	b.ok(b.Associate(p))
 	b.ok(b.Associate(q))
-	b.told(pod, 7)
-	b.told(other, 4094)
+	b.routed(pod, 7)
+	b.routed(other, 4094)
 
 	for _, to := range []string{"10.0.0.11", "10.0.0.10", q.Primary.String(), OnPremHost.String(), IMDSEndpoint.String(), "10.0.16.1"} {
 		b.reaches(pod, p.Primary.String(), to)
@@ -328,7 +328,7 @@ func TestSecurityGroupsOfBranches(t *testing.T) {
 		e = branch(trunk, 20+i, with6(e, fmt.Sprintf("2001:db8:1:1::%d", 20+i)))
 		b.ok(b.Associate(e))
 		enis[of.name], paths[of.name] = e, b.pod("a", e)
-		b.told(paths[of.name], 20+i)
+		b.routed(paths[of.name], 20+i)
 	}
 	web4, web6 := enis["web"].Primary.String(), enis["web"].IPv6[0].String()
 	for _, to := range []string{web4, web6} {

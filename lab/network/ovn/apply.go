@@ -23,16 +23,16 @@ func (v *OVN) Apply(ctx context.Context, s State) error {
 	defer v.applying.Unlock()
 	// ovn-nbctl finds an address or a name taken by what it removes in the same transaction,
 	// so removals come before the rest.
-	if rest := v.applied.without(s); v.begun {
+	if rest := v.applied.without(s); v.written {
 		if err := v.write(ctx, changes(v.applied, rest, false)); err != nil {
 			return err
 		}
 		v.applied = rest
 	}
-	if err := v.write(ctx, changes(v.applied, s, !v.begun)); err != nil {
+	if err := v.write(ctx, changes(v.applied, s, !v.written)); err != nil {
 		return err
 	}
-	v.applied, v.begun = s.clone(), true
+	v.applied, v.written = s.clone(), true
 	return nil
 }
 

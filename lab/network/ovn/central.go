@@ -41,11 +41,11 @@ type OVN struct {
 
 	applying sync.Mutex // held while Apply works
 	applied  State      // guarded by applying: what was written last
-	begun    bool       // likewise: that something was
+	written  bool       // likewise: that something was
 
 	mu      sync.Mutex      // guards all below; never held across I/O
 	up      map[string]bool // ports
-	told    func(port string, up bool)
+	onState func(port string, up bool)
 	nodes   map[string]*Switch
 	numbers map[int]bool // of nodes
 	closed  bool
@@ -61,7 +61,7 @@ func Start(ctx context.Context, o Options) (*OVN, error) {
 		return nil, err
 	}
 	v := &OVN{
-		opts: o, nodes: map[string]*Switch{}, numbers: map[int]bool{}, up: map[string]bool{}, told: func(string, bool) {},
+		opts: o, nodes: map[string]*Switch{}, numbers: map[int]bool{}, up: map[string]bool{}, onState: func(string, bool) {},
 		central: openvswitch.Runner{Programs: found, Who: "OVN", Netns: o.Netns, Dir: o.Dir, Logs: filepath.Join(o.Dir, "log")},
 	}
 	if err := v.raise(ctx); err != nil {

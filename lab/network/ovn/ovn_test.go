@@ -208,7 +208,7 @@ func (b *bench) waitFor(up <-chan string, want string) {
 				return
 			}
 		case <-b.ctx.Done():
-			b.t.Fatalf("never told that %s", want)
+			b.t.Fatalf("not notified that %s", want)
 		}
 	}
 }

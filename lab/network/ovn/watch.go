@@ -49,14 +49,14 @@ func (v *OVN) seen(m model.Model, there bool) {
 	}
 	up := there && p.Up != nil && *p.Up
 	v.mu.Lock()
-	was, told := v.up[p.Name], v.told
+	was, onState := v.up[p.Name], v.onState
 	v.up[p.Name] = up
 	if !there {
 		delete(v.up, p.Name)
 	}
 	v.mu.Unlock()
 	if was != up {
-		told(p.Name, up)
+		onState(p.Name, up)
 	}
 }
 
@@ -65,7 +65,7 @@ func (v *OVN) seen(m model.Model, there bool) {
 // one such f.
 func (v *OVN) OnUp(f func(port string, up bool)) {
 	v.mu.Lock()
-	v.told = f
+	v.onState = f
 	var up []string
 	for port, is := range v.up {
 		if is {

@@ -45,6 +45,9 @@ var (
 	APIEndpoint = fabric.APIEndpoint
 )
 
+// Links are the networks of the router's links to nodes, from whose addresses it sends.
+const Links = "172.20.0.0/16,fd00:20::/32"
+
 const (
 	// ExportTable is where the nodes' BIRDs look for blocks: berthd's default.
 	ExportTable = 119

@@ -131,7 +131,7 @@ func (g Group) Populated() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	told, there := false, false
+	known, there := false, false
 	for _, dir := range dirs {
 		if _, err := os.Stat(dir); err != nil {
 			continue
@@ -141,9 +141,9 @@ func (g Group) Populated() (bool, error) {
 		if ok && some {
 			return true, nil
 		}
-		told = told || ok
+		known = known || ok
 	}
-	if there && !told {
+	if there && !known {
 		return false, fmt.Errorf("cgroup %s: no hierarchy reports whether a process is in it: want the controller pids, or version 2", g)
 	}
 	return false, nil
