@@ -36,7 +36,7 @@ func (p *Provider) call(ctx context.Context, r request, to any) error {
 	defer cancel()
 	req, err := p.newRequest(ctx, r)
 	if err != nil {
-		return rest.Misuse(r.op(), "%v", err)
+		return rest.BadRequest(r.op(), "%v", err)
 	}
 	resp, err := p.http.Do(req)
 	if err != nil {

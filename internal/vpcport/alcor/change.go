@@ -13,7 +13,7 @@ import (
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
 	const op = "Alcor PUT ports"
 	if c.Empty() {
-		return vpcport.Port{}, rest.Misuse(op, "an empty change")
+		return vpcport.Port{}, rest.BadRequest(op, "an empty change")
 	}
 	now, err := p.get(ctx, id)
 	if err != nil {

@@ -19,7 +19,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	}
 	n := ports[0]
 	if !rest.ValidID(n.NetworkID) {
-		return nil, rest.Misuse(op, "a port of network %q", n.NetworkID)
+		return nil, rest.BadRequest(op, "a port of network %q", n.NetworkID)
 	}
 	out, err := p.create(ctx, n)
 	if n.Host != "" && hostRefused(err) { // and nothing was made
@@ -44,14 +44,14 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 		return vpcport.Port{}, err
 	}
 	if reply.Port == nil {
-		return vpcport.Port{}, rest.Lie(r.op(), "requested a port for device %q, got none", n.Device)
+		return vpcport.Port{}, rest.BadReply(r.op(), "requested a port for device %q, got none", n.Device)
 	}
 	out, err := p.port(r.op(), *reply.Port)
 	if err != nil {
 		return vpcport.Port{}, err
 	}
 	if what := vpcport.Mismatch(n, out); what != "" || !p.owns(*reply.Port) {
-		return vpcport.Port{}, rest.Lie(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
+		return vpcport.Port{}, rest.BadReply(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
 	}
 	return out, nil
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// said are the classes of messages of Alcor's managers, in lower case: the reasons of their exceptions
+// messages are the classes of messages of Alcor's managers, in lower case: the reasons of their exceptions
 // (@ResponseStatus). Reasons of the managers of addresses, nodes and groups are within the message of
 // the port manager, with status 500. The first match counts.
-var said = []struct {
+var messages = []struct {
 	text  string
 	class vpcport.Class
 }{
@@ -71,7 +71,7 @@ func classify(status int, message string, r request, comesBack bool) vpcport.Cla
 		return class
 	}
 	message = strings.ToLower(message)
-	for _, s := range said {
+	for _, s := range messages {
 		if strings.Contains(message, s.text) {
 			return s.class
 		}

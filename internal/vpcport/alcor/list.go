@@ -37,7 +37,7 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	}
 	switch w := reply.Port; {
 	case w == nil || w.ID != id:
-		return wirePort{}, rest.Lie(r.op(), "requested port %s, got %+v", id, w)
+		return wirePort{}, rest.BadReply(r.op(), "requested port %s, got %+v", id, w)
 	case !p.owns(*w):
 		return wirePort{}, gone(r.op(), id, "it is of another project")
 	default:
@@ -80,7 +80,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 			return nil, err
 		}
 		if reply.Ports == nil {
-			return nil, rest.Lie(r.op(), "a listing without ports")
+			return nil, rest.BadReply(r.op(), "a listing without ports")
 		}
 		for _, w := range *reply.Ports {
 			if !p.owns(w) || !asks(f, w) {

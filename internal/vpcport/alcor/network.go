@@ -27,7 +27,7 @@ type wireVPC struct {
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Alcor GET vpcs"
 	if idOrName == "" {
-		return vpcport.Network{}, rest.Misuse(op, "a network without an ID or a name")
+		return vpcport.Network{}, rest.BadRequest(op, "a network without an ID or a name")
 	}
 	found, err := p.vpcs(ctx, idOrName)
 	switch {
@@ -44,7 +44,7 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 		out.MTU = *w.MTU
 	}
 	if !rest.ValidID(w.ID) || out.MTU < 0 || out.MTU > 65535 {
-		return out, rest.Lie(op, "VPC %q with the MTU %d", w.ID, out.MTU)
+		return out, rest.BadReply(op, "VPC %q with the MTU %d", w.ID, out.MTU)
 	}
 	out.Subnets, err = p.subnets(ctx, w.ID)
 	return out, err
@@ -61,7 +61,7 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 			return nil, err
 		}
 		if w := one.Network; w != nil && w.ID != idOrName {
-			return nil, rest.Lie("Alcor GET vpcs", "requested VPC %s, got %q", idOrName, w.ID)
+			return nil, rest.BadReply("Alcor GET vpcs", "requested VPC %s, got %q", idOrName, w.ID)
 		} else if w != nil && p.sees(*w) {
 			return []wireVPC{*w}, nil
 		}
@@ -103,7 +103,7 @@ func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subne
 		return nil, err
 	}
 	if reply.Subnets == nil {
-		return nil, rest.Lie(r.op(), "a listing without subnets")
+		return nil, rest.BadReply(r.op(), "a listing without subnets")
 	}
 	var out []vpcport.Subnet
 	for _, w := range *reply.Subnets {

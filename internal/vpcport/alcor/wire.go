@@ -68,7 +68,7 @@ func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: rest.Time(w.Created),
 	}
 	if !rest.ValidID(w.ID) || !rest.ValidID(w.Network) {
-		return out, rest.Lie(op, "a port with the ID %q of network %q", w.ID, w.Network)
+		return out, rest.BadReply(op, "a port with the ID %q of network %q", w.ID, w.Network)
 	}
 	if err := rest.Addresses(op, &out, w.mac(), w.FixedIPs); err != nil {
 		return out, err

@@ -16,20 +16,20 @@ type memory struct {
 	settle time.Duration
 
 	mu      sync.Mutex                   // guards all below
-	told    map[string]told              // by ENI, kept for settle
+	replies map[string]reply             // by ENI, kept for settle
 	assoc   map[string]cloud.Association // by branch, until its end is known
 	renewed map[string]int               // by device, how many client tokens are used up
 }
 
-// told is an ENI according to the last reply.
-type told struct {
+// reply is an ENI according to the last reply.
+type reply struct {
 	eni  cloud.ENI
 	gone bool
 	at   time.Time
 }
 
 func newMemory(c clock.Clock, settle time.Duration) *memory {
-	return &memory{clock: c, settle: settle, told: map[string]told{}, assoc: map[string]cloud.Association{}, renewed: map[string]int{}}
+	return &memory{clock: c, settle: settle, replies: map[string]reply{}, assoc: map[string]cloud.Association{}, renewed: map[string]int{}}
 }
 
 // is records an ENI after a change.
@@ -38,7 +38,7 @@ func (m *memory) is(e cloud.ENI) {
 	defer m.mu.Unlock()
 	m.prune()
 	e.Tags, e.Groups = maps.Clone(e.Tags), append([]string(nil), e.Groups...)
-	m.told[e.ID] = told{eni: e, at: m.clock.Now()}
+	m.replies[e.ID] = reply{eni: e, at: m.clock.Now()}
 	if e.Type != cloud.InterfaceBranch {
 		delete(m.assoc, e.ID)
 	}
@@ -48,9 +48,9 @@ func (m *memory) is(e cloud.ENI) {
 func (m *memory) tagged(id string, tags map[string]string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t, ok := m.told[id]; ok && !t.gone {
+	if t, ok := m.replies[id]; ok && !t.gone {
 		t.eni.Tags = with(t.eni.Tags, tags)
-		m.told[id] = t
+		m.replies[id] = t
 	}
 }
 
@@ -67,7 +67,7 @@ func (m *memory) associated(e cloud.ENI, a cloud.Association) {
 func (m *memory) forget(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.told, id)
+	delete(m.replies, id)
 	delete(m.assoc, id)
 }
 
@@ -76,7 +76,7 @@ func (m *memory) gone(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.prune()
-	m.told[id] = told{gone: true, at: m.clock.Now()}
+	m.replies[id] = reply{gone: true, at: m.clock.Now()}
 	delete(m.assoc, id)
 }
 
@@ -85,8 +85,8 @@ func (m *memory) dropped(id string) (cloud.Association, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.prune()
-	delete(m.renewed, m.told[id].eni.Tags[eni.TagNIC])
-	m.told[id] = told{gone: true, at: m.clock.Now()}
+	delete(m.renewed, m.replies[id].eni.Tags[eni.TagNIC])
+	m.replies[id] = reply{gone: true, at: m.clock.Now()}
 	a, ok := m.assoc[id]
 	delete(m.assoc, id)
 	return a, ok
@@ -96,7 +96,7 @@ func (m *memory) dropped(id string) (cloud.Association, bool) {
 func (m *memory) isGone(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.told[id].gone
+	return m.replies[id].gone
 }
 
 // renew changes the client token of requests for a device. With the old token EC2 returns the ENI of
@@ -117,7 +117,7 @@ func (m *memory) generation(device string) int {
 // prune drops what listings show by now. m.mu is held.
 func (m *memory) prune() {
 	now := m.clock.Now()
-	maps.DeleteFunc(m.told, func(_ string, t told) bool { return now.Sub(t.at) >= m.settle })
+	maps.DeleteFunc(m.replies, func(_ string, t reply) bool { return now.Sub(t.at) >= m.settle })
 }
 
 // over replaces ENIs of a listing by what later replies say of them, and adds ENIs that match and are
@@ -130,7 +130,7 @@ func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.EN
 	listed := map[string]bool{}
 	for _, e := range list {
 		listed[e.ID] = true
-		if t, ok := m.told[e.ID]; ok {
+		if t, ok := m.replies[e.ID]; ok {
 			if e = t.eni; t.gone {
 				continue
 			}
@@ -141,7 +141,7 @@ func (m *memory) over(list []cloud.ENI, matches func(cloud.ENI) bool) []cloud.EN
 			out = append(out, e)
 		}
 	}
-	for id, t := range m.told {
+	for id, t := range m.replies {
 		if !listed[id] && !t.gone && matches(t.eni) {
 			out = append(out, t.eni)
 		}

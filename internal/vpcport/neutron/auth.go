@@ -54,11 +54,11 @@ func (p *Provider) Project(ctx context.Context) (string, error) {
 	}
 	token, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {
-		return "", rest.Lie(opToken, "a token without a body")
+		return "", rest.BadReply(opToken, "a token without a body")
 	}
 	project, err := token.ExtractProject()
 	if err != nil || project == nil || !rest.ValidID(project.ID) {
-		return "", rest.Lie(opToken, "a token without a project")
+		return "", rest.BadReply(opToken, "a token without a project")
 	}
 	return project.ID, nil
 }

@@ -17,7 +17,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 		change.Groups = &c.Groups
 	}
 	if c.Empty() {
-		return vpcport.Port{}, rest.Misuse(r.op(), "an empty change")
+		return vpcport.Port{}, rest.BadRequest(r.op(), "an empty change")
 	}
 	if revision != 0 {
 		r.match = fmt.Sprintf("revision_number=%d", revision)
@@ -28,10 +28,10 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 		return vpcport.Port{}, err
 	}
 	if unmet := c.Unmet(got); unmet != "" {
-		return vpcport.Port{}, rest.Lie(r.op(), "%s", unmet)
+		return vpcport.Port{}, rest.BadReply(r.op(), "%s", unmet)
 	}
 	if got.Revision < revision {
-		return vpcport.Port{}, rest.Lie(r.op(), "port %s has revision %d after a change of revision %d", id, got.Revision, revision)
+		return vpcport.Port{}, rest.BadReply(r.op(), "port %s has revision %d after a change of revision %d", id, got.Revision, revision)
 	}
 	return p.settledOne(ctx, got, c)
 }

@@ -36,7 +36,7 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	}{}
 	for _, n := range ports {
 		if !rest.ValidID(n.NetworkID) {
-			return nil, rest.Misuse(r.op(), "a port of network %q", n.NetworkID)
+			return nil, rest.BadRequest(r.op(), "a port of network %q", n.NetworkID)
 		}
 		body.Ports = append(body.Ports, p.settings.wire(n))
 	}
@@ -93,7 +93,7 @@ func (s Settings) wire(n vpcport.NewPort) wireNew {
 // made decodes new ports in the order of their requests, and compares each with its request.
 func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, error) {
 	if len(got) != len(asked) {
-		return nil, rest.Lie(op, "requested %d ports, got %d", len(asked), len(got))
+		return nil, rest.BadReply(op, "requested %d ports, got %d", len(asked), len(got))
 	}
 	got = inOrder(asked, got)
 	ids := map[string]bool{}
@@ -104,7 +104,7 @@ func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, e
 			return nil, err
 		}
 		if what := vpcport.Mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
-			return nil, rest.Lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
+			return nil, rest.BadReply(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
 		}
 		ids[w.ID] = true
 	}

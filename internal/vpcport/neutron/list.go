@@ -32,7 +32,7 @@ func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port,
 		return vpcport.Port{}, err
 	}
 	if reply.Port == nil || reply.Port.ID != id {
-		return vpcport.Port{}, rest.Lie(r.op(), "requested port %s, got %+v", id, reply.Port)
+		return vpcport.Port{}, rest.BadReply(r.op(), "requested port %s, got %+v", id, reply.Port)
 	}
 	return reply.Port.port(r.op())
 }
@@ -64,7 +64,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 		}
 		for _, w := range found {
 			if !answers(w, f, name, batch) {
-				return nil, rest.Lie(op, "port %s of device %q and owner %q in network %q does not match the filter", w.ID, w.Device, w.Owner, w.Network)
+				return nil, rest.BadReply(op, "port %s of device %q and owner %q in network %q does not match the filter", w.ID, w.Device, w.Owner, w.Network)
 			}
 			port, err := w.port(op)
 			if err != nil {

@@ -22,7 +22,7 @@ type wireNetwork struct {
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Neutron GET networks"
 	if idOrName == "" {
-		return vpcport.Network{}, rest.Misuse(op, "a network without an ID or a name")
+		return vpcport.Network{}, rest.BadRequest(op, "a network without an ID or a name")
 	}
 	var found []wireNetwork
 	var err error
@@ -46,7 +46,7 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 	}
 	n := vpcport.Network{ID: found[0].ID, Name: found[0].Name, MTU: found[0].MTU}
 	if !rest.ValidID(n.ID) || n.ID != idOrName && n.Name != idOrName || n.MTU < 0 || n.MTU > 1<<16 {
-		return vpcport.Network{}, rest.Lie(op, "requested %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
+		return vpcport.Network{}, rest.BadReply(op, "requested %s, got network %q with the name %q and the MTU %d", idOrName, n.ID, n.Name, n.MTU)
 	}
 	n.Subnets, err = p.subnets(ctx, n.ID)
 	return n, err
@@ -71,7 +71,7 @@ func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subne
 			return nil, err
 		}
 		if w.Network != network || s.CIDR != s.CIDR.Masked() {
-			return nil, rest.Lie(op, "subnet %q of network %q with the addresses %q", w.ID, w.Network, w.CIDR)
+			return nil, rest.BadReply(op, "subnet %q of network %q with the addresses %q", w.ID, w.Network, w.CIDR)
 		}
 		out = append(out, s)
 	}

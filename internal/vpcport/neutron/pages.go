@@ -37,10 +37,10 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 			Rel string `json:"rel"`
 		}
 		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
-			return nil, rest.Lie(r.op(), "a page without %s", collection)
+			return nil, rest.BadReply(r.op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {
-			return nil, rest.Lie(r.op(), "a page with invalid links")
+			return nil, rest.BadReply(r.op(), "a page with invalid links")
 		}
 		news := 0
 		for _, item := range items {
@@ -58,9 +58,9 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		case !more || len(items) == 0:
 			return out, nil
 		case news == 0:
-			return nil, rest.Lie(r.op(), "the same page again")
+			return nil, rest.BadReply(r.op(), "the same page again")
 		case len(out) > maxItems:
-			return nil, rest.Lie(r.op(), "more than %d %s", maxItems, collection)
+			return nil, rest.BadReply(r.op(), "more than %d %s", maxItems, collection)
 		}
 		r.query.Set("marker", id(items[len(items)-1]))
 	}

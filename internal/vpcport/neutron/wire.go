@@ -66,7 +66,7 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	}
 	switch {
 	case !rest.ValidID(w.ID):
-		return p, rest.Lie(op, "a port with the ID %q", w.ID)
+		return p, rest.BadReply(op, "a port with the ID %q", w.ID)
 	case w.VIFType == nil || w.Host == nil || w.VIF == nil:
 		return p, &vpcport.Error{
 			Class: vpcport.Forbidden, Op: op, About: "binding:vif_type",

@@ -38,13 +38,13 @@ func RetryAfter(h http.Header) time.Duration {
 	return min(time.Duration(min(n, 1<<20))*time.Second, maxRetryAfter)
 }
 
-// Lie is the error for an impossible reply.
-func Lie(op, format string, args ...any) error {
+// BadReply is the error for an impossible reply.
+func BadReply(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: "impossible reply: " + Shorten(fmt.Sprintf(format, args...), MaxMessage)}
 }
 
-// Misuse is the error for an invalid request, which is not sent.
-func Misuse(op, format string, args ...any) error {
+// BadRequest is the error for an invalid request, which is not sent.
+func BadRequest(op, format string, args ...any) error {
 	return &vpcport.Error{Class: vpcport.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
 }
 
@@ -86,16 +86,16 @@ func Batches(name string, values []string) [][]string {
 func CheckFilter(op string, f vpcport.Filter, most int) error {
 	for _, list := range [][]string{f.IDs, f.Devices} {
 		if slices.Contains(list, "") {
-			return Misuse(op, "an empty value in a filter")
+			return BadRequest(op, "an empty value in a filter")
 		}
 	}
 	for _, m := range f.MACs {
 		if len(m) != 6 {
-			return Misuse(op, "%q in a filter is not a MAC address", m)
+			return BadRequest(op, "%q in a filter is not a MAC address", m)
 		}
 	}
 	if longest := max(len(f.IDs), len(f.Devices), len(f.MACs)); f.Empty() || longest > most {
-		return Misuse(op, "a filter with lists of %d values, expected one that is not empty, with %d at most", longest, most)
+		return BadRequest(op, "a filter with lists of %d values, expected one that is not empty, with %d at most", longest, most)
 	}
 	return nil
 }

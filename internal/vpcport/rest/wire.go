@@ -58,7 +58,7 @@ func Text(body []byte) string {
 func CheckID(op, id string) error {
 	switch {
 	case id == "":
-		return Misuse(op, "a port without an ID")
+		return BadRequest(op, "a port without an ID")
 	case !ValidID(id):
 		id = Shorten(id, MaxWord)
 		return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "no port has the ID " + id}
@@ -89,13 +89,13 @@ func IPs(addresses []vpcport.NewAddress) []IP {
 func Addresses(op string, p *vpcport.Port, hw string, ips []IP) error {
 	m, err := net.ParseMAC(hw)
 	if err != nil || len(m) != 6 || m[0]&1 != 0 {
-		return Lie(op, "port %s has the MAC address %q", p.ID, hw)
+		return BadReply(op, "port %s has the MAC address %q", p.ID, hw)
 	}
 	p.MAC = mac.Addr(m)
 	for _, f := range ips {
 		ip, err := netip.ParseAddr(f.IP)
 		if err != nil || ip.Zone() != "" {
-			return Lie(op, "port %s has the address %q", p.ID, f.IP)
+			return BadReply(op, "port %s has the address %q", p.ID, f.IP)
 		}
 		p.Addresses = append(p.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
 	}
@@ -131,18 +131,18 @@ func (w Subnet) Read(op string) (vpcport.Subnet, error) {
 	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
 	var err error
 	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !ValidID(w.ID) {
-		return s, Lie(op, "subnet %q with the addresses %q", w.ID, w.CIDR)
+		return s, BadReply(op, "subnet %q with the addresses %q", w.ID, w.CIDR)
 	}
 	if w.Gateway != nil && *w.Gateway != "" {
 		if s.Gateway, err = netip.ParseAddr(*w.Gateway); err != nil || s.Gateway.Is4() != s.CIDR.Addr().Is4() {
-			return s, Lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
+			return s, BadReply(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
 		}
 	}
 	for _, r := range w.Routes {
 		to, err := netip.ParsePrefix(r.Destination)
 		via, verr := netip.ParseAddr(strings.TrimSpace(r.NextHop))
 		if err != nil || verr != nil || to.Addr().Is4() != via.Is4() {
-			return s, Lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
+			return s, BadReply(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
 		}
 		s.Routes = append(s.Routes, vpcport.Route{Destination: to.Masked(), Gateway: via})
 	}
