@@ -57,30 +57,3 @@ func Until(ctx context.Context, c clock.Clock, p Policy, do func(context.Context
 	}
 	return errors.Join(context.Cause(ctx), err)
 }
-
-// Keep calls do until ctx ends: at first at once, then each time wake is set, at the moment
-// that do returned last (zero: none), and after an error once the policy's wait is over.
-// A success ends a row of failures. Wake may be nil.
-func Keep(ctx context.Context, c clock.Clock, p Policy, wake <-chan struct{}, do func(context.Context) (next time.Time, err error)) {
-	for failures := 0; ctx.Err() == nil; {
-		next, err := do(ctx)
-		now := c.Now()
-		if err == nil {
-			failures = 0
-		} else {
-			again := now.Add(p.delay(failures))
-			if failures++; next.IsZero() || again.Before(next) {
-				next = again
-			}
-		}
-		var due <-chan time.Time
-		if !next.IsZero() {
-			due = c.After(next.Sub(now))
-		}
-		select {
-		case <-ctx.Done():
-		case <-wake:
-		case <-due:
-		}
-	}
-}

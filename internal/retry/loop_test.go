@@ -13,7 +13,7 @@ import (
 
 var errNot = errors.New("not yet")
 
-// attempts are when an Until or Keep calls its function, since its start.
+// attempts are when Until calls its function, since its start.
 type attempts struct {
 	began time.Time
 	at    []time.Duration
@@ -85,32 +85,6 @@ func TestUntilWithoutTime(t *testing.T) {
 	if err := Until(ctx, clock.Real{}, Policy{}, func(context.Context) error { t.Error("called"); return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-}
-
-// Work is done at once, when it is woken, when it asked to be, and after failures with
-// longer and longer waits; a success begins them anew.
-func TestKeep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, end := context.WithCancel(t.Context())
-		wake := NewSignal()
-		a := attempts{began: time.Now()}
-		time.AfterFunc(20*time.Second, wake.Set)
-		time.AfterFunc(30*time.Second, wake.Set)
-		Keep(ctx, clock.Real{}, Policy{First: 2 * time.Second, Most: time.Minute}, wake, func(context.Context) (time.Time, error) {
-			switch a.add() {
-			case 1, 2: // fails, and again 2 s after
-				return time.Time{}, errNot
-			case 3: // 4 s after that, and asks for one more
-				return time.Now().Add(time.Second), nil
-			case 5: // woken
-				return time.Now().Add(time.Second), errNot // what is sooner counts
-			case 7:
-				end()
-			}
-			return time.Time{}, nil
-		})
-		a.want(t, 0, 2*time.Second, 6*time.Second, 7*time.Second, 20*time.Second, 21*time.Second, 30*time.Second)
-	})
 }
 
 func TestPolicySpreads(t *testing.T) {
