@@ -153,7 +153,7 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 	add := m.begin(req)
 	m.waitsFor(1, "no agent alive")
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
-	m.waitsFor(1, "no PodNIC")
+	m.waitsFor(1, "has not created a PodNIC")
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	if _, err := add(); err != nil {
 		t.Error(err)

@@ -117,7 +117,7 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	}()
 	m.until("it waits, and why is told", func() bool {
 		s := m.Snapshot()
-		return s.Waiting == 1 && strings.Contains(s.LastError, "namespace ns is not known")
+		return s.Waiting == 1 && strings.Contains(s.LastError, "has not listed namespace ns")
 	})
 	m.fails(1, "namespace-unknown")
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, "default")
