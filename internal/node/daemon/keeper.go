@@ -26,7 +26,6 @@ type keeper struct {
 	about       part.About
 	attachments *attachments
 	conditions  *conditions
-	quarantine  *quarantine
 	interval    time.Duration
 	clock       clock.Clock
 	log         *slog.Logger
@@ -48,14 +47,14 @@ type keeper struct {
 type keepers []*keeper
 
 // newKeepers makes one for each part, and tells attachments who follows interfaces.
-func newKeepers(o Options, a *attachments, c *conditions, q *quarantine, draining context.Context) (all keepers) {
+func newKeepers(o Options, a *attachments, c *conditions, draining context.Context) (all keepers) {
 	for _, p := range o.Parts {
 		about := p.About()
 		if about.ChecksAtOnce == 0 {
 			continue
 		}
 		k := &keeper{
-			part: p, about: about, attachments: a, conditions: c, quarantine: q, interval: o.RepairInterval, clock: o.Clock, log: o.Log,
+			part: p, about: about, attachments: a, conditions: c, interval: o.RepairInterval, clock: o.Clock, log: o.Log,
 			touched: retry.NewSignal(), keys: map[attachment.Key]bool{},
 		}
 		host := &host{attachments: a, wait: max(o.WarmWait, about.Wait)}
@@ -293,7 +292,7 @@ func (k *keeper) inspect(ctx context.Context) {
 func (k *keeper) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
-	damaged := k.quarantine.links()
+	damaged := k.attachments.quarantine.links()
 	err := k.part.Sweep(ctx, func(hostLink, port string) bool {
 		if port == "" && hostLink == "" {
 			return k.serves
