@@ -212,7 +212,12 @@ func TestNICsOfALaterSandbox(t *testing.T) {
 	req.Pod = addOf("a", "").GetPod()
 	_, err := r.client.Add(within(t), req)
 	must(t, err)
-	r.given(testNIC("eth1", "p-1"))
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	must(t, r.changeNICs(within(t), keyFor("a")))
+	if rec, _ := r.Store.Get(keyFor("a")); len(rec.NICs) > 0 {
+		t.Errorf("the former sandbox has %+v", rec.NICs)
+	}
+	r.nics.news.Set()
 	defer n.tick()()
 	waitFor(t, func() bool {
 		rec, ok := r.Store.ByPort("p-1")
