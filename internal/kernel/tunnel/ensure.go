@@ -188,42 +188,44 @@ func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
 // differ describes how a device differs from t, except whether it is up.
 func differ(link netlink.Link, t Tunnel) []string {
 	var list []string
-	if link.Attrs().MTU != t.MTU {
-		list = append(list, fmt.Sprintf("%s has MTU %v, not %v", t.Link(), link.Attrs().MTU, t.MTU))
-	}
-	got, want := parameters(link), parameters(t.device())
-	if len(got) != len(want) {
-		return append(list, t.Link()+" is a link of type "+link.Type())
-	}
-	for i, w := range want {
-		if got[i] != w {
-			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), w.name, got[i].value, w.value))
+	note := func(what string, got, want any) {
+		if got != want {
+			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), what, got, want))
 		}
 	}
-	return list
-}
-
-// parameter is one of a tunnel device.
-type parameter struct {
-	name  string
-	value any
-}
-
-// parameters are those of a tunnel device, in order. Devices of different types have different numbers of them.
-func parameters(link netlink.Link) []parameter {
+	note("MTU", link.Attrs().MTU, t.MTU)
 	switch l := link.(type) {
 	case *netlink.Iptun:
-		return []parameter{
-			{"local address", addr(l.Local)}, {"remote address", addr(l.Remote)}, {"encapsulation", l.EncapType}, {"encapsulation flags", l.EncapFlags},
-			{"source port", l.EncapSport}, {"destination port", l.EncapDport}, {"TTL", l.Ttl}, {"protocol", l.Proto},
+		want, ok := t.device().(*netlink.Iptun)
+		if !ok {
+			return append(list, t.Link()+" is a link of type "+link.Type())
 		}
+		note("local address", addr(l.Local), addr(want.Local))
+		note("remote address", addr(l.Remote), addr(want.Remote))
+		note("encapsulation", l.EncapType, want.EncapType)
+		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
+		note("source port", l.EncapSport, want.EncapSport)
+		note("destination port", l.EncapDport, want.EncapDport)
+		note("TTL", l.Ttl, want.Ttl)
+		note("protocol", l.Proto, want.Proto)
 	case *netlink.Ip6tnl:
-		return []parameter{
-			{"local address", addr(l.Local)}, {"remote address", addr(l.Remote)}, {"encapsulation", l.EncapType}, {"encapsulation flags", l.EncapFlags},
-			{"source port", l.EncapSport}, {"destination port", l.EncapDport}, {"hop limit", l.Ttl}, {"protocol", l.Proto}, {"flags", l.Flags &^ stateFlags},
+		want, ok := t.device().(*netlink.Ip6tnl)
+		if !ok {
+			return append(list, t.Link()+" is a link of type "+link.Type())
 		}
+		note("local address", addr(l.Local), addr(want.Local))
+		note("remote address", addr(l.Remote), addr(want.Remote))
+		note("encapsulation", l.EncapType, want.EncapType)
+		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
+		note("source port", l.EncapSport, want.EncapSport)
+		note("destination port", l.EncapDport, want.EncapDport)
+		note("hop limit", l.Ttl, want.Ttl)
+		note("protocol", l.Proto, want.Proto)
+		note("flags", l.Flags&^stateFlags, want.Flags)
+	default:
+		list = append(list, t.Link()+" is a link of type "+link.Type())
 	}
-	return nil
+	return list
 }
 
 // addr formats an address of the netlink library; "any" if it is not set.
