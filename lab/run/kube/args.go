@@ -43,23 +43,23 @@ func etcdArgs() []string {
 	}
 }
 
-func (c *ControlPlane) apiServerArgs() []string {
+func (o Options) apiServerArgs(port uint16) []string {
 	args := []string{
 		"--etcd-servers=" + etcdClients,
-		"--bind-address=" + c.Address.String(),
-		"--advertise-address=" + c.Address.String(),
-		"--secure-port=" + strconv.Itoa(int(c.address.Port())),
+		"--bind-address=" + o.Address.String(),
+		"--advertise-address=" + o.Address.String(),
+		"--secure-port=" + strconv.Itoa(int(port)),
 		"--tls-cert-file=" + serverCert,
 		"--tls-private-key-file=" + serverKey,
 		"--client-ca-file=" + caCert,
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + tokenPublicKey,
 		"--service-account-signing-key-file=" + tokenKey,
-		"--service-cluster-ip-range=" + c.serviceCIDRs(),
+		"--service-cluster-ip-range=" + o.serviceCIDRs(),
 		"--allow-privileged",
 		"--kubelet-preferred-address-types=InternalIP",
 	}
-	if c.Kubelets {
+	if o.Kubelets {
 		args = append(args,
 			"--authorization-mode=Node,RBAC",
 			"--enable-admission-plugins=NodeRestriction",
@@ -74,40 +74,40 @@ func (c *ControlPlane) apiServerArgs() []string {
 			"--endpoint-reconciler-type=none", // the API is not reached by its Service
 		)
 	}
-	if !c.Controllers {
+	if !o.Controllers {
 		// Nobody would make the default service account of a namespace, without
 		// which this plugin admits no pod.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
-	return append(args, c.APIServerArgs...)
+	return append(args, o.APIServerArgs...)
 }
 
-func (c *ControlPlane) serviceCIDRs() string {
+func (o Options) serviceCIDRs() string {
 	var cidrs []string
-	for _, f := range c.Families.Families() {
+	for _, f := range o.Families.Families() {
 		cidrs = append(cidrs, ServiceCIDRs[f].String())
 	}
 	return strings.Join(cidrs, ",")
 }
 
-func (c *ControlPlane) controllerArgs() []string {
+func (o Options) controllerArgs() []string {
 	return append([]string{
-		"--kubeconfig=" + filepath.Join(c.Dir, adminKubeconfig),
+		"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig),
 		"--leader-elect=false",
 		"--secure-port=0",
 		"--allocate-node-cidrs=false",
 		"--service-account-private-key-file=" + tokenKey,
 		"--root-ca-file=" + caCert,
 		"--use-service-account-credentials",
-	}, c.ControllerArgs...)
+	}, o.ControllerArgs...)
 }
 
-func (c *ControlPlane) schedulerArgs() []string {
+func (o Options) schedulerArgs() []string {
 	return append([]string{
-		"--kubeconfig=" + filepath.Join(c.Dir, adminKubeconfig),
+		"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig),
 		"--leader-elect=false",
 		"--secure-port=0",
-	}, c.SchedulerArgs...)
+	}, o.SchedulerArgs...)
 }
 
 // The ports to choose from lie below those that the kernel hands out by itself

@@ -90,7 +90,7 @@ func (c *ControlPlane) writeCredentials() error {
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // AdminKubeconfig is a file with what Config returns, for other programs.
-func (c *ControlPlane) AdminKubeconfig() string { return filepath.Join(c.Dir, adminKubeconfig) }
+func (o Options) AdminKubeconfig() string { return filepath.Join(o.Dir, adminKubeconfig) }
 
 // CA is the certificate, as PEM, by which the control plane and its users know each
 // other.
@@ -126,14 +126,16 @@ func (c *ControlPlane) anonymous() *rest.Config {
 		cfg.Host, cfg.ServerName = c.admin.Host, c.admin.ServerName
 	}
 	if c.Netns != "" {
-		cfg.Dial = c.dial
+		cfg.Dial = dialer(c.Netns, c.address)
 	}
 	return cfg
 }
 
-// dial connects to the API server in its namespace.
-func (c *ControlPlane) dial(ctx context.Context, network, _ string) (net.Conn, error) {
-	return ns.Dial(ctx, c.Netns, network, c.address, netip.Addr{})
+// dialer connects to an address in a network namespace, whatever it is asked for.
+func dialer(netns string, to netip.AddrPort) func(ctx context.Context, network, _ string) (net.Conn, error) {
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return ns.Dial(ctx, netns, network, to, netip.Addr{})
+	}
 }
 
 // WriteKubeconfig writes a file from which other programs read cfg, as far as

@@ -92,7 +92,7 @@ type ControlPlane struct {
 
 	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
 	APIServer *proc.Process
-	programs  []*proc.Process // all of them, the one that others need first
+	programs  *programs
 }
 
 // Start raises a control plane and returns once it is ready to be used: what the API server makes
@@ -104,7 +104,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &ControlPlane{Options: o}
+	c := newControlPlane(o)
 	if c.restored = c.restore(ctx); c.restored {
 		soon, cancel := context.WithTimeout(ctx, restoredPatience)
 		err = c.raise(soon)
@@ -118,12 +118,16 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		if err := errors.Join(c.Stop(), c.forget()); err != nil {
 			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
 		}
-		c = &ControlPlane{Options: o} // a useless snapshot only costs time
+		c = newControlPlane(o) // a useless snapshot only costs time
 	}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 	}
 	return c, nil
+}
+
+func newControlPlane(o Options) *ControlPlane {
+	return &ControlPlane{Options: o, programs: &programs{}}
 }
 
 func (o Options) complete() (Options, error) {
@@ -160,12 +164,12 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 		return err
 	}
 	if c.Controllers {
-		if _, err := c.start(controllers, c.controllerArgs()); err != nil {
+		if _, err := c.programs.start(c.Options, controllers, c.controllerArgs()); err != nil {
 			return err
 		}
 	}
 	if c.Scheduler {
-		if _, err := c.start(scheduler, c.schedulerArgs()); err != nil {
+		if _, err := c.programs.start(c.Options, scheduler, c.schedulerArgs()); err != nil {
 			return err
 		}
 	}
@@ -186,10 +190,10 @@ func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 	if err := c.writeCredentials(); err != nil {
 		return err
 	}
-	if _, err := c.start(etcd, etcdArgs()); err != nil {
+	if _, err := c.programs.start(c.Options, etcd, etcdArgs()); err != nil {
 		return err
 	}
-	if c.APIServer, err = c.start(apiServer, c.apiServerArgs()); err != nil {
+	if c.APIServer, err = c.programs.start(c.Options, apiServer, c.apiServerArgs(c.address.Port())); err != nil {
 		return err
 	}
 	// The API server takes CRDs before it calls itself ready.
@@ -241,24 +245,27 @@ func (c *ControlPlane) KillAPIServer() error {
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.
 	var errs []error
-	for _, p := range slices.Backward(c.programs) {
+	for _, p := range slices.Backward(c.programs.list) {
 		errs = append(errs, p.Kill())
 	}
 	return errors.Join(errs...)
 }
 
+// programs are the processes of a control plane, the one that others need first.
+type programs struct{ list []*proc.Process }
+
 // start starts a program, whose log has its name.
-func (c *ControlPlane) start(program string, args []string) (*proc.Process, error) {
+func (s *programs) start(c Options, program string, args []string) (*proc.Process, error) {
 	p := proc.New(program, filepath.Join(c.Dir, program+".log"), func() proc.Command {
 		return proc.Command{Path: filepath.Join(c.Assets, program), Args: args, Dir: c.Dir, Netns: c.Netns}
 	})
-	c.programs = append(c.programs, p)
+	s.list = append(s.list, p)
 	return p, p.Start()
 }
 
 // failed is the error of a program that ended by itself.
-func (c *ControlPlane) failed() error {
-	for _, p := range c.programs {
+func (s *programs) failed() error {
+	for _, p := range s.list {
 		if err := p.Failed(); err != nil {
 			return err
 		}
@@ -267,9 +274,9 @@ func (c *ControlPlane) failed() error {
 }
 
 // until calls is until it returns nil, ctx ends or a program fails.
-func (c *ControlPlane) until(ctx context.Context, what string, is func() error) error {
-	err := poll.Retry(ctx, is, func(error) bool { return c.failed() == nil })
-	if failed := c.failed(); err != nil && failed != nil {
+func (s *programs) until(ctx context.Context, what string, is func() error) error {
+	err := poll.Retry(ctx, is, func(error) bool { return s.failed() == nil })
+	if failed := s.failed(); err != nil && failed != nil {
 		return failed
 	}
 	if err != nil {
@@ -299,7 +306,8 @@ var errRemote = errors.New("the control plane is another process's")
 // such as one of the host for a virtual machine. It has users with tokens, but none with
 // certificates, and cannot be started or killed; Stop leaves it alone.
 func Remote(dir string) (*ControlPlane, error) {
-	c := &ControlPlane{Options: Options{Dir: dir}, remote: true}
+	c := newControlPlane(Options{Dir: dir})
+	c.remote = true
 	cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
@@ -322,6 +330,6 @@ func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other.Netns = netns
 	other.admin = c.Config()
 	other.admin.Host = "https://" + address.String()
-	other.admin.Dial = other.dial
+	other.admin.Dial = dialer(netns, address)
 	return other
 }

@@ -95,7 +95,7 @@ func TestAControlPlane(t *testing.T) {
 		if _, err := things.Create(t.Context(), thing, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		since, err := c.established(t.Context(), api, "things.test.berth.dev")
+		since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
 		ok(t, err)
 		if age := began.Sub(since); age < creationPause {
 			t.Errorf("the first object had to wait: its kind was known for %v", age)
@@ -149,7 +149,7 @@ func TestAPIServerDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	ok(t, c.KillAPIServer())
-	if err := c.until(t.Context(), "the port refuses", func() error { // after the connections that were open
+	if err := c.programs.until(t.Context(), "the port refuses", func() error { // after the connections that were open
 		_, err := api.Get(t.Context(), "node-1", metav1.GetOptions{})
 		if err == nil {
 			t.Fatal("an API server answers that was killed")
@@ -166,7 +166,7 @@ func TestAPIServerDown(t *testing.T) {
 		t.Errorf("after its return: %v", err)
 	}
 	ok(t, c.Stop())
-	for _, p := range c.programs {
+	for _, p := range c.programs.list {
 		if p.Running() {
 			t.Errorf("%s runs after Stop", p)
 		}
@@ -204,7 +204,7 @@ func TestControllersAndScheduler(t *testing.T) {
 	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.until(ctx, "schedule it", func() error {
+	if err := c.programs.until(ctx, "schedule it", func() error {
 		p, err := pods.Get(ctx, "pod-1", metav1.GetOptions{})
 		if err == nil && p.Spec.NodeName != "node-1" {
 			err = errors.New("not scheduled")

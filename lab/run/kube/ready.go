@@ -27,7 +27,7 @@ func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.until(ctx, "wait for the API server", func() error {
+	return c.programs.until(ctx, "wait for the API server", func() error {
 		return api.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 	})
 }
@@ -40,14 +40,14 @@ func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, metav1.NamespaceDefault} {
-		if err := c.until(ctx, "wait for namespace "+name, func() error {
+		if err := c.programs.until(ctx, "wait for namespace "+name, func() error {
 			_, err := api.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
 			return err
 		}); err != nil {
 			return err
 		}
 	}
-	return c.until(ctx, "wait for Service default/kubernetes", func() error {
+	return c.programs.until(ctx, "wait for Service default/kubernetes", func() error {
 		_, err := api.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 		return err
 	})
@@ -63,7 +63,7 @@ func (c *ControlPlane) waitForController(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.until(ctx, "wait for service account default/default", func() error {
+	return c.programs.until(ctx, "wait for service account default/default", func() error {
 		_, err := api.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -88,7 +88,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 		return err
 	}
 	var found *unstructured.UnstructuredList
-	if err := c.until(ctx, "install CRDs", func() (err error) {
+	if err := c.programs.until(ctx, "install CRDs", func() (err error) {
 		found, err = api.Resource(crds).List(ctx, metav1.ListOptions{})
 		return err
 	}); err != nil {
@@ -107,7 +107,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 	}
 	var usable time.Time
 	for _, o := range objects {
-		established, err := c.established(ctx, api, o.GetName())
+		established, err := c.programs.established(ctx, api, o.GetName())
 		if err != nil {
 			return err
 		}
@@ -130,8 +130,8 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 const creationPause = 2 * time.Second
 
 // established waits until the CRD is established, and returns since when.
-func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
-	err = c.until(ctx, "install CRD "+name, func() error {
+func (s *programs) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
+	err = s.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -31,36 +31,36 @@ const restoredPatience = time.Minute
 
 // restore makes the data of a new control plane from a snapshot, and the snapshot first if it is missing.
 // It reports whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
-func (c *ControlPlane) restore(ctx context.Context) bool {
-	if c.Kubelets { // the API server's endpoints, with leases, are in the data
+func (o Options) restore(ctx context.Context) bool {
+	if o.Kubelets { // the API server's endpoints, with leases, are in the data
 		return false
 	}
-	if _, err := os.Stat(c.data()); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(o.data()); !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	snapshot, err := c.snapshot()
+	snapshot, err := o.snapshot()
 	if err != nil {
 		return false
 	}
 	if _, gone := os.Stat(snapshot); errors.Is(gone, fs.ErrNotExist) {
-		err = c.makeSnapshot(ctx, snapshot)
+		err = o.makeSnapshot(ctx, snapshot)
 	}
 	if err == nil {
-		err = copySparse(c.data(), snapshot, false)
+		err = copySparse(o.data(), snapshot, false)
 	}
 	if err != nil {
-		_ = c.removeData() // what stays fails the start that follows
+		_ = o.removeData() // what stays fails the start that follows
 	}
 	return err == nil
 }
 
 // forget removes the data that a snapshot began, and the snapshot.
-func (c *ControlPlane) forget() error {
-	snapshot, err := c.snapshot()
+func (o Options) forget() error {
+	snapshot, err := o.snapshot()
 	if err != nil {
 		return err
 	}
-	return errors.Join(discard(snapshot), c.removeData())
+	return errors.Join(discard(snapshot), o.removeData())
 }
 
 // discard removes a snapshot, all of it at once for those that copy it.
@@ -76,30 +76,30 @@ func discard(snapshot string) error {
 	return nil // another process did
 }
 
-func (c *ControlPlane) data() string { return filepath.Join(c.Dir, etcdData) }
+func (o Options) data() string { return filepath.Join(o.Dir, etcdData) }
 
-func (c *ControlPlane) removeData() error { return os.RemoveAll(c.data()) }
+func (o Options) removeData() error { return os.RemoveAll(o.data()) }
 
-// source is a control plane like c whose data is taken for snapshots.
-func (c *ControlPlane) source(dir string) *ControlPlane {
-	o := c.Options
+// source is a control plane whose data is taken for snapshots.
+func (o Options) source(dir string) *ControlPlane {
+	six := o.Address.Is6()
 	o.Dir, o.Netns = dir, ""
 	o.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if c.Address.Is6() {
+	if six {
 		o.Address = netip.IPv6Loopback()
 	}
-	return &ControlPlane{Options: o}
+	return newControlPlane(o)
 }
 
-// snapshot is the folder of the snapshot for c, which is named after a hash of all that it depends on.
-func (c *ControlPlane) snapshot() (string, error) {
+// snapshot is the folder of the options' snapshot, which is named after a hash of all that it depends on.
+func (o Options) snapshot() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
 	hash := sha256.New()
 	for _, program := range []string{etcd, apiServer} {
-		path, err := filepath.EvalSymlinks(filepath.Join(c.Assets, program))
+		path, err := filepath.EvalSymlinks(filepath.Join(o.Assets, program))
 		if err != nil {
 			return "", err
 		}
@@ -109,13 +109,13 @@ func (c *ControlPlane) snapshot() (string, error) {
 		}
 		fmt.Fprintln(hash, path, info.Size(), info.ModTime().UnixNano())
 	}
-	fmt.Fprintf(hash, "%q\n%q\n", etcdArgs(), c.source("").apiServerArgs())
-	if c.CRDs != nil {
-		err = fs.WalkDir(c.CRDs, ".", func(name string, entry fs.DirEntry, err error) error {
+	fmt.Fprintf(hash, "%q\n%q\n", etcdArgs(), o.source("").apiServerArgs(0))
+	if o.CRDs != nil {
+		err = fs.WalkDir(o.CRDs, ".", func(name string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
 			}
-			data, err := fs.ReadFile(c.CRDs, name)
+			data, err := fs.ReadFile(o.CRDs, name)
 			fmt.Fprintf(hash, "%q %q\n", name, data)
 			return err
 		})
@@ -128,7 +128,7 @@ var errBusy = errors.New("another process makes it")
 
 // makeSnapshot starts a control plane and keeps its data as a snapshot. It does not wait for
 // another process that does so.
-func (c *ControlPlane) makeSnapshot(ctx context.Context, snapshot string) error {
+func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	cache := filepath.Dir(snapshot)
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return err
@@ -152,7 +152,7 @@ func (c *ControlPlane) makeSnapshot(ctx context.Context, snapshot string) error 
 		return err
 	}
 	defer os.RemoveAll(dir)
-	source := c.source(dir)
+	source := o.source(dir)
 	if err := errors.Join(source.raiseAPI(ctx), source.Stop()); err != nil {
 		return err
 	}
