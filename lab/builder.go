@@ -71,8 +71,8 @@ func (b builder) raiseEC2(ctx context.Context) error {
 // settle waits until the lab is up, unless daemons are left to others.
 func (b builder) settle(ctx context.Context) error {
 	l := b.lab
-	if err := l.Reported(ctx); err != nil {
-		return errors.Join(err, l.Trouble())
+	if err := l.WaitReports(ctx); err != nil {
+		return errors.Join(err, l.Err())
 	}
 	if l.NoDaemons {
 		return nil
@@ -83,7 +83,7 @@ func (b builder) settle(ctx context.Context) error {
 	return l.Kube.WaitVPCs(ctx)
 }
 
-func cidrs(b vpc.Books) []netip.Prefix {
+func cidrs(b vpc.Snapshot) []netip.Prefix {
 	var out []netip.Prefix
 	for _, v := range b.VPCs {
 		out = append(append(out, v.CIDRs...), v.IPv6CIDRs...)
@@ -92,6 +92,6 @@ func cidrs(b vpc.Books) []netip.Prefix {
 }
 
 // egressOnly reports whether IPv6 leaves by an egress-only internet gateway.
-func egressOnly(b vpc.Books) bool {
+func egressOnly(b vpc.Snapshot) bool {
 	return slices.ContainsFunc(b.RouteTables, func(t vpc.RouteTable) bool { return slices.ContainsFunc(t.Routes, vpc.Route.EgressOnly) })
 }

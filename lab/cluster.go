@@ -145,7 +145,7 @@ func (b builder) startKube(ctx context.Context, o kube.Options) error {
 // with IPv6 addresses only, whose family the API server must have too.
 func (b builder) apiEndpoint() netip.Addr {
 	l := b.lab
-	books := l.Books()
+	books := l.Snapshot()
 	native := slices.ContainsFunc(books.Instances, func(i vpc.Instance) bool { return IPv6Only(books, i.ID) })
 	if native || l.Kubelets != nil && l.PodFamilies() == ipfamily.OnlyIPv6 {
 		return fabric.APIEndpoint6
@@ -301,7 +301,7 @@ func clusterName(lab string) string { return "vpclab-" + lab }
 
 // Reported returns once the API server knows of all that happened to the lab's
 // nodes and pods, or ctx ends. There is nothing to report in node mode.
-func (l *Lab) Reported(ctx context.Context) error {
+func (l *Lab) WaitReports(ctx context.Context) error {
 	if l.Kube == nil {
 		return nil
 	}

@@ -34,15 +34,15 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	n := &corev1.Node{}
 	ready := func(name string, want corev1.ConditionStatus) {
 		t.Helper()
-		l.CatchUp() // a machine is off, or on, before it is said
-		ok(t, l.Reported(ctx))
+		l.WaitEvents() // a machine is off, or on, before it is said
+		ok(t, l.WaitReports(ctx))
 		ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n))
 		if c := n.Status.Conditions; len(c) != 1 || c[0].Type != corev1.NodeReady || c[0].Status != want {
 			t.Errorf("conditions of %s: %+v, want Ready=%s", name, c, want)
 		}
 	}
 	ready("node-1", corev1.ConditionTrue)
-	first := l.Books().Instances[0]
+	first := l.Snapshot().Instances[0]
 	if want := "aws:///" + first.Zone + "/" + first.ID; n.Spec.ProviderID != want {
 		t.Errorf("provider ID %q, want %q", n.Spec.ProviderID, want)
 	}
@@ -50,7 +50,7 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	ok(t, l.Kube.KillAPIServer())
 	i, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "a", Role: "node"})
 	ok(t, err)
-	l.CatchUp() // nobody waits for the API server
+	l.WaitEvents() // nobody waits for the API server
 	ok(t, l.Kube.StartAPIServer(ctx))
 	ready("late", corev1.ConditionTrue)
 	ok(t, l.Cloud.Instances.Stop(i.ID))
@@ -66,7 +66,7 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	eventually(t, "the Node goes", func() bool {
 		return apierrors.IsNotFound(l.Kube.Client.Get(ctx, client.ObjectKey{Name: "late"}, n))
 	})
-	ok(t, l.Reported(ctx))
+	ok(t, l.WaitReports(ctx))
 	if left := podsOf(t, l, "late"); len(left) != 0 {
 		t.Errorf("%v are left on a node that is gone", left)
 	}
@@ -110,7 +110,7 @@ func podsAreObjects(t *testing.T, l *Lab) {
 		PodOptions: node.PodOptions{Namespace: "new-namespace"}, Name: "a", ObjectName: name, UID: uid,
 		Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.9")},
 	})
-	ok(t, l.Reported(ctx))
+	ok(t, l.WaitReports(ctx))
 	ok(t, l.Kube.Client.Get(ctx, key, pod))
 	if pod.Status.Phase != corev1.PodRunning || pod.Status.PodIP != "10.0.0.9" {
 		t.Errorf("a pod that runs: %+v", pod.Status)

@@ -19,7 +19,7 @@ func TestFrameWithIPv6(t *testing.T) {
 	if _, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"}); err != nil {
 		t.Fatal(err)
 	}
-	l.CatchUp()
+	l.WaitEvents()
 	s, err := l.Status(t.Context())
 	ok(t, err)
 	if s.VPCIPv6 != "2001:db8:1::/56" || s.Families != ipfamily.Dual || len(s.Nodes) != 3 {
@@ -58,7 +58,7 @@ func TestFrameWithIPv6(t *testing.T) {
 // A lab without IPv6 families has no IPv6, and berthd gets no flag of families.
 func TestFrameWithoutIPv6(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
-	books := l.Books()
+	books := l.Snapshot()
 	if v := books.VPCs[0]; len(v.IPv6CIDRs) > 0 || books.Subnets[0].IPv6.IsValid() || l.HasIPv6() {
 		t.Errorf("the VPC has %v, and the lab IPv6: %t", v.IPv6CIDRs, l.HasIPv6())
 	}

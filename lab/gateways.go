@@ -473,7 +473,7 @@ func (g *gateways) end(ctx context.Context, one *Gateway, pod *corev1.Pod, n *no
 		err = poll.Retry(ctx, func() error {
 			return g.lab.Kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
 				client.GracePeriodSeconds(0), client.Preconditions{UID: &pod.UID})
-		}, kube.Away)
+		}, kube.Unavailable)
 	}
 	g.mu.Lock()
 	delete(g.all, pod.UID)

@@ -168,7 +168,7 @@ func (s *Chart) nameVPCs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return kube.Again(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
+	return kube.Retry(ctx, "give namespaces a VPC", func() error { return l.Kube.ApplyObjects(ctx, objects) })
 }
 
 // settings are flags, each --name=value or --name, as the chart has them.
@@ -221,7 +221,7 @@ func condition(n *corev1.Node, kind corev1.NodeConditionType) corev1.NodeConditi
 // installAddons installs CoreDNS.
 func (b builder) installAddons(ctx context.Context) error {
 	l := b.lab
-	return kube.Again(ctx, "install CoreDNS", func() error {
+	return kube.Retry(ctx, "install CoreDNS", func() error {
 		objects, err := addons.CoreDNS(l.clusterDNS())
 		if err != nil {
 			return err

@@ -133,10 +133,10 @@ func (b builder) waitJoined(ctx context.Context) error {
 		select {
 		case <-m.joined:
 		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("wait for node %s to join: %w", m.Name, ctx.Err()), l.Trouble())
+			return errors.Join(fmt.Errorf("wait for node %s to join: %w", m.Name, ctx.Err()), l.Err())
 		}
 	}
-	return l.Trouble()
+	return l.Err()
 }
 
 // ovsDir is where a machine has the socket of its OVSDB, as Debian's Open vSwitch does.
@@ -150,7 +150,7 @@ func (m *machine) scrapHost() error {
 	if m.host == nil {
 		return nil
 	}
-	return m.host.Scrap()
+	return m.host.RemoveDisk()
 }
 
 // clusterDNS is the address of the name service of a lab with kubelets: the tenth of those of

@@ -270,12 +270,12 @@ func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operator
 
 // CatchUp returns when the fabric has applied every event of the cloud so far. A call of the
 // cloud may return before that, when the cloud is busy with other events.
-func (l *Lab) CatchUp() { l.follower.catchUp() }
+func (l *Lab) WaitEvents() { l.follower.catchUp() }
 
 // Books is a snapshot of EC2's state; empty where there is no EC2.
-func (l *Lab) Books() vpc.Books {
+func (l *Lab) Snapshot() vpc.Snapshot {
 	if l.Cloud == nil {
-		return vpc.Books{}
+		return vpc.Snapshot{}
 	}
 	return l.Cloud.Snapshot()
 }
@@ -297,7 +297,7 @@ func (l *Lab) OutsidePath() string {
 }
 
 // Trouble returns what went wrong in the lab itself while it ran.
-func (l *Lab) Trouble() error { return l.trouble.all() }
+func (l *Lab) Err() error { return l.trouble.all() }
 
 // note keeps an error for Trouble.
 func (l *Lab) note(err error) {

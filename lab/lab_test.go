@@ -40,7 +40,7 @@ func start(t *testing.T, o Options) *Lab {
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := l.Trouble(); err != nil {
+		if err := l.Err(); err != nil {
 			t.Error(err)
 		}
 		if left, err := ns.List(fabric.Prefix(l.ID)); err != nil || len(left) > 0 {
@@ -99,7 +99,7 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	l := start(t, Options{Nodes: 1, CloudOptions: []vpc.Option{vpc.WithClock(fake)}})
 	n := l.Nodes()[0]
 	l.Cloud.SetDelays(spec.Delays{Link: spec.Duration(time.Minute)})
-	self, _ := l.Books().Instance(n.InstanceID)
+	self, _ := l.Snapshot().Instance(n.InstanceID)
 	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: self.SubnetID, Addresses: vpc.AddressRequest{IPv4Count: 2}})
 	ok(t, err)
 	_, err = l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: e.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
@@ -112,21 +112,21 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 
 	machine, err := l.Cloud.Instances.Launch(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
 	ok(t, err)
-	l.CatchUp()
+	l.WaitEvents()
 	_, err = l.Node("late")
 	ok(t, err)
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), time.Minute))
 
 	ok(t, l.Cloud.Instances.Stop("late"))
-	l.CatchUp()
+	l.WaitEvents()
 	if err := reach(t, n.Netns, primaryOf(l, machine.ID), 200*time.Millisecond); err == nil {
 		t.Error("a stopped instance answers")
 	}
 	ok(t, l.Cloud.Instances.Start("late"))
-	l.CatchUp()
+	l.WaitEvents()
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), time.Minute))
 	ok(t, l.Cloud.Instances.Terminate("late"))
-	l.CatchUp()
+	l.WaitEvents()
 	if _, err := l.Node("late"); err == nil {
 		t.Error("a terminated instance is still a node")
 	}
@@ -136,7 +136,7 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 }
 
 func primaryOf(l *Lab, instanceID string) netip.Addr {
-	return l.Books().InstanceENIs(instanceID)[0].Primary
+	return l.Snapshot().InstanceENIs(instanceID)[0].Primary
 }
 
 func links(t *testing.T, n *node.Node, name string) bool {

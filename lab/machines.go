@@ -115,7 +115,7 @@ func (s *machines) create(name, instanceID, netns string, object *corev1.Node) (
 		PodPrefix: fabric.Prefix(s.lab.ID) + "pod-" + name + "-", Cluster: s.lab.clusterName(),
 		EC2URL: EC2URL, Args: slices.Concat(s.lab.familyArgs(), s.lab.DaemonArgs), Env: s.lab.BerthdEnv, Log: s.lab.Log,
 	}
-	if IPv6Only(s.lab.Books(), instanceID) {
+	if IPv6Only(s.lab.Snapshot(), instanceID) {
 		o.EC2URL, o.Args = EC2URL6, append([]string{"--imds-endpoint-mode=ipv6"}, o.Args...)
 	}
 	if s.lab.modelled() {
@@ -321,15 +321,15 @@ func (m *machine) PowerOff() error {
 func (m *machine) Scrap() error {
 	var err error
 	if m.host != nil {
-		err = m.host.Scrap()
+		err = m.host.RemoveDisk()
 	}
-	return errors.Join(err, m.Node.Scrap())
+	return errors.Join(err, m.Node.RemoveDisk())
 }
 
 var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
 
 // IPv6Only reports whether an instance is in an IPv6-only subnet.
-func IPv6Only(books vpc.Books, instanceID string) bool {
+func IPv6Only(books vpc.Snapshot, instanceID string) bool {
 	i, _ := books.Instance(instanceID)
 	s, ok := books.Subnet(i.SubnetID)
 	return ok && s.IPv6Native()

@@ -203,7 +203,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	pod.Annotations = maps.Clone(annotations)
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
 	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
-		return apierrors.IsAlreadyExists(err) || kube.Away(err) // an object goes when its removal has been sent
+		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object goes when its removal has been sent
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)

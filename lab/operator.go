@@ -66,7 +66,7 @@ func (s *operators) start(ctx context.Context) error {
 			restarts: l.RestartOperators,
 		}
 		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
-		if err := kube.Again(ctx, name, func() error { return l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, "") }); err != nil {
+		if err := kube.Retry(ctx, name, func() error { return l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, "") }); err != nil {
 			return err
 		}
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {

@@ -74,7 +74,7 @@ func (b builder) raiseSite(ctx context.Context) error {
 func (b builder) addHosts() error {
 	l := b.lab
 	for i := range l.Options.Nodes {
-		if _, err := l.AddHost(fmt.Sprintf("node-%d", i+1)); err != nil {
+		if _, err := l.AddNode(fmt.Sprintf("node-%d", i+1)); err != nil {
 			return err
 		}
 	}
@@ -86,7 +86,7 @@ func (b builder) addHosts() error {
 // or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
 	return poll.Retry(ctx, write, func(err error) bool {
-		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Away(err)
+		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Unavailable(err)
 	})
 }
 
@@ -120,7 +120,7 @@ func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations 
 
 // AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
 // and, unless daemons are left to others, its daemon.
-func (l *Lab) AddHost(name string) (*node.Node, error) {
+func (l *Lab) AddNode(name string) (*node.Node, error) {
 	if err := l.machines.mayName(name); err != nil {
 		return nil, err
 	}
@@ -144,15 +144,15 @@ func hostNode(name string) *corev1.Node {
 
 // RemoveHost powers a node of a lab in pool mode off for good. Its Node is not
 // ready, and stays until RemoveNodeObject, as it does where no cloud controller removes it.
-func (l *Lab) RemoveHost(name string) error {
-	err := l.LoseHost(name)
+func (l *Lab) RemoveNode(name string) error {
+	err := l.LoseNode(name)
 	l.Kube.NodeLost(name)
 	return err
 }
 
 // LoseHost powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
 // Node and Pods stay as they were until Cluster.NodeLost.
-func (l *Lab) LoseHost(name string) error {
+func (l *Lab) LoseNode(name string) error {
 	m := l.machines.remove(name)
 	if m == nil {
 		return fmt.Errorf("no node %q", name)

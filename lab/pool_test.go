@@ -20,7 +20,7 @@ func TestSiteFrame(t *testing.T) {
 	ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: v1alpha1.DefaultPool}, p))
 	ready := func(want corev1.ConditionStatus) {
 		t.Helper()
-		ok(t, l.Reported(ctx))
+		ok(t, l.WaitReports(ctx))
 		n := &corev1.Node{}
 		ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: "node-2"}, n))
 		if c := n.Status.Conditions; len(c) != 1 || c[0].Status != want {
@@ -36,13 +36,13 @@ func TestSiteFrame(t *testing.T) {
 	if _, err := l.Nodes()[0].Ask(ctx, "udp", l.Site.Addrs("node-2").IPv6, "hello"); err != nil {
 		t.Errorf("from node to node: %v", err)
 	}
-	ok(t, l.RemoveHost("node-2"))
+	ok(t, l.RemoveNode("node-2"))
 	ready(corev1.ConditionUnknown)
 	ok(t, l.RemoveNodeObject(ctx, "node-2"))
 	if err := l.Kube.Client.Get(ctx, client.ObjectKey{Name: "node-2"}, &corev1.Node{}); client.IgnoreNotFound(err) != nil || err == nil {
 		t.Errorf("got %v", err)
 	}
-	if _, err := l.AddHost("node-1"); err == nil || !strings.Contains(err.Error(), "already") {
+	if _, err := l.AddNode("node-1"); err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -158,7 +158,7 @@ const credentials = "openstack"
 func (c *Cluster) raiseVPCs(ctx context.Context, access portcloud.Access, vpcs []VPC) error {
 	if access.Secret != nil {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: operatorAccount.Namespace, Name: credentials}, StringData: access.Secret}
-		if err := kube.Again(ctx, "make the Secret of the VPCs", func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, s.DeepCopy())) }); err != nil {
+		if err := kube.Retry(ctx, "make the Secret of the VPCs", func() error { return client.IgnoreAlreadyExists(c.Client.Create(ctx, s.DeepCopy())) }); err != nil {
 			return err
 		}
 	}
@@ -188,7 +188,7 @@ func (c *Cluster) setVPC(ctx context.Context, namespace, vpc string) error {
 		with := n.DeepCopy()
 		metav1.SetMetaDataAnnotation(&with.ObjectMeta, annotationVPC, vpc)
 		return c.Client.Patch(ctx, with, client.MergeFrom(n))
-	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Away(err) }) // the API server makes it when it has started
+	}, func(err error) bool { return apierrors.IsNotFound(err) || kube.Unavailable(err) }) // the API server makes it when it has started
 }
 
 // object is the VPC in the Kubernetes API. Ports of EC2 have addresses of some families unless it says

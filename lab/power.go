@@ -14,7 +14,7 @@ import (
 
 // PullPlug cuts a machine's power: all that runs on it ends at once, and it has no link to its
 // network. The cloud does not notice: the instance runs. PlugIn boots it again.
-func (l *Lab) PullPlug(name string) error {
+func (l *Lab) PowerOff(name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
@@ -28,7 +28,7 @@ func (l *Lab) PullPlug(name string) error {
 // PlugIn boots a machine after PullPlug: its disk is unchanged, its /run and the network state of
 // its kernel are gone. It returns when its kubelet runs. A machine that does not come up is
 // powered off again.
-func (l *Lab) PlugIn(ctx context.Context, name string) error {
+func (l *Lab) PowerOn(ctx context.Context, name string) error {
 	m, err := l.machines.whole(name)
 	if err != nil {
 		return err
@@ -44,7 +44,7 @@ func (l *Lab) PlugIn(ctx context.Context, name string) error {
 		err = m.host.Boot(ctx)
 	}
 	if err != nil {
-		return errors.Join(err, l.PullPlug(name))
+		return errors.Join(err, l.PowerOff(name))
 	}
 	return nil
 }
@@ -55,11 +55,11 @@ func (l *Lab) Reboot(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(m.host.Stop(), l.PullPlug(name), l.PlugIn(ctx, name))
+	return errors.Join(m.host.Stop(), l.PowerOff(name), l.PowerOn(ctx, name))
 }
 
 // Host returns a node's machine.
-func (l *Lab) Host(name string) (*host.Host, error) {
+func (l *Lab) Machine(name string) (*host.Host, error) {
 	m, err := l.machines.whole(name)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func OwnAddrs(l *Lab, n *node.Node) []netip.Addr {
 		own := l.Site.Addrs(n.Name)
 		return []netip.Addr{own.IPv4, own.IPv6}
 	}
-	return l.Books().InstanceENIs(n.InstanceID)[0].Own()
+	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Own()
 }
 
 // NodeAddrs are a node's own addresses of the families of which pods have some, IPv4 first.

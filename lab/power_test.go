@@ -24,24 +24,24 @@ func TestMachineThatDoesNotComeUpIsDarkAgain(t *testing.T) {
 	m.host = host.New(host.Options{Name: name, Netns: m.Netns, Disk: filepath.Join(dir, "disk"), Logs: dir, CNIPlugins: filepath.Join(dir, "none")})
 	fails := func(want string) {
 		t.Helper()
-		if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), want) {
+		if err := l.PowerOn(t.Context(), name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Fatalf("error %v, want %q", err, want)
 		}
 		if left, err := ns.List(fabric.Prefix(l.ID) + "node-" + name); err != nil || len(left) > 0 || !m.dark {
 			t.Fatalf("left behind: %v, %v; dark: %t", left, err, m.dark)
 		}
 	}
-	if err := l.PlugIn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "it is powered on") {
+	if err := l.PowerOn(t.Context(), name); err == nil || !strings.Contains(err.Error(), "it is powered on") {
 		t.Fatalf("plugged in twice: %v", err)
 	}
-	ok(t, l.PullPlug(name))
+	ok(t, l.PowerOff(name))
 	for range 2 {
 		fails("loopback") // of the plugins, which a booting machine copies
 	}
-	ok(t, l.PullPlug(name)) // in the dark too
+	ok(t, l.PowerOff(name)) // in the dark too
 
 	// A network that cannot be made whole.
-	primary := l.Books().InstanceENIs(m.InstanceID)[0]
+	primary := l.Snapshot().InstanceENIs(m.InstanceID)[0]
 	ok(t, l.Fabric.AddNode("other"))
 	ok(t, l.Fabric.Attach("other", primary))
 	fails("it is attached to other")

@@ -83,7 +83,7 @@ func (r *reports) work(ctx context.Context) {
 			return
 		}
 		err := next.send(ctx)
-		if err != nil && ctx.Err() == nil && kube.Away(err) {
+		if err != nil && ctx.Err() == nil && kube.Unavailable(err) {
 			select {
 			case <-ctx.Done():
 			case <-time.After(reportPause):

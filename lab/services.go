@@ -77,7 +77,7 @@ func afterFollowing(l *Lab, h http.Handler) http.Handler {
 		if held.hungUp { // a lost reply
 			return
 		}
-		l.CatchUp()
+		l.WaitEvents()
 		w.WriteHeader(held.status)
 		_, _ = w.Write(held.body.Bytes())
 	})

@@ -152,7 +152,7 @@ type CallCount struct {
 
 // Status looks at everything.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
-	books := l.Books()
+	books := l.Snapshot()
 	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Kubelets: l.Kubelets != nil, Internet: fabric.InternetHost}
 	var drops map[string]fabric.Drops
 	if l.Fabric != nil {
@@ -167,7 +167,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		}
 		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.API.Stats())
 	}
-	if err := l.Trouble(); err != nil {
+	if err := l.Err(); err != nil {
 		s.Trouble = err.Error()
 	}
 	for _, e := range books.ENIs {
@@ -265,7 +265,7 @@ func (s *Status) addMachines(ctx context.Context, l *Lab) error {
 				status.Addresses = append(status.Addresses, a)
 			}
 		}
-		books := l.Books()
+		books := l.Snapshot()
 		for _, e := range books.InstanceENIs(s.Nodes[i].InstanceID) {
 			status.findENI(append(books.Branches(e.ID), e))
 		}
@@ -357,7 +357,7 @@ func callCounts(calls map[string]vpc.CallStats) []CallCount {
 	return out
 }
 
-func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[string]fabric.Drops) NodeStatus {
+func nodeStatus(ctx context.Context, n *node.Node, books vpc.Snapshot, drops map[string]fabric.Drops) NodeStatus {
 	i, _ := books.Instance(n.InstanceID)
 	s := NodeStatus{
 		Name: n.Name, InstanceID: n.InstanceID, Type: i.Type, Zone: i.Zone,
@@ -392,7 +392,7 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 	return s
 }
 
-func eniStatus(e vpc.ENI, books vpc.Books, drops fabric.Drops) ENIStatus {
+func eniStatus(e vpc.ENI, books vpc.Snapshot, drops fabric.Drops) ENIStatus {
 	s := ENIStatus{
 		ID: e.ID, MAC: e.MAC.String(), Primary: e.Primary, Secondary: e.Secondary, Prefixes: e.Prefixes,
 		IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes, Status: e.Status(), Drops: drops, DeviceIndex: -1,

@@ -21,8 +21,8 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	l := start(t, Options{Nodes: 2, InstanceType: "m5.large"})
 	l.Cloud.SetDelays(spec.Delays{})
 	n, far := l.Nodes()[0], l.Nodes()[1].Netns
-	self, _ := l.Books().Instance(n.InstanceID)
-	subnet, _ := l.Books().Subnet(self.SubnetID)
+	self, _ := l.Snapshot().Instance(n.InstanceID)
+	subnet, _ := l.Snapshot().Subnet(self.SubnetID)
 	trunk, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: self.SubnetID, Type: "trunk"})
 	ok(t, err)
 	_, err = l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: trunk.ID, InstanceID: n.InstanceID, DeviceIndex: 1})
@@ -31,7 +31,7 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	ok(t, err)
 	a, err := l.Cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
-	l.CatchUp()
+	l.WaitEvents()
 
 	// vlan makes the node's end, which answers from the branch's address by the branch.
 	vlan := func() {
@@ -79,14 +79,14 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 
 	ok(t, l.Cloud.Instances.Stop(n.Name))
 	ok(t, l.Cloud.Instances.Start(n.Name))
-	l.CatchUp()
+	l.WaitEvents()
 	n, err = l.Node(n.Name)
 	ok(t, err)
 	vlan()
 	ok(t, reach(t, far, branch.Primary, time.Minute))
 
 	ok(t, l.Cloud.ENIs.Disassociate(vpc.DisassociateRequest{AssociationID: a.ID}))
-	l.CatchUp()
+	l.WaitEvents()
 	if err := reach(t, far, branch.Primary, time.Second); err == nil {
 		t.Error("what was a branch answers")
 	}
@@ -96,8 +96,8 @@ func TestBranchesOfTheCloudCarryPackets(t *testing.T) {
 	_, err = l.Cloud.ENIs.Associate(vpc.AssociateRequest{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7})
 	ok(t, err)
 	ok(t, l.Cloud.Instances.Terminate(n.Name))
-	l.CatchUp()
-	if e, there := l.Books().ENI(branch.ID); !there || e.Status() != "available" {
+	l.WaitEvents()
+	if e, there := l.Snapshot().ENI(branch.ID); !there || e.Status() != "available" {
 		t.Errorf("the branch of a terminated instance is %+v", e)
 	}
 }

@@ -166,7 +166,7 @@ func operate(ctx context.Context, api *memapi.API, amazon cloud.API, v *v1alpha1
 	if err != nil {
 		return err
 	}
-	through := lanes.New(lanes.Options{Most: p.Traits().AtOnce}).Provider(p, nil)
+	through := lanes.New(lanes.Options{Calls: p.Traits().AtOnce}).Provider(p, nil)
 	_, err = podnics.Setup(mgr, podnics.Options{
 		Cluster: clusterName, Networks: networks{podnics.Opened{UID: string(v.UID), Provider: through, Network: network, Spec: v.Spec}},
 	})

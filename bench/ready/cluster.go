@@ -72,14 +72,14 @@ func Raise(ctx context.Context, o Order) (*Cluster, error) {
 // Close removes the cluster.
 func (c *Cluster) Close() error {
 	defer c.release()
-	return errors.Join(c.Trouble(), c.Lab.Close(), os.RemoveAll(labDir))
+	return errors.Join(c.Err(), c.Lab.Close(), os.RemoveAll(labDir))
 }
 
 // hosts are the machines, by the order of their names.
 func (c *Cluster) hosts() ([]*host.Host, error) {
 	var all []*host.Host
 	for _, n := range c.Nodes() {
-		h, err := c.Host(n.Name)
+		h, err := c.Machine(n.Name)
 		if err != nil {
 			return nil, err
 		}

@@ -97,13 +97,13 @@ var errNoEgress = errors.New("the Egress does not exist")
 
 // follow watches the Egress and its clients until ctx ends.
 func (a *agent) follow(ctx context.Context, api *kubeapi.Client) {
-	own := api.Objects(egresses, kubeapi.Only("metadata.name", a.cfg.EgressName), func() runtime.Object { return &v1alpha1.EgressList{} })
+	own := api.Objects(egresses, kubeapi.FieldEquals("metadata.name", a.cfg.EgressName), func() runtime.Object { return &v1alpha1.EgressList{} })
 	of := api.Labelled(clientSlices, labels.Set{v1alpha1.LabelEgress: a.cfg.EgressName}.String(), func() runtime.Object { return &v1alpha1.EgressClientSliceList{} })
 	var both sync.WaitGroup
 	both.Go(func() {
 		kubeapi.Follow(ctx, egresses, own, kubeapi.Handler[*v1alpha1.Egress]{
-			Heard: a.requested,
-			Put:   func(e *v1alpha1.Egress) { a.update(egresses, func(c *apiCache) { c.egress = e }) },
+			Outcome: a.requested,
+			Put:     func(e *v1alpha1.Egress) { a.update(egresses, func(c *apiCache) { c.egress = e }) },
 			Gone: func(gone *v1alpha1.Egress) {
 				a.update(egresses, func(c *apiCache) {
 					if c.egress != nil && c.egress.UID == gone.UID {
@@ -123,8 +123,8 @@ func (a *agent) follow(ctx context.Context, api *kubeapi.Client) {
 	})
 	both.Go(func() {
 		kubeapi.Follow(ctx, clientSlices, of, kubeapi.Handler[*v1alpha1.EgressClientSlice]{
-			Heard: a.requested,
-			Put:   func(s *v1alpha1.EgressClientSlice) { a.update(clientSlices, func(c *apiCache) { c.slices[s.UID] = s }) },
+			Outcome: a.requested,
+			Put:     func(s *v1alpha1.EgressClientSlice) { a.update(clientSlices, func(c *apiCache) { c.slices[s.UID] = s }) },
 			Gone: func(s *v1alpha1.EgressClientSlice) {
 				a.update(clientSlices, func(c *apiCache) { delete(c.slices, s.UID) })
 			},
@@ -152,7 +152,7 @@ func (a *agent) update(resource string, change func(*apiCache)) {
 
 // requested records the outcome of a request. It logs when the API stops answering, and when it answers again.
 func (a *agent) requested(err error) {
-	if kubeapi.Ended(err) {
+	if kubeapi.Cancelled(err) {
 		return
 	}
 	a.cache.mu.Lock()

@@ -226,7 +226,7 @@ const DefaultOperatorMetrics = "127.0.0.1:61680"
 
 func (o *OperatorPorts) rows() []Setting {
 	return []Setting{
-		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultMost), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultMost),
+		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultCalls), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultCalls),
 			Doc: "Maximum of concurrent calls to one endpoint of a VPC provider. It is reduced after the provider rejected calls as too many. For EC2, --ec2-limits applies instead."},
 		{Flag: "unplug-grace", Default: "1m", parse: duration(&o.UnplugGrace, time.Second, day),
 			Doc: "How long the operator waits for a node's daemon to unplug the port of a pod that is gone before it deletes the port or binds it elsewhere. It does not wait for a node that is gone or has the taint node.kubernetes.io/out-of-service."},

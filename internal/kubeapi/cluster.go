@@ -27,7 +27,7 @@ var (
 
 // NodeNamed selects the Node of a name.
 func NodeNamed(name string) Kind {
-	return Kind{resource: "nodes", fields: Only("metadata.name", name)}
+	return Kind{resource: "nodes", fields: FieldEquals("metadata.name", name)}
 }
 
 // LabelledNode selects that Node, with its labels.
@@ -82,9 +82,9 @@ func (f *feed) all() Handler[*Metadata] {
 		}
 	}
 	return Handler[*Metadata]{
-		Put:   func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Put(o) }) },
-		Gone:  func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Gone(o) }) },
-		All:   func(list []*Metadata) { each(func(h Handler[*Metadata]) { h.All(slices.Clone(list)) }) },
-		Heard: func(err error) { each(func(h Handler[*Metadata]) { h.Heard(err) }) },
+		Put:     func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Put(o) }) },
+		Gone:    func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Gone(o) }) },
+		All:     func(list []*Metadata) { each(func(h Handler[*Metadata]) { h.All(slices.Clone(list)) }) },
+		Outcome: func(err error) { each(func(h Handler[*Metadata]) { h.Outcome(err) }) },
 	}
 }

@@ -29,7 +29,7 @@ type Handler[T any] struct {
 	// All receives all objects: at first, and whenever the watch may have missed something.
 	All func([]T)
 	// Heard receives the result of every list, and of every start of a watch.
-	Heard func(error)
+	Outcome func(error)
 	// Trim removes unused fields of an object; nil: objects stay whole. All objects are in memory at once before All is
 	// called, and users may write objects as large as the API server accepts.
 	Trim func(T)
@@ -56,7 +56,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 			if err == nil {
 				err = meta.EachListItem(list, func(o runtime.Object) error { return h.trim(o) })
 			}
-			h.Heard(err)
+			h.Outcome(err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -64,7 +64,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 				o.ResourceVersion = "" // the most recent (Kubernetes API concepts, "Streaming lists")
 			}
 			w, err := l.Watch(ctx, o)
-			h.Heard(err)
+			h.Outcome(err)
 			return w, err
 		},
 	}
@@ -158,7 +158,9 @@ func (l objects) request(o *metav1.ListOptions) *rest.Request {
 }
 
 // Only returns a field selector.
-func Only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
+func FieldEquals(field, value string) string {
+	return fields.OneTermEqualSelector(field, value).String()
+}
 
 // metadata returns a Lister of the metadata of objects that a field selector (empty: all) selects, without what trim removes.
 func (c *Client) metadata(resource schema.GroupVersionResource, fields string, trim func(*Metadata)) Lister {

@@ -141,8 +141,8 @@ func handler[T metav1.Object](m *Mirror, resource string, s Store[T]) Handler[T]
 	}
 	mine := func(o T) bool { return s.Mine == nil || s.Mine(o) }
 	return Handler[T]{
-		Trim:  s.Trim,
-		Heard: func(err error) { m.Heard(resource, err) },
+		Trim:    s.Trim,
+		Outcome: func(err error) { m.NoteOutcome(resource, err) },
 		Put: func(o T) {
 			if mine(o) {
 				update(func() { s.Put(o) })
@@ -178,8 +178,8 @@ func NameOf(o metav1.Object) types.NamespacedName {
 
 // Heard notes the outcome of a request for a resource, also of one that the owner made itself, and logs
 // when an outage begins and ends.
-func (m *Mirror) Heard(resource string, err error) {
-	if Ended(err) {
+func (m *Mirror) NoteOutcome(resource string, err error) {
+	if Cancelled(err) {
 		return
 	}
 	if err != nil && m.Explain != nil {

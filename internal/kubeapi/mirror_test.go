@@ -81,17 +81,17 @@ func TestOutage(t *testing.T) {
 	m, h := mirrored(o)
 	m.Explain = func(_ string, err error) error { return fmt.Errorf("explained: %w", err) }
 	away := errors.New("away")
-	h.Heard(nil)
-	h.Heard(context.Canceled)
+	h.Outcome(nil)
+	h.Outcome(context.Canceled)
 	o.took(t, "without an outage")
-	h.Heard(away)
-	h.Heard(away)
-	m.Heard("others", away)
+	h.Outcome(away)
+	h.Outcome(away)
+	m.NoteOutcome("others", away)
 	o.took(t, "an outage begins", "outage true")
 	if r, err := m.Sync.Failing(); r != "others" || !errors.Is(err, away) || err.Error() != "explained: away" || m.Sync.Err("nothing") != nil {
 		t.Errorf("failing is %s: %v", r, err)
 	}
-	h.Heard(nil)
+	h.Outcome(nil)
 	o.took(t, "it ends", "outage false")
 	if m.Sync.Err("things") != nil || m.Sync.Err("others", "things") == nil {
 		t.Error("the other resource is still failing, and it alone")

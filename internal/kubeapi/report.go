@@ -129,7 +129,7 @@ func (r *Reporter[S]) end(w *retry.Work[attempt], one reported[S], now time.Time
 		w.Backoff = retry.Backoff{Until: now.Add(WatchDelay)}
 		log.Debug("status reported")
 		return
-	case Ended(one.err), overtaken:
+	case Cancelled(one.err), overtaken:
 		log.Debug("object changed while its status was reported", "error", one.err)
 	case first:
 		log.Warn("status not reported, will try again", "error", one.err)

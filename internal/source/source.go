@@ -21,14 +21,14 @@ type Lease = attachment.Lease
 
 // Request identifies an attachment that asks for addresses, and its pod.
 type Request struct {
-	Key  attachment.Key
-	Pod  attachment.Pod
-	Wish Wish
+	Key     attachment.Key
+	Pod     attachment.Pod
+	Options PodOptions
 }
 
 // Wish is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
-type Wish struct {
-	Told bool // the runtime passes the pod's annotations; else they are not known
+type PodOptions struct {
+	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
 	// Annotations are those of the pod that parts of the daemon read, by key.
 	Annotations map[string]string
 	// NetworkPool is the pool that the network's configuration names, if any. It takes precedence over the annotation,
@@ -41,9 +41,9 @@ type Source interface {
 	// Annotations returns the keys of pods' annotations that the source reads; nil: none, and the runtime need not pass
 	// any. The result is always the same.
 	Annotations() []string
-	// CheckWish returns an error if no pod can have what a pod asks for. It is called before anything else is done for
+	// CheckOptions returns an error if no pod can have what a pod asks for. It is called before anything else is done for
 	// an ADD. The error names the annotation or the field, and what was expected.
-	CheckWish(wish Wish) error
+	CheckOptions(wish PodOptions) error
 	// Restore takes over a lease from a record, at start, before Run and any Acquire. Also an address that the source
 	// does not know (yet) is never handed to another attachment. It fails when another key has one of the addresses.
 	// The pod may be unknown.

@@ -44,7 +44,7 @@ func CheckPoolName(by, pool string) error {
 }
 
 // CheckNetworkPool is CheckPoolName for the pool of the network's configuration, if it names one.
-func (w Wish) CheckNetworkPool() error {
+func (w PodOptions) CheckNetworkPool() error {
 	return CheckPoolName("pool of the network's configuration", w.NetworkPool)
 }
 

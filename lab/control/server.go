@@ -143,7 +143,7 @@ func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 	if inPod {
 		return nil, errKubectl
 	}
-	h, err := s.lab.Host(name)
+	h, err := s.lab.Machine(name)
 	if err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ func (s *server) delPod(r *http.Request) (any, error) {
 }
 
 func (s *server) kill(r *http.Request) (any, error) {
-	if h, err := s.lab.Host(r.PathValue("name")); err == nil {
+	if h, err := s.lab.Machine(r.PathValue("name")); err == nil {
 		return s.pullPlug(r, h)
 	}
 	p, err := s.program(r.PathValue("name"))
@@ -244,17 +244,17 @@ func (s *server) pullPlug(r *http.Request, h *host.Host) (any, error) {
 	if !h.On() {
 		return nil, fmt.Errorf("%s is off", h.Name)
 	}
-	if err := s.lab.PullPlug(h.Name); err != nil || r.URL.Query().Get("restart") != "true" {
+	if err := s.lab.PowerOff(h.Name); err != nil || r.URL.Query().Get("restart") != "true" {
 		return h.Name, err
 	}
-	return h.Name, s.lab.PlugIn(r.Context(), h.Name)
+	return h.Name, s.lab.PowerOn(r.Context(), h.Name)
 }
 
 func (s *server) start(r *http.Request) (any, error) {
-	if h, err := s.lab.Host(r.PathValue("name")); err == nil {
+	if h, err := s.lab.Machine(r.PathValue("name")); err == nil {
 		ctx, cancel := context.WithTimeout(r.Context(), podTimeout)
 		defer cancel()
-		return h.Name, s.lab.PlugIn(ctx, h.Name)
+		return h.Name, s.lab.PowerOn(ctx, h.Name)
 	}
 	p, err := s.program(r.PathValue("name"))
 	if err != nil {

@@ -102,7 +102,7 @@ type branches struct {
 // branchOf is the branch of a pod by its PodNIC, once that is Active.
 func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
 	await(ctx, "the branch of pod "+p.Name, func() {
-		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Books().ENIs
+		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Snapshot().ENIs
 		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
 		if i < 0 || nics[i].Status.Phase != v1alpha1.PhaseActive {
 			fail("it has no PodNIC that is Active")
@@ -233,7 +233,7 @@ func branchGone(ctx context.Context, s *stage) string {
 	check(s.nodes[0].DelPod(ctx, vault))
 	began := time.Now()
 	has := func(id string) bool {
-		return slices.ContainsFunc(s.lab.Books().ENIs, func(o vpc.ENI) bool { return o.ID == id })
+		return slices.ContainsFunc(s.lab.Snapshot().ENIs, func(o vpc.ENI) bool { return o.ID == id })
 	}
 	await(ctx, "the branch", func() {
 		if has(e.ID) {

@@ -108,7 +108,7 @@ func throttled(ctx context.Context, s *stage) string {
 		refused += c.Errors["RequestLimitExceeded"]
 	}
 	created := cloud.API.Stats()["CreateNetworkInterface"]
-	if made, need := created.Count-created.Errors["RequestLimitExceeded"], len(s.lab.Books().InstanceENIs(n.InstanceID))-1; made != need || need != maxENIs-1 {
+	if made, need := created.Count-created.Errors["RequestLimitExceeded"], len(s.lab.Snapshot().InstanceENIs(n.InstanceID))-1; made != need || need != maxENIs-1 {
 		fail("%d ENIs were created for %d pods, which need %d", made, pods, maxENIs-1)
 	}
 	if 2*refused > calls {
@@ -162,5 +162,5 @@ func agreement(ctx context.Context, s *stage) string {
 	case s.lab.Site != nil:
 		return fmt.Sprintf("%d pods, %d routes, no leak, no duplicate", pods, len(must(s.lab.Site.Routes(ctx))))
 	}
-	return fmt.Sprintf("%d pods, %d ENIs, no leak, no duplicate", pods, len(s.lab.Books().ENIs))
+	return fmt.Sprintf("%d pods, %d ENIs, no leak, no duplicate", pods, len(s.lab.Snapshot().ENIs))
 }

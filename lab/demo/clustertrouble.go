@@ -152,7 +152,7 @@ func rebooted(ctx context.Context, st *stage) string {
 func killed(ctx context.Context, st *stage) string {
 	s := st.cluster
 	began, noticed := time.Now(), time.Duration(0)
-	check(s.lab.PullPlug(killedNode))
+	check(s.lab.PowerOff(killedNode))
 	await(ctx, "pods elsewhere", func() {
 		if s.ready(ctx, killedNode).Status == corev1.ConditionTrue {
 			fail("node %s is Ready", killedNode)

@@ -321,7 +321,7 @@ func (s *stage) showLogs(t *reporter) {
 		}
 	}
 	for _, n := range s.nodes {
-		for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
+		for _, e := range s.lab.Snapshot().InstanceENIs(n.InstanceID) {
 			if d := drops[e.ID]; len(d) > 0 {
 				t.say("    dropped in the VPC, from or to ENI %d of %s: %v", e.Attachment.DeviceIndex, n.Name, d)
 			}

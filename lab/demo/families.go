@@ -80,7 +80,7 @@ func withFamilies(all []proof, s ipfamily.Set) []proof {
 func toOtherFamily(ctx context.Context, s *stage) string {
 	var a asks
 	other := s.lead().Other()
-	primary := func(n *node.Node) netip.Addr { return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary }
+	primary := func(n *node.Node) netip.Addr { return s.lab.Snapshot().InstanceENIs(n.InstanceID)[0].Primary }
 	for i, n := range s.nodes {
 		own, next := primary(n), primary(s.nodes[(i+1)%len(s.nodes)])
 		for _, p := range n.Pods() {
@@ -124,7 +124,7 @@ func bothFamilies(_ context.Context, s *stage) string {
 	pods, used := 0, map[string]bool{}
 	var first string
 	for _, n := range s.nodes {
-		enis := s.lab.Books().InstanceENIs(n.InstanceID)
+		enis := s.lab.Snapshot().InstanceENIs(n.InstanceID)
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 2 || !p.Addrs[0].Is4() || !p.Addrs[1].Is6() {
 				fail("pod %s of %s has %v, want one address of each family", p.Name, n.Name, p.Addrs)

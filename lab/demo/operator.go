@@ -192,7 +192,7 @@ func withoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	check(lab.BindPods(ctx, n, "no-api"))
 	s.warm(ctx, n)
-	check(s.lab.Reported(ctx))
+	check(s.lab.WaitReports(ctx))
 	leaving := n.Pods()[0]
 	served := s.serveWithoutAPI(ctx, n, "no-api", leaving.Name)
 	began, p := time.Now(), must(n.Pod("no-api"))
@@ -268,7 +268,7 @@ func fullSubnet(ctx context.Context, s *stage) string {
 }
 
 func (s *stage) subnet(name string) string {
-	for _, sub := range s.lab.Books().Subnets {
+	for _, sub := range s.lab.Snapshot().Subnets {
 		if sub.Name == name {
 			return sub.ID
 		}

@@ -83,7 +83,7 @@ func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
 
 // enis are a node's, the primary one first.
-func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Books().InstanceENIs(n.InstanceID) }
+func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Snapshot().InstanceENIs(n.InstanceID) }
 
 // index is the device index of the ENI that has an address.
 func (s *stage) index(n *node.Node, a netip.Addr) int {
@@ -122,7 +122,7 @@ func (s *stage) next() spec.Instance {
 // launch adds a node and returns once it is ready.
 func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
 	must(s.lab.Cloud.Instances.Launch(i))
-	s.lab.CatchUp()
+	s.lab.WaitEvents()
 	n := must(s.lab.Node(i.Name))
 	s.nodes = append(s.nodes, n)
 	check(n.WaitReady(ctx))

@@ -208,7 +208,7 @@ func poolWithoutAPI(ctx context.Context, s *stage) string {
 	check(lab.BindPods(ctx, n, "no-api"))
 	// The daemon's watch is in order: with this pod it knows the other.
 	must(n.AddPod(ctx, "before", node.PodOptions{}))
-	check(s.lab.Reported(ctx))
+	check(s.lab.WaitReports(ctx))
 	figures := s.serveWithoutAPI(ctx, n, "no-api", n.Pods()[0].Name)
 	s.operators.ready(ctx)
 	return figures
@@ -303,7 +303,7 @@ func nodeGone(ctx context.Context, s *stage) string {
 	blocks := s.pools.blocksOf(ctx, n, "")
 	s.nodes = s.nodes[:len(s.nodes)-1]
 	began := time.Now()
-	check(errors.Join(s.lab.RemoveHost(n.Name), s.lab.RemoveNodeObject(ctx, n.Name)))
+	check(errors.Join(s.lab.RemoveNode(n.Name), s.lab.RemoveNodeObject(ctx, n.Name)))
 	await(ctx, "its blocks are released", func() {
 		if left := s.pools.blocksOf(ctx, n, ""); len(left) > 0 {
 			fail("%d exist", len(left))

@@ -108,16 +108,16 @@ func inPorts(try func(context.Context, *ports) string) func(context.Context, *st
 
 // Story lists the proofs of the demo for a lab that is up, in their order: later ones build on
 // earlier ones.
-func Story(l *lab.Lab) (list []Named) {
+func Story(l *lab.Lab) (list []NamedProof) {
 	s := newStage(l, sizes[l.Mode], nil, nil)
 	for _, p := range proofsOf(l.Options) {
-		list = append(list, Named{p.name, func(ctx context.Context) (string, error) { return s.try(ctx, p) }})
+		list = append(list, NamedProof{p.name, func(ctx context.Context) (string, error) { return s.try(ctx, p) }})
 	}
 	return list
 }
 
 // Named is a proof of the demo on a lab. Try returns figures.
-type Named struct {
+type NamedProof struct {
 	Name string
 	Try  func(context.Context) (string, error)
 }

@@ -99,7 +99,7 @@ func agree(ctx context.Context, l *lab.Lab, n *node.Node, pods []corev1.Pod, hol
 
 // onENI reports whether EC2 has an address on one of an instance's ENIs or branches.
 func onENI(l *lab.Lab, instanceID string, a netip.Addr) bool {
-	books := l.Books()
+	books := l.Snapshot()
 	owns := func(e vpc.ENI) bool { return e.Owns(a) }
 	return slices.ContainsFunc(books.InstanceENIs(instanceID), func(e vpc.ENI) bool {
 		return owns(e) || slices.ContainsFunc(books.Branches(e.ID), owns)

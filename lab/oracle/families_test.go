@@ -48,7 +48,7 @@ func TestCheckFamilies(t *testing.T) {
 
 // An ENI that is attached to nothing is leaked, unless it is a branch.
 func TestCheckENIs(t *testing.T) {
-	books := vpc.Books{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
+	books := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
 	errs := checkENIs(books)
 	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "eni-loose") {
 		t.Errorf("got %v", errs)

@@ -48,7 +48,7 @@ func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists 
 
 // exists reports whether there is an instance that was not terminated.
 func exists(l *lab.Lab, instanceID string) bool {
-	i, ok := l.Books().Instance(instanceID)
+	i, ok := l.Snapshot().Instance(instanceID)
 	return ok && i.State != vpc.ShuttingDown && i.State != vpc.Terminated
 }
 

@@ -53,7 +53,7 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 	if l.Mode == lab.PortMode {
 		return checkPorts(ctx, l)
 	}
-	books := l.Books()
+	books := l.Snapshot()
 	nodes := l.Nodes()
 	var errs []error
 	var networks map[string]*v1alpha1.NodeNetwork
@@ -88,7 +88,7 @@ func Check(ctx context.Context, l *lab.Lab) []error {
 	wg.Wait()
 	if l.Ports != nil {
 		errs = append(errs, checkPorts(ctx, l)...)
-	} else if err := l.Trouble(); err != nil {
+	} else if err := l.Err(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
 	if l.Egress {
@@ -122,7 +122,7 @@ func Wait(ctx context.Context, l *lab.Lab) error {
 
 // checkENIs looks for leaked ENIs. A branch is released with its trunk; a port may be
 // attached to nothing as long as a PodNIC has it, which checkCloud checks.
-func checkENIs(books vpc.Books) (errs []error) {
+func checkENIs(books vpc.Snapshot) (errs []error) {
 	for _, e := range books.ENIs {
 		switch {
 		case e.Trunk != nil, e.Attachment == nil && portcloud.IsBerths(e):
@@ -161,7 +161,7 @@ func (f *findings) wrong(format string, args ...any) {
 	f.errs = append(f.errs, fmt.Errorf("node "+f.node.Name+": "+format, args...))
 }
 
-func (f *findings) check(ctx context.Context, books vpc.Books) {
+func (f *findings) check(ctx context.Context, books vpc.Snapshot) {
 	f.pods = f.node.Pods()
 	for _, e := range books.InstanceENIs(f.node.InstanceID) {
 		if e.Attachment.Status == vpc.Attached {

@@ -21,7 +21,7 @@ import (
 func TestInvariantsSeeWhatIsWrong(t *testing.T) {
 	l := harness.Raise(t, lab.Options{Nodes: 1, NoDaemons: true})
 	n := l.Nodes()[0]
-	loose, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: l.Books().Subnets[0].ID})
+	loose, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: l.Snapshot().Subnets[0].ID})
 	harness.OK(t, err)
 	harness.OK(t, os.WriteFile(n.StateDir()+"/attachment-x.json", []byte("{"), 0o600))
 	harness.OK(t, ns.Do(n.Netns, litter))

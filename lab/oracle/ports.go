@@ -61,7 +61,7 @@ func checkPorts(ctx context.Context, l *lab.Lab) []error {
 	}
 	v.checkObjects()
 	v.checkCloud()
-	if err := l.Trouble(); err != nil {
+	if err := l.Err(); err != nil {
 		v.wrong("the lab itself: %w", err)
 	}
 	if err := l.Ports.Alive(); err != nil {

@@ -36,7 +36,7 @@ func SeenOutside(l *lab.Lab, n *node.Node, own netip.Addr) netip.Addr {
 	if l.Cloud == nil || own.Is6() {
 		return own
 	}
-	return l.Books().InstanceENIs(n.InstanceID)[0].Primary
+	return l.Snapshot().InstanceENIs(n.InstanceID)[0].Primary
 }
 
 // Reach asks by TCP and UDP from each pod, in each family that it has: the next pod of
@@ -146,5 +146,5 @@ func nodeLocal(o lab.Options) (f ipfamily.Family, has bool) {
 // address itself.
 func nodeLocalOn(l *lab.Lab, n *node.Node) (f ipfamily.Family, has bool) {
 	f, has = nodeLocal(l.Options)
-	return f, has && (f != ipfamily.IPv4 || !lab.IPv6Only(l.Books(), n.InstanceID))
+	return f, has && (f != ipfamily.IPv4 || !lab.IPv6Only(l.Snapshot(), n.InstanceID))
 }

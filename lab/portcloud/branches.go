@@ -162,7 +162,7 @@ func IsBerths(e vpc.ENI) bool { return e.Tags[tagOwner] == ownerOfNICs }
 
 // portOf is an ENI as a port, with its addresses of both families. The host of a branch is what the node is
 // called that has the trunk.
-func portOf(e vpc.ENI, books vpc.Books) Port {
+func portOf(e vpc.ENI, books vpc.Snapshot) Port {
 	p := Port{
 		ID: e.ID, Name: e.Description, Network: e.VPCID, Device: e.Tags[tagNIC], MAC: e.MAC.String(),
 		Groups: e.Groups, Status: "DOWN",
@@ -255,7 +255,7 @@ func vlansIn(path string) (vlans []*netlink.Vlan, err error) {
 }
 
 // carries is an error unless a VLAN is that by which a branch's packets come to a host.
-func carries(h Host, v *netlink.Vlan, e vpc.ENI, books vpc.Books) error {
+func carries(h Host, v *netlink.Vlan, e vpc.ENI, books vpc.Snapshot) error {
 	if e.Trunk == nil || e.Trunk.VLAN != v.VlanId {
 		return fmt.Errorf("it is VLAN %d, and EC2 has the branch as %+v", v.VlanId, e.Trunk)
 	}

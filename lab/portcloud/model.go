@@ -115,7 +115,7 @@ func (m *Model) follow(ctx context.Context) {
 }
 
 // state is Neutron's state in OVN's terms.
-func (m *Model) state(b neutronfake.Books) (s ovn.State) {
+func (m *Model) state(b neutronfake.Snapshot) (s ovn.State) {
 	for _, g := range b.Groups {
 		group := ovn.Group{ID: g.ID}
 		for _, r := range g.Rules {

@@ -22,7 +22,7 @@ const (
 // chainedPlugins has a pod with a host port and limits of its bandwidth. Where machines
 // have no plugins, it is those of Berth's image that see to both.
 func chainedPlugins(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	conflist := sh(t, h, "cat /etc/cni/net.d/10-berth.conflist")
 	for _, plugin := range []string{"portmap", "bandwidth"} {

@@ -26,7 +26,7 @@ func foreignImage(t *testing.T, w *world) {
 	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
 	harness.OK(t, errors.Join(err, atLeastOne(archives)))
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		for _, archive := range archives {
 			// As from a registry, which has it for that platform only.
@@ -133,7 +133,7 @@ func contains(text, word string) error {
 // missingRole takes the programs' rights away: pods go on, nodes give out the addresses
 // that they have, and the chart's next application puts it right.
 func missingRole(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	pods := w.makePods(t, "role", brokenNode, 1)
 	w.podReady(t, pods...)

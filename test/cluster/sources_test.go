@@ -121,7 +121,7 @@ func (w *world) sentBack(t *testing.T, while string) {
 	packets := w.forged(t)
 	var enis []vpc.ENI
 	for _, n := range w.Nodes() {
-		enis = append(enis, w.Books().InstanceENIs(n.InstanceID)...)
+		enis = append(enis, w.Snapshot().InstanceENIs(n.InstanceID)...)
 	}
 	t.Logf("%d packets that the VPC drops for their source %s", len(packets), while)
 	for _, p := range packets {

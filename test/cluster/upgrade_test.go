@@ -48,7 +48,7 @@ func (w *world) importAll(t *testing.T, folder string) {
 		t.Fatalf("there are no images in %q: %v", folder, err)
 	}
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		for _, archive := range archives {
 			harness.OK(t, h.Import(t.Context(), archive))

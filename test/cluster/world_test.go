@@ -84,7 +84,7 @@ func raiseEmpty(t *testing.T, o lab.Options) *world {
 		if t.Failed() {
 			w.tell(t)
 		}
-		err := errors.Join(l.Trouble(), l.Close())
+		err := errors.Join(l.Err(), l.Close())
 		if _, swept := lab.Sweep(dir, l.ID); errors.Join(err, swept, os.RemoveAll(dir)) != nil {
 			t.Error(err, swept)
 		}
@@ -267,7 +267,7 @@ func (w *world) nodeURL(t *testing.T, name string) string {
 	if w.Site != nil {
 		address = w.Site.Addrs(name).IPv4
 	} else {
-		address = w.Books().InstanceENIs(n.InstanceID)[0].Primary
+		address = w.Snapshot().InstanceENIs(n.InstanceID)[0].Primary
 	}
 	return "http://" + netip.AddrPortFrom(address, webNodePort).String() + "/hostname"
 }

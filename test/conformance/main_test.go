@@ -65,7 +65,7 @@ func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 // eniOf is the ENI that has an address.
 func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) vpc.ENI {
 	t.Helper()
-	for _, e := range l.Books().ENIs {
+	for _, e := range l.Snapshot().ENIs {
 		if e.Owns(a) {
 			return e
 		}

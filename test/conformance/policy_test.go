@@ -59,7 +59,7 @@ func TestPolicySuffices(t *testing.T) {
 	// Whichever ENIs were the first to give addresses back, one has room for this one.
 	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32(1)) })
 	harness.Eventually(t, patience, "surplus ENIs go", func() error {
-		if enis := l.Books().InstanceENIs(first.InstanceID); len(enis) > 2 {
+		if enis := l.Snapshot().InstanceENIs(first.InstanceID); len(enis) > 2 {
 			return fmt.Errorf("%s has %d ENIs", first.Name, len(enis))
 		}
 		return nil

@@ -192,7 +192,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 // subnet.
 func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
-	for _, e := range l.Books().ENIs {
+	for _, e := range l.Snapshot().ENIs {
 		if e.Owns(p.Addr()) {
 			enis = append(enis, e)
 		}
@@ -254,7 +254,7 @@ func setFirstIndex(t *testing.T, l *lab.Lab, index int) {
 
 func groupNamed(t *testing.T, l *lab.Lab, name string) string {
 	t.Helper()
-	for _, g := range l.Books().Groups {
+	for _, g := range l.Snapshot().Groups {
 		if g.Name == name {
 			return g.ID
 		}

@@ -137,7 +137,7 @@ func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pod
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
 	id := makeENI(t, l, n, n.InstanceID) // detached, one of another would be collected
-	enis := l.Books().InstanceENIs(n.InstanceID)
+	enis := l.Snapshot().InstanceENIs(n.InstanceID)
 	index := 1
 	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
 		index++
@@ -152,7 +152,7 @@ const vanished = "i-00000000000000bad"
 
 func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	t.Helper()
-	instance, ok := l.Books().Instance(n.InstanceID)
+	instance, ok := l.Snapshot().Instance(n.InstanceID)
 	if !ok {
 		t.Fatalf("the books have no instance %s", n.InstanceID)
 	}

@@ -262,7 +262,7 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 // primaryAlone waits until every node is back to the primary ENI.
 func primaryAlone(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
-		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) != 1 {
+		if enis := l.Snapshot().InstanceENIs(n.InstanceID); len(enis) != 1 {
 			return fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis))
 		}
 		return nil
@@ -274,7 +274,7 @@ func primaryAlone(ctx context.Context, l *lab.Lab) error {
 func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
 		addresses := 0
-		enis := l.Books().InstanceENIs(n.InstanceID)
+		enis := l.Snapshot().InstanceENIs(n.InstanceID)
 		for _, e := range enis {
 			addresses += len(e.Secondary)
 		}
@@ -289,7 +289,7 @@ func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 // prefix that may stay.
 func oneFurtherENI(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
-		return harness.Equal("ENIs of "+n.Name, len(l.Books().InstanceENIs(n.InstanceID)), 2)
+		return harness.Equal("ENIs of "+n.Name, len(l.Snapshot().InstanceENIs(n.InstanceID)), 2)
 	})
 }
 

@@ -252,7 +252,7 @@ func (r *round) finish(l *lab.Lab) {
 		}
 	}
 	r.ok("close", l.Close())
-	r.ok("the lab itself", l.Trouble())
+	r.ok("the lab itself", l.Err())
 	if r.keepLogs != "" && len(r.violations()) > 0 {
 		r.ok("keep logs", r.keep(l.Dir))
 	}

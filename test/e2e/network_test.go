@@ -155,7 +155,7 @@ func TestSandboxAddresses(t *testing.T) {
 
 	used := map[int]int{}
 	for _, s := range sandboxes {
-		eni, _ := owner(l.Books(), c.node, s.addr)
+		eni, _ := owner(l.Snapshot(), c.node, s.addr)
 		used[eni.Attachment.DeviceIndex]++
 		s.answers(t, other.node.Netns, harness.PrimaryAddress(t, l, other.node))
 		s.answers(t, client.netns, client.addr)

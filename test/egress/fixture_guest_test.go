@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 		for _, p := range harness.Programs(l) {
 			errs = append(errs, harness.BadLog(p))
 		}
-		if err := errors.Join(append(errs, l.Close(), l.Trouble(), os.RemoveAll(l.Dir))...); err != nil {
+		if err := errors.Join(append(errs, l.Close(), l.Err(), os.RemoveAll(l.Dir))...); err != nil {
 			fmt.Println("FAIL: the lab:", err)
 			code = 1
 		}

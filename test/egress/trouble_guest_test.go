@@ -49,10 +49,10 @@ func TestNodeGone(t *testing.T) {
 	s.reaches(p, by)
 	flood := s.pour(p, 100*time.Millisecond, answerWithin)
 	began := time.Now()
-	harness.OK(t, s.lab.LoseHost(lost.Pod.Node))
+	harness.OK(t, s.lab.LoseNode(lost.Pod.Node))
 	t.Cleanup(func() {
 		s.lab.Kube.NodeLost(lost.Pod.Node)
-		_, err := s.lab.AddHost(lost.Pod.Node)
+		_, err := s.lab.AddNode(lost.Pod.Node)
 		harness.OK(t, err)
 	})
 	harness.Eventually(t, harness.Patience, "ten new connections in a row are answered within 2 s", func() error {

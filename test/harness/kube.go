@@ -184,7 +184,7 @@ func kubeClean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return kube.Again(ctx, "clean up", func() error { return kubeCleanOnce(ctx, c) })
+	return kube.Retry(ctx, "clean up", func() error { return kubeCleanOnce(ctx, c) })
 }
 
 func kubeCleanOnce(ctx context.Context, c client.Client) error {

@@ -62,7 +62,7 @@ func end(l *lab.Lab) error {
 	if err := l.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("remove the lab: %w", err))
 	}
-	if err := l.Trouble(); err != nil {
+	if err := l.Err(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)

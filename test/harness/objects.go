@@ -46,7 +46,7 @@ func Edit(t *testing.T, l *lab.Lab, name string, change func(*v1alpha1.NodeNetwo
 func Blocks(t *testing.T, l *lab.Lab, n *node.Node) []v1alpha1.AddressBlock {
 	t.Helper()
 	var all []v1alpha1.AddressBlock
-	OK(t, kube.Again(Deadline(t, Patience), "list blocks", func() (err error) {
+	OK(t, kube.Retry(Deadline(t, Patience), "list blocks", func() (err error) {
 		all, err = l.Kube.Blocks(t.Context())
 		return err
 	}))

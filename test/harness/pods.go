@@ -149,7 +149,7 @@ func StartedOnce(t *testing.T, programs ...*proc.Process) {
 }
 
 // ENIs are a node's, as EC2 has them: the primary one first.
-func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Books().InstanceENIs(n.InstanceID) }
+func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
 // PrimaryAddress is a node's own.
 func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {

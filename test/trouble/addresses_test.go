@@ -91,7 +91,7 @@ func TestBurst(t *testing.T) {
 		}
 		harness.RemoveAll(t, n)
 		harness.Shows(t, n, "the ENIs go back, and one warm address is left", func(doc introspect.Document) error {
-			return errors.Join(harness.Equal("ENIs", len(l.Books().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
+			return errors.Join(harness.Equal("ENIs", len(l.Snapshot().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
 		})
 		harness.Settle(t, l)
 		if err == nil {
@@ -153,7 +153,7 @@ func TestAddressesRunOut(t *testing.T) {
 	t.Run("subnet", func(t *testing.T) {
 		n, err := l.Node("tiny")
 		harness.OK(t, err)
-		sn, _ := l.Books().Subnet("tiny")
+		sn, _ := l.Snapshot().Subnet("tiny")
 		leave, room := 2, 3                          // one was warm
 		if harness.Families() == ipfamily.OnlyIPv6 { // which only a further ENI takes one of
 			leave, room = 0, few.PerENI
@@ -164,7 +164,7 @@ func TestAddressesRunOut(t *testing.T) {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
 		harness.Eventually(t, patience, "the subnet is full", func() error {
-			sn, _ := l.Books().Subnet("tiny")
+			sn, _ := l.Snapshot().Subnet("tiny")
 			return harness.Equal("free addresses", sn.Free, 0)
 		})
 		harness.Add(t, n, "last")

@@ -167,7 +167,7 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 // it have no ENI. Those that it has are seen and used still.
 func otherVPC(t *testing.T, c *cluster, name string) {
 	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(c.few.Further()-1)
-	for _, v := range c.Books().VPCs {
+	for _, v := range c.Snapshot().VPCs {
 		if v.ID != mine {
 			other = v.ID
 		}

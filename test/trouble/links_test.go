@@ -27,7 +27,7 @@ func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	before := e.Attachment.ID
 	harness.OK(t, l.Cloud.ENIs.Detach(before, true))
 	harness.Eventually(t, patience, e.ID+" is attached again", func() error {
-		now, ok := l.Books().ENI(e.ID)
+		now, ok := l.Snapshot().ENI(e.ID)
 		if !ok || now.Attachment == nil || now.Attachment.ID == before {
 			return fmt.Errorf("it is %+v", now)
 		}

@@ -56,7 +56,7 @@ func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 // A full subnet is asked about again until somebody frees addresses. It is full of IPv4:
 // of IPv6 a subnet always has more.
 func subnetFull(t *testing.T, c *cluster, name string) {
-	sn, _ := c.Books().Subnet("tiny")
+	sn, _ := c.Snapshot().Subnet("tiny")
 	room := 1 // for a further ENI, and one pod; with IPv6 alone for neither
 	leave := room + 1
 	if c.IPFamilies == ipfamily.OnlyIPv6 {
@@ -101,8 +101,8 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	// The event tells what came first: this, or that EC2 refused to attach an ENI while it was stopping.
 	c.event(t, name, "NetworkConflict", instance, "stop")
 	c.othersGrow(t)
-	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
-		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
+	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Snapshot().InstanceENIs(instance)) != before {
+		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Snapshot().InstanceENIs(instance)), before)
 	}
 	harness.OK(t, c.Cloud.Instances.ForceStop(instance))
 	harness.OK(t, c.Cloud.Instances.Start(instance))
@@ -169,7 +169,7 @@ func (c *cluster) gone(t *testing.T, name, instance string) {
 		if slices.ContainsFunc(list, func(o v1alpha1.NodeNetwork) bool { return o.Name == name }) {
 			return fmt.Errorf("its NodeNetwork is there")
 		}
-		for _, e := range c.Books().ENIs {
+		for _, e := range c.Snapshot().ENIs {
 			if strings.Contains(e.Description, instance) {
 				return fmt.Errorf("%s (%s) is there", e.ID, e.Description)
 			}

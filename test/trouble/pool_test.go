@@ -60,7 +60,7 @@ func TestBlockOfOne(t *testing.T) {
 	// Nobody binds pods while the API server is away.
 	harness.OK(t, lab.BindPods(harness.Deadline(t, patience), n, "b"))
 	a := harness.Add(t, n, "a")
-	harness.OK(t, l.Reported(harness.Deadline(t, patience)))
+	harness.OK(t, l.WaitReports(harness.Deadline(t, patience)))
 	harness.OK(t, l.Kube.KillAPIServer())
 	harness.Remove(t, n, "a")
 	b := harness.Add(t, n, "b")

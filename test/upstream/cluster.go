@@ -173,7 +173,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	}
 	lower := func() error {
 		defer release()
-		return errors.Join(l.Trouble(), l.Close())
+		return errors.Join(l.Err(), l.Close())
 	}
 	// The tests know the API server by its own address alone.
 	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}

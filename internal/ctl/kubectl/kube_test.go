@@ -88,7 +88,7 @@ func create(t *testing.T, objects ...client.Object) {
 	c := harness.KubeClient(t)
 	for _, o := range objects {
 		with := o.DeepCopyObject().(client.Object)
-		harness.OK(t, kube.Again(t.Context(), "create "+o.GetName(), func() error { return client.IgnoreAlreadyExists(c.Create(t.Context(), o)) }))
+		harness.OK(t, kube.Retry(t.Context(), "create "+o.GetName(), func() error { return client.IgnoreAlreadyExists(c.Create(t.Context(), o)) }))
 		with.SetResourceVersion(o.GetResourceVersion())
 		with.SetUID(o.GetUID())
 		if _, is := o.(*corev1.Event); !is {

@@ -294,7 +294,7 @@ func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err erro
 	return out, nil
 }
 
-func (u Routed) none() Carriers { return BlockList(nil) }
+func (u Routed) none() Supply { return BlockList(nil) }
 
 func (u Routed) clear(n *Node) ([]string, error) {
 	n.blocks.announced.Store(nil)

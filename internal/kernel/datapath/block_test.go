@@ -113,8 +113,8 @@ func (r *rack) refuses(want ...string) {
 }
 
 // wanted is the desired state of the rack.
-func (r *rack) wanted(blocks ...Block) Wanted {
-	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList(blocks)}
+func (r *rack) wanted(blocks ...Block) Desired {
+	return Desired{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Supply: BlockList(blocks)}
 }
 
 func TestPodsOfBlocks(t *testing.T) {
@@ -196,10 +196,10 @@ func TestExportTable(t *testing.T) {
 // table of ENIs.
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
-	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList{block("b", block4)}}
-	uplinks := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
+	pools := Desired{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Supply: BlockList{block("b", block4)}}
+	uplinks := Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}}
 	for _, step := range []struct {
-		want            Wanted
+		want            Desired
 		uplinks, blocks int
 	}{{pools, 0, 1}, {uplinks, 1, 0}, {pools, 0, 1}} {
 		n := v.host.open() // as another start of the daemon

@@ -158,7 +158,7 @@ func TestConnectionsOutliveSettings(t *testing.T) {
 		v.host.run("nft delete table inet berth")
 		l.begin("without the table", v.router, internet, nodeAddr+":30080", b.space, internet)
 		l.begin("without the table", v.router, internet6, "["+nodeAddr6+"]:30080", b.space, internet6)
-		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: pods})
+		v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}, Pods: pods})
 		l.goOn(c.name + ", and its table was away")
 	}
 	again := v.host.open()
@@ -228,7 +228,7 @@ func TestFlowsThatBeganWithoutTheTable(t *testing.T) {
 	v.ok(err)
 	send(flows[1], "lost") // the VPC drops it, and that of an address that is the node's own affair
 	send(flows[2], "lost")
-	v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want, six.want}})
+	v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}, Pods: []Pod{a.want, b.want, six.want}})
 	for i, from := range []string{podA, nodeAddr, nodeAddr} {
 		send(flows[i], "again")
 		arrives("again", from)

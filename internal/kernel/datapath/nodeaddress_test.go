@@ -111,15 +111,15 @@ func TestPodRulesAreThoseOfTheUplink(t *testing.T) {
 // A node that changes to ports keeps nothing of ENIs and blocks, and gets them back with these.
 func TestPorts(t *testing.T) {
 	v := newVPC(t)
-	for name, before := range map[string]Wanted{
-		"ENIs":   {Config: v.settings(), Carriers: UplinkList{v.uplink()}},
-		"blocks": {Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList{block("b", block4)}},
+	for name, before := range map[string]Desired{
+		"ENIs":   {Config: v.settings(), Supply: UplinkList{v.uplink()}},
+		"blocks": {Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Supply: BlockList{block("b", block4)}},
 	} {
 		n := v.host.open()
 		v.ok(n.Setup(ctx, before.Config))
 		_, err := n.Repair(ctx, before)
 		v.host.must(err)
-		ports := Wanted{Config: Config{Uplinks: Ports{}}}
+		ports := Desired{Config: Config{Uplinks: Ports{}}}
 		v.ok(n.Setup(ctx, ports.Config))
 		inv, err := n.Inventory(ctx)
 		v.host.must(err)

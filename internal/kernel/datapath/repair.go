@@ -16,10 +16,10 @@ import (
 )
 
 // Wanted is the desired state of a node.
-type Wanted struct {
-	Config   Config
-	Carriers Carriers // of the kind of Config.Uplinks; nil: none
-	Pods     []Pod
+type Desired struct {
+	Config Config
+	Supply Supply // of the kind of Config.Uplinks; nil: none
+	Pods   []Pod
 	// Spare names pod links that may be in use although their pods are unknown. Repair keeps them and their routes.
 	Spare []string
 }
@@ -33,7 +33,7 @@ type Wanted struct {
 // that was added since, and does not give it its earlier addresses. It looks at the node's side of pods only;
 // CheckPod compares both. It continues after a sysctl that cannot be set, an ENI without a link and a pod without a
 // namespace, and joins the errors.
-func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
+func (n *Node) Repair(ctx context.Context, want Desired) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 			return repaired, errs[0]
 		}
 	}
-	carriers := want.Carriers
+	carriers := want.Supply
 	if carriers == nil {
 		carriers = want.Config.Uplinks.none()
 	}
@@ -84,7 +84,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 // repair is one call of Repair.
 type repair struct {
 	node     *Node
-	desired  Wanted
+	desired  Desired
 	names    map[string]bool // of pod links that are desired or spared
 	observed Inventory
 }

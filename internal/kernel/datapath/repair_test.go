@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-func (v *vpc) wanted(pods ...*pod) Wanted {
-	w := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
+func (v *vpc) wanted(pods ...*pod) Desired {
+	w := Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}}
 	for _, p := range pods { // as records have them
 		want := p.want
 		want.HostMAC, want.PodMAC, want.MTU = p.links.HostMAC, p.links.PodMAC, p.links.MTU
@@ -140,7 +140,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 
 	v.node = v.host.open() // the daemon starts again
 	w := v.wanted(keep)
-	w.Carriers = nil
+	w.Supply = nil
 	did := v.repair(w)
 	for _, part := range []string{"removed link " + stray.want.HostIfName, "removed route " + podC, "removed route " + podB, "removed ENI 1"} {
 		if !strings.Contains(did, part) {
@@ -202,7 +202,7 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	w := v.wanted(a)
 	absent := v.uplink()
 	absent.ID, absent.Number, absent.MAC = "eni-9", 9, []byte{2, 0, 0, 0, 0, 9}
-	w.Carriers = append(UplinkList{absent}, w.Carriers.(UplinkList)...)
+	w.Supply = append(UplinkList{absent}, w.Supply.(UplinkList)...)
 	did, err := v.node.Repair(ctx, w)
 	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
 		t.Errorf("repaired %v, error %v", did, err)

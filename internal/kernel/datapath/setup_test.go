@@ -232,7 +232,7 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	v.uplinks.MarkShift = 16
 	v.setup()
 	v.remove(p)
-	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
+	if _, err := v.node.Repair(ctx, Desired{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
 	v.ok(v.node.RemoveUplink(ctx, 1))
@@ -265,7 +265,7 @@ func TestBranchesAreLeftAlone(t *testing.T) {
 	}
 	before := branches()
 	v.setup()
-	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
+	if _, err := v.node.Repair(ctx, Desired{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
 	if got := branches(); got != before || strings.Count(got, "\n") != 16 {

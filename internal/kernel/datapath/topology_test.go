@@ -230,7 +230,7 @@ func (b *bed) has(links, routes int) {
 }
 
 // repair asserts that a repair works and returns what it did.
-func (b *bed) repair(w Wanted) string {
+func (b *bed) repair(w Desired) string {
 	b.t.Helper()
 	did, err := b.node.Repair(ctx, w)
 	b.ok(err)

@@ -67,7 +67,7 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 			b.seenAs(eniAddr+":80", podB)
 			v.host.seenAs(eniAddr+":80", nodeAddr)
 			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: rp_filter, and who owns it
-			if did := v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
+			if did := v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
 				t.Errorf("repaired %q", did)
 			}
 		})
@@ -101,7 +101,7 @@ func TestWatchOfAnAddressForPods(t *testing.T) {
 	v.setUplink(v.forPods())
 	own := v.pod(eniAddr)
 	own.serveTCP(":80")
-	want := Wanted{Config: v.settings(), Carriers: UplinkList{v.forPods()}, Pods: []Pod{own.want}}
+	want := Desired{Config: v.settings(), Supply: UplinkList{v.forPods()}, Pods: []Pod{own.want}}
 	w := v.watch()
 	for _, c := range []struct{ command, says, repaired string }{
 		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2 was given to its link", "removed address " + eniAddr + "/24 of eth1"},
@@ -152,7 +152,7 @@ func TestIPv6AddressOfAnENI(t *testing.T) {
 	}
 
 	v.setUplink(v.uplink())
-	want := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
+	want := Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}}
 	v.repair(want)
 	w := v.watch()
 	v.host.run("ip -6 address del " + eniAddr6 + "/128 dev eth1")

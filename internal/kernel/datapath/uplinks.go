@@ -33,7 +33,7 @@ type Uplinks interface {
 	// follow sets up ENIs again after the Config changed.
 	follow(n *Node) error
 	// none are the Carriers of a Repair that wants none.
-	none() Carriers
+	none() Supply
 	// clear removes the routes of a node that has other uplinks now, and forgets what this Node set up. It is called
 	// on a zero value.
 	clear(n *Node) (changed []string, err error)
@@ -41,7 +41,7 @@ type Uplinks interface {
 
 // Carriers is what the addresses of pods come from: an UplinkList with a VPC, a BlockList with a Routed, nothing with
 // Ports.
-type Carriers interface {
+type Supply interface {
 	// restore sets them up.
 	restore(n *Node) (did []string, err error)
 	// tidy removes others that the node has.
@@ -77,7 +77,7 @@ func (Ports) kind() string                                        { return "port
 func (Ports) validate() error                                     { return nil }
 func (Ports) ipv6() bool                                          { return false }
 func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, nil }
-func (Ports) none() Carriers                                      { return noCarriers{} }
+func (Ports) none() Supply                                        { return noCarriers{} }
 func (Ports) clear(*Node) ([]string, error)                       { return nil, nil }
 
 // noENIs is the part of Uplinks that is about ENIs, for nodes without.

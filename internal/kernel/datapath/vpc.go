@@ -204,7 +204,7 @@ func (u VPC) follow(n *Node) error {
 	return errors.Join(errs...)
 }
 
-func (u VPC) none() Carriers { return UplinkList(nil) }
+func (u VPC) none() Supply { return UplinkList(nil) }
 
 func (u VPC) clear(n *Node) ([]string, error) {
 	for _, id := range n.uplinks.removeThat(func(Uplink) bool { return true }) {

@@ -265,6 +265,6 @@ func TestWatchSurvivesAnOverflow(t *testing.T) {
 		if e.Kind == StateLost && strings.Contains(e.What, "policy rule") {
 			return
 		}
-		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}})
+		v.repair(Desired{Config: v.settings(), Supply: UplinkList{v.uplink()}})
 	}
 }

@@ -105,7 +105,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	}
 	defer n.front.Close()
 	if teller != nil {
-		n.tell = teller.Tell
+		n.tell = teller.Record
 		defer background(ctx, teller.Run)()
 	}
 	instanceID, err := m.identify(ctx)
@@ -125,7 +125,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 }
 
 // listen opens the sockets and serves them from now on.
-func (n *node) listen(teller *podevents.Teller) error {
+func (n *node) listen(teller *podevents.Recorder) error {
 	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func (n *node) listen(teller *podevents.Teller) error {
 		Settings: introspect.Settings{Version: version.String(), Settings: n.cfg.Effective, Unknown: n.cfg.Unknown},
 	}
 	if teller != nil {
-		o.Tell = teller.Tell
+		o.Tell = teller.Record
 	}
 	n.front = daemon.NewFront(o)
 	return nil

@@ -52,10 +52,10 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	base.FollowGroups = m.cfg.FollowSecurityGroups && templates == nil
 	begin := wanted(base, nil)
 	if templates != nil {
-		begin = counted(base, templates.Counted())
+		begin = counted(base, templates.LastApplied())
 	}
 	src, err := enisource.New(enisource.Options{
-		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Tell: m.tell,
+		Template: begin.Template, InstanceID: m.id.InstanceID, Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log, Notify: m.tell,
 	}, reconciler.Config{
 		Settings: begin.Settings,
 		Cluster:  m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
@@ -68,12 +68,12 @@ func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	if err == nil && templates != nil {
 		configure := func(c *template.Choice) {
 			w := wanted(base, c)
-			w.Counts = func() { templates.Counts(c) }
+			w.Applied = func() { templates.RecordApplied(c) }
 			src.Configure(w)
 		}
 		first, _ := templates.Choice()
 		configure(first) // before the first pass
-		templates.Tell(first, configure)
+		templates.OnChange(first, configure)
 	}
 	return m.withNodeLocal(src, err)
 }
@@ -97,18 +97,18 @@ func (m *nodeMode) followTemplates(ctx context.Context) (*nodetemplate.Follower,
 }
 
 // wanted applies a template to the daemon's own settings.
-func wanted(base reconciler.Settings, c *template.Choice) enisource.Wanted {
+func wanted(base reconciler.Settings, c *template.Choice) enisource.Desired {
 	if c == nil {
-		return enisource.Wanted{Settings: base}
+		return enisource.Desired{Settings: base}
 	}
 	s, err := nodenetwork.Over(base, &c.ENI)
 	s.DrainOutdated = c.Drain
 	s.Trunk = false // there are no branches in node mode
-	return enisource.Wanted{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
+	return enisource.Desired{Template: c.Name, Settings: s, Err: err, Fits: func(inv *reconciler.Inventory) error { return nodenetwork.BeyondType(s, inv) }}
 }
 
 // counted is the last valid choice, which applies while the newest is invalid.
-func counted(base reconciler.Settings, last *template.Choice) enisource.Wanted {
+func counted(base reconciler.Settings, last *template.Choice) enisource.Desired {
 	if w := wanted(base, last); w.Err == nil {
 		return w
 	}
@@ -132,7 +132,7 @@ func (m *operatorMode) newSource(context.Context) (source.Source, error) {
 	c := nodenetworksupplier.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
 		Datapath: m.networks, Cooling: m.cfg.CoolingPeriod, Store: enisource.Files{Dir: m.cfg.StateDir},
-		Clock: m.clock, Logger: m.log, Tell: m.tell, Reported: nodenetworksupplier.CountReports(m.metrics.Registry),
+		Clock: m.clock, Logger: m.log, Notify: m.tell, Reported: nodenetworksupplier.CountReports(m.metrics.Registry),
 	}
 	if m.cfg.AutoCreateNodeNetwork {
 		c.Spec = nodenetworksupplier.SpecOf(&m.cfg, m.id)

@@ -153,7 +153,7 @@ func (n *node) clusterNetworks() []netip.Prefix {
 // podEvents returns the writer of Events on pods, or nil when they are disabled. Node mode needs the
 // Kubernetes API for nothing else, so without access to it there are no Events unless the settings
 // require them.
-func (n *node) podEvents() (*podevents.Teller, error) {
+func (n *node) podEvents() (*podevents.Recorder, error) {
 	if n.cfg.PodEvents == config.PodEventsNever {
 		return nil, nil
 	}

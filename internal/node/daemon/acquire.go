@@ -50,11 +50,11 @@ func (a *acquirer) annotations() []string {
 
 // checkWish rejects what no pod can have.
 func (a *acquirer) checkWish(req source.Request) error {
-	if err := a.source.CheckWish(req.Wish); err != nil {
+	if err := a.source.CheckOptions(req.Options); err != nil {
 		return err
 	}
 	for _, p := range a.parts {
-		if err := p.CheckWish(req); err != nil {
+		if err := p.CheckOptions(req); err != nil {
 			return err
 		}
 	}
@@ -64,8 +64,8 @@ func (a *acquirer) checkWish(req source.Request) error {
 // acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
 // no address is held while ports are created or the operator is busy. No address is taken where a NIC
 // is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
-func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.Wish) (_ attachment.Record, until time.Time, err error) {
-	req := source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}
+func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.PodOptions) (_ attachment.Record, until time.Time, err error) {
+	req := source.Request{Key: want.Key, Pod: want.Pod, Options: wish}
 	begin := time.Now()
 	until = begin.Add(a.warmWait)
 	for _, p := range a.parts {

@@ -55,7 +55,7 @@ func newAttachments(o Options, d *Daemon) *attachments {
 // writes the record again, in this order, so that a crash at any point leaves a record of what must be
 // undone. want has the key, the pod, the path of the namespace and the MTU, 0 for the node's.
 // Repeating an add returns the same record. An add that fails, or whose caller left, leaves nothing.
-func (a *attachments) add(ctx context.Context, want attachment.Record, wish source.Wish) (attachment.Record, error) {
+func (a *attachments) add(ctx context.Context, want attachment.Record, wish source.PodOptions) (attachment.Record, error) {
 	patience, leave := a.acquirer.adds.enter(ctx)
 	defer leave()
 	unlock, err := a.locks.lock(patience, want.Key.ContainerID)

@@ -94,12 +94,12 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
 	for name, tc := range map[string]struct {
 		told *rpc.Annotations
-		want source.Wish
+		want source.PodOptions
 	}{
-		"some":    {&rpc.Annotations{All: all}, source.Wish{Told: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
-		"none":    {&rpc.Annotations{}, source.Wish{Told: true}},
-		"untold":  {nil, source.Wish{}},
-		"earlier": {&rpc.Annotations{Pool: "public"}, source.Wish{Told: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
+		"some":    {&rpc.Annotations{All: all}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
+		"none":    {&rpc.Annotations{}, source.PodOptions{AnnotationsKnown: true}},
+		"untold":  {nil, source.PodOptions{}},
+		"earlier": {&rpc.Annotations{Pool: "public"}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
 	} {
 		req := addOf(name, n.newNetns(name))
 		req.Annotations = tc.told
@@ -110,7 +110,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 			t.Errorf("%s: the source hears (-want +got):\n%s", name, diff)
 		}
 	}
-	r.source.Refuses = func(w source.Wish) error { return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"]) }
+	r.source.Refuses = func(w source.PodOptions) error { return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"]) }
 	req := addOf("refused", n.newNetns("refused"))
 	req.Annotations = &rpc.Annotations{All: all}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {

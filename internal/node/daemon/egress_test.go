@@ -226,7 +226,7 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
 	must(t, err)
-	return r.attachments.add(within(t), want, source.Wish{})
+	return r.attachments.add(within(t), want, source.PodOptions{})
 }
 
 // What other software removes in a pod's namespace is restored at the next interval, and after a

@@ -67,8 +67,8 @@ func (f *fakeEgress) says(pod string, e *attachment.Egress) {
 
 func (f *fakeEgress) Annotations() []string { return []string{"egress.berth.dev/"} }
 
-func (f *fakeEgress) CheckWish(req source.Request) error {
-	if value, ok := req.Wish.Annotations["egress.berth.dev/internet"]; ok && value == "" {
+func (f *fakeEgress) CheckOptions(req source.Request) error {
+	if value, ok := req.Options.Annotations["egress.berth.dev/internet"]; ok && value == "" {
 		return errors.New("annotation egress.berth.dev/internet is empty, expected names of Egresses")
 	}
 	return nil

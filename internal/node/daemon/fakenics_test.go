@@ -121,7 +121,7 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 
 func (f *fakeNICs) Annotations() []string { return f.keys }
 
-func (f *fakeNICs) CheckWish(req source.Request) error {
+func (f *fakeNICs) CheckOptions(req source.Request) error {
 	if f.refuses == nil {
 		return nil
 	}

@@ -206,7 +206,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 
 // attach is an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
-	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
+	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.PodOptions{})
 }
 
 // attached is an attach that succeeds.

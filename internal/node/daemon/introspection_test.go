@@ -222,7 +222,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		go func() {
 			defer close(ended)
 			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-			_, _ = d.attachments.add(ctx, rec, source.Wish{})
+			_, _ = d.attachments.add(ctx, rec, source.PodOptions{})
 		}()
 		synctest.Wait()
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")

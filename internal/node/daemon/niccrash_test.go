@@ -141,7 +141,7 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	} else {
 		ns, err := r.attachments.netnsOf(n.newNetns("a"))
 		must(t, err)
-		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.Wish{})
+		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.PodOptions{})
 		must(t, err)
 		rec.Netns = ns
 		must(t, r.Store.Put(rec))

@@ -110,7 +110,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				begun := time.Now()
 				tc.prepare(n, r)
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
-				rec, err := r.attachments.add(ctx, want, source.Wish{})
+				rec, err := r.attachments.add(ctx, want, source.PodOptions{})
 				if took := time.Since(begun); took != tc.after {
 					t.Errorf("it took %v, want %v", took, tc.after)
 				}
@@ -142,7 +142,7 @@ func TestWishesForNICs(t *testing.T) {
 	r := n.start()
 	r.source.Wants, r.nics.keys = []string{"berth.dev/pool"}, []string{"berth.dev/vpc"}
 	r.nics.refuses = func(req source.Request) error {
-		return fmt.Errorf("%s of %s is refused", req.Wish.Annotations["berth.dev/vpc"], req.Pod.Name)
+		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
 	}
 	req := addOf("a", n.newNetns("a"))
 	req.Annotations = &rpc.Annotations{All: map[string]string{"berth.dev/vpc": "blue", "berth.dev/nics": "[]"}}

@@ -180,14 +180,14 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	ns, _ := newSpace(t)
 	ctx := context.Background()
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: ns}, MTU: 1400}
-	first, err := s.attachments.add(ctx, want, source.Wish{})
+	first, err := s.attachments.add(ctx, want, source.PodOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if first.MTU != 1400 || len(first.HostMAC) == 0 || len(first.PodMAC) == 0 {
 		t.Errorf("record %+v", first)
 	}
-	if again, err := s.attachments.add(ctx, want, source.Wish{}); err != nil || replyOf(again).String() != replyOf(first).String() {
+	if again, err := s.attachments.add(ctx, want, source.PodOptions{}); err != nil || replyOf(again).String() != replyOf(first).String() {
 		t.Errorf("again %+v, %v; first %+v", again, err, first)
 	}
 	if err := s.attachments.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {

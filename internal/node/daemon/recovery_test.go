@@ -109,7 +109,7 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
 			ns := n.newNetns("a")
 			halted(t, n, point, func(d *running) {
-				rec, until, err := d.attachments.acquirer.acquire(within(t), recordOf("a", attachment.Lease{}), source.Wish{})
+				rec, until, err := d.attachments.acquirer.acquire(within(t), recordOf("a", attachment.Lease{}), source.PodOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}

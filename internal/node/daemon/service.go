@@ -34,7 +34,7 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	}
 	a := d.attachments.acquirer
 	wish := wishOf(req, a.annotations())
-	if err := a.checkWish(source.Request{Key: want.Key, Pod: want.Pod, Wish: wish}); err != nil {
+	if err := a.checkWish(source.Request{Key: want.Key, Pod: want.Pod, Options: wish}); err != nil {
 		return nil, cnierror.New(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
 	}
 	rec, err := d.attachments.add(ctx, want, wish)
@@ -113,8 +113,8 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 
 // wishOf returns what a user asks for by the network's configuration and by pod annotations with the
 // given keys. A key that ends in "/" is a prefix.
-func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
-	wish := source.Wish{Told: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
+func wishOf(req *rpc.AddRequest, keys []string) source.PodOptions {
+	wish := source.PodOptions{AnnotationsKnown: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
 	note := func(key, value string) {
 		if wish.Annotations == nil {
 			wish.Annotations = make(map[string]string, len(keys))

@@ -163,7 +163,7 @@ func TestPodIsToldThatTheDaemonStarts(t *testing.T) {
 // The cost of Events for a warm ADD.
 func BenchmarkFollowedADD(b *testing.B) {
 	teller := podevents.New(podevents.Options{Node: "n", Clock: clock.Real{}, Log: slog.New(slog.DiscardHandler), Counted: func(podevents.Result, int) {}})
-	f := &Front{FrontOptions: FrontOptions{Tell: teller.Tell}}
+	f := &Front{FrontOptions: FrontOptions{Tell: teller.Record}}
 	req := addOf("a", "/run/netns/a")
 	b.ReportAllocs()
 	for b.Loop() {

@@ -30,7 +30,7 @@ func (b *observed) decide(r rules, req source.Request) decision {
 		return decision{wait: b.orUnreachable(exhausted("starting", "%s", w.waiting))}
 	}
 	there := b.of(req.Pod)
-	if !w.any && (req.Wish.Told || req.Key.IfName != firstInterface || len(there) == 0) {
+	if !w.any && (req.Options.AnnotationsKnown || req.Key.IfName != firstInterface || len(there) == 0) {
 		return decision{}
 	}
 	if err := checkTogether(there); err != nil {

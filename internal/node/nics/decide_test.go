@@ -68,7 +68,7 @@ func TestWants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := sourcetest.Request(1)
-			req.Wish = source.Wish{Told: c.told != nil, Annotations: c.told}
+			req.Options = source.PodOptions{AnnotationsKnown: c.told != nil, Annotations: c.told}
 			if c.ifName != "" {
 				req.Key.IfName = c.ifName
 			}
@@ -384,7 +384,7 @@ func TestDecide(t *testing.T) {
 	}
 	b.namespaces[namespace] = ""
 	untold := sourcetest.Request(1)
-	untold.Wish.Told = false
+	untold.Options.AnnotationsKnown = false
 	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 1 {
 		t.Errorf("%+v", v)
 	}

@@ -31,7 +31,7 @@ func (n *NICs) mirror() *kubeapi.Mirror {
 		Put:  func(ns *kubeapi.Metadata) { o.namespaces[ns.Name] = ns.Annotations[v1alpha1.AnnotationVPC] },
 		Drop: func(name types.NamespacedName, _ types.UID) { delete(o.namespaces, name.Name) },
 	}, v1alpha1.AnnotationVPC)
-	kubeapi.Keep(m, podNICs, n.api.Objects(podNICs, kubeapi.Only("status.nodeName", n.cfg.NodeName), func() runtime.Object { return &v1alpha1.PodNICList{} }),
+	kubeapi.Keep(m, podNICs, n.api.Objects(podNICs, kubeapi.FieldEquals("status.nodeName", n.cfg.NodeName), func() runtime.Object { return &v1alpha1.PodNICList{} }),
 		kubeapi.Store[*v1alpha1.PodNIC]{
 			Mine:  func(p *v1alpha1.PodNIC) bool { return p.Status.NodeName == n.cfg.NodeName }, // the API server was asked for these
 			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.objects)) },

@@ -194,7 +194,7 @@ func (m *machine) says(name string, state v1alpha1.NodeNICState) *v1alpha1.PodNI
 // wish is a pod's of which the runtime tells these annotations.
 func wish(i int, annotations map[string]string) source.Request {
 	req := sourcetest.Request(i)
-	req.Wish.Annotations = annotations
+	req.Options.Annotations = annotations
 	return req
 }
 

@@ -117,9 +117,9 @@ func (n *NICs) Annotations() []string {
 	return []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs}
 }
 
-// CheckWish returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
+// CheckOptions returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
 // error names the annotation and what was expected.
-func (n *NICs) CheckWish(req source.Request) error {
+func (n *NICs) CheckOptions(req source.Request) error {
 	n.mu.Lock()
 	vpc, known := n.observed.namespaces[req.Pod.Namespace]
 	n.mu.Unlock()

@@ -284,18 +284,18 @@ func TestPortMadeAgain(t *testing.T) {
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	rec := m.add(wish(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	if nics, ok := m.Wanted(rec); ok {
+	if nics, ok := m.Desired(rec); ok {
 		t.Errorf("nothing was replaced, and it should have %+v", nics)
 	}
-	for len(m.News()) > 0 {
-		<-m.News()
+	for len(m.DesiredChanged()) > 0 {
+		<-m.DesiredChanged()
 	}
 	again := portID(77, 7)
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.PortID, s.Host = v1alpha1.PhaseCreated, again, "" })
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Phase, s.Host = v1alpha1.PhaseBound, "host-1" })
 	var nics []attachment.NIC
 	ok := false
-	m.Until("it is wanted", func() bool { nics, ok = m.Wanted(rec); return ok }, func() string { return fmt.Sprintf("%+v", nics) })
+	m.Until("it is wanted", func() bool { nics, ok = m.Desired(rec); return ok }, func() string { return fmt.Sprintf("%+v", nics) })
 	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
 		t.Fatalf("%v, %+v", ok, nics)
 	}
@@ -313,20 +313,20 @@ func TestPortMadeAgain(t *testing.T) {
 		return n.State == v1alpha1.NodePlugged && n.PortID == again
 	},
 		func() string { return fmt.Sprintf("%+v", m.nic("pod1-eth0").Status.Node) })
-	if _, ok := m.Wanted(rec); ok {
+	if _, ok := m.Desired(rec); ok {
 		t.Error("it is to be replaced again")
 	}
 	// A PodNIC that was deleted and made again for the pod that runs is another, also with
 	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
-	for len(m.News()) > 0 {
-		<-m.News()
+	for len(m.DesiredChanged()) > 0 {
+		<-m.DesiredChanged()
 	}
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	o.Status.PortID = again
 	m.make(o)
-	m.Until("the daemon is told to look", func() bool { return len(m.News()) > 0 }, func() string { return "" })
-	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Wanted(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
+	m.Until("the daemon is told to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
+	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Desired(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
 // What cannot be plugged is told of in the PodNIC.
@@ -413,7 +413,7 @@ func TestPortOnATrunk(t *testing.T) {
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.VLAN = 8 })
 	m.Until("the NIC is to have the other VLAN", func() bool {
-		nics, differ := m.Wanted(rec)
+		nics, differ := m.Desired(rec)
 		return differ && nics[0].Plug.VLAN == 8 && nics[0].State == attachment.Changing
 	}, func() string { return "" })
 	m.del(rec)
@@ -525,7 +525,7 @@ func TestReady(t *testing.T) {
 		t.Errorf("a node that was ready is not: %v", err)
 	}
 	select {
-	case <-m.Changed():
+	case <-m.Drifted():
 	default:
 		t.Error("nobody was told to check what is plugged")
 	}

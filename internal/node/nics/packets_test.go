@@ -93,11 +93,11 @@ func packets(t *testing.T, kind v1alpha1.PlugType, node *podif.Namespace, server
 		}
 	}
 	// Another takes the row: it is noticed, and set right.
-	for len(m.Changed()) > 0 {
-		<-m.Changed()
+	for len(m.Drifted()) > 0 {
+		<-m.Drifted()
 	}
 	harness.OK(t, m.Unplug(t.Context(), recs[0], recs[0].NICs[0]))
-	<-m.Changed()
+	<-m.Drifted()
 	if err := m.Check(t.Context(), recs[0], recs[0].NICs[0]); err == nil {
 		t.Error("what is not plugged passes the check")
 	}

@@ -137,20 +137,20 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 
 // Wanted returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
 // which their states say.
-func (n *NICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
+func (n *NICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.observed.desired(n.rules, rec)
 }
 
 // News has an element when running pods may have to get other NICs.
-func (n *NICs) News() <-chan struct{} { return n.news }
+func (n *NICs) DesiredChanged() <-chan struct{} { return n.news }
 
 // Changed has an element when other software may have changed something that is plugged.
-func (n *NICs) Changed() <-chan struct{} { return n.drift.changed }
+func (n *NICs) Drifted() <-chan struct{} { return n.drift.changed }
 
 // Touched returns the ports whose plugs other software may have changed since the last call; all: any port.
-func (n *NICs) Touched() (ports []string, all bool) { return n.drift.take() }
+func (n *NICs) TakeDrift() (ports []string, all bool) { return n.drift.take() }
 
 // LinkChanged is as daemon.NICs documents it. A NIC depends on the links of its port, all of which are
 // named by the port's ID, on its trunk if it is a VLAN, and on the links by which the node routes to it.

@@ -36,21 +36,21 @@ func (r rules) of(req source.Request, namespaceVPC string, known bool) (wants, e
 	switch {
 	case !r.firstIsPort && req.Key.IfName != firstInterface:
 		return wants{}, nil
-	case !req.Wish.Told:
+	case !req.Options.AnnotationsKnown:
 		return r.untold(req, namespaceVPC, known)
 	}
-	_, says := req.Wish.Annotations[v1alpha1.AnnotationVPC]
+	_, says := req.Options.Annotations[v1alpha1.AnnotationVPC]
 	if !says && !known {
 		return wants{waiting: namespaceUnknown(req)}, nil
 	}
-	vpc, errs := nicrequest.Pod{Annotations: req.Wish.Annotations, NamespaceVPC: namespaceVPC}.VPC()
+	vpc, errs := nicrequest.Pod{Annotations: req.Options.Annotations, NamespaceVPC: namespaceVPC}.VPC()
 	if err := errs.Err(); err != nil {
 		return wants{}, err
 	}
 	if vpc == "" {
 		return wants{}, r.none(req)
 	}
-	nics, errs := nicrequest.Pod{Annotations: req.Wish.Annotations}.NICs(nicrequest.First{Name: req.Key.IfName, IsPort: r.firstIsPort, MayBePort: r.firstMayBeBranch}, 0)
+	nics, errs := nicrequest.Pod{Annotations: req.Options.Annotations}.NICs(nicrequest.First{Name: req.Key.IfName, IsPort: r.firstIsPort, MayBePort: r.firstMayBeBranch}, 0)
 	if err := errs.Err(); err != nil {
 		return wants{}, err
 	}

@@ -70,7 +70,7 @@ func (m *machine) start() {
 	harness.OK(m.T, err)
 	told := make(chan string, 100)
 	first, _ := f.Choice()
-	f.Tell(first, func(c *template.Choice) { told <- nameOf(c) })
+	f.OnChange(first, func(c *template.Choice) { told <- nameOf(c) })
 	ctx, cancel := context.WithCancel(m.T.Context())
 	done := make(chan struct{})
 	go func() {
@@ -223,19 +223,19 @@ func TestCountedGoesOn(t *testing.T) {
 	m.labelled(pods)
 	m.start()
 	m.tells("none")
-	if c := m.Counted(); c != nil {
+	if c := m.LastApplied(); c != nil {
 		t.Errorf("%+v counted before the first start", c)
 	}
 	m.template("a", 0)
 	m.tells("NodeNetworkTemplate/a")
 	c, _ := m.Choice()
-	m.Counts(c)
+	m.RecordApplied(c)
 	m.template("b", 1)
 	m.tells("NodeNetworkTemplate/b")
 	m.stop()
 	m.start()
-	if c, _ := m.Choice(); nameOf(c) != "NodeNetworkTemplate/b" || nameOf(m.Counted()) != "NodeNetworkTemplate/a" || !slices.Equal(m.Counted().ENI.SubnetIDs, []string{"subnet-a"}) {
-		t.Errorf("the choice is %s, and %+v counted", nameOf(c), m.Counted())
+	if c, _ := m.Choice(); nameOf(c) != "NodeNetworkTemplate/b" || nameOf(m.LastApplied()) != "NodeNetworkTemplate/a" || !slices.Equal(m.LastApplied().ENI.SubnetIDs, []string{"subnet-a"}) {
+		t.Errorf("the choice is %s, and %+v counted", nameOf(c), m.LastApplied())
 	}
 }
 

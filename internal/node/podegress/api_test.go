@@ -70,7 +70,7 @@ func (m *machine) start(ready ...attachment.Record) {
 	harness.OK(m.T, err)
 	m.Clients, err = newClients(Config{NodeName: sourcenode.Name, Kernel: m.kernel, Port: 5555, Logger: sourcetest.Logger(m.Log)}, api)
 	harness.OK(m.T, err)
-	m.TakeUp(ready)
+	m.Restore(ready)
 	m.stop = sourcetest.Run(m.T, m.Clients)
 }
 
@@ -154,7 +154,7 @@ func (m *machine) add(i int, names string) attachment.Record {
 func (m *machine) follow(rec attachment.Record, what string, is func(*attachment.Egress) bool) attachment.Record {
 	m.T.Helper()
 	m.Until(what, func() bool {
-		if wanted, differ := m.Wanted(rec); differ {
+		if wanted, differ := m.Desired(rec); differ {
 			rec.Egress = wanted
 			harness.OK(m.T, m.Apply(m.T.Context(), rec))
 			m.SetUp(rec)
@@ -229,7 +229,7 @@ func TestLifeOfAClient(t *testing.T) {
 	if e, err := m.Acquire(ctx, naming(1, "nat")); err == nil || !strings.Contains(err.Error(), "Egress internet/nat: NotFound: there is none") {
 		t.Errorf("an ADD of a pod that is refused got %+v, %v", e, err)
 	}
-	m.Gone(rec)
+	m.Ended(rec)
 	if n := m.says(of, v1alpha1.EgressClientGone, 0).Status.Node; n.ContainerID != rec.Key.ContainerID || len(n.Addresses) > 0 {
 		t.Errorf("it says %+v", n)
 	}

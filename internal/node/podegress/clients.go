@@ -114,17 +114,17 @@ func (c *Clients) Annotations() []string {
 	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationEgressGateway}
 }
 
-// CheckWish returns an error if the pod's annotations are malformed.
-func (c *Clients) CheckWish(req source.Request) error {
-	_, errs := membership.Named(req.Wish.Annotations)
+// CheckOptions returns an error if the pod's annotations are malformed.
+func (c *Clients) CheckOptions(req source.Request) error {
+	_, errs := membership.Named(req.Options.Annotations)
 	return errs.Err()
 }
 
 // News has an element when running pods may have to get another egress.
-func (c *Clients) News() <-chan struct{} { return c.changed }
+func (c *Clients) DesiredChanged() <-chan struct{} { return c.changed }
 
 // Wanted returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
-func (c *Clients) Wanted(rec attachment.Record) (egress *attachment.Egress, differ bool) {
+func (c *Clients) Desired(rec attachment.Record) (egress *attachment.Egress, differ bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.observed.desired(rec)
@@ -200,7 +200,7 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 func (c *Clients) Why(key attachment.Key) *source.Exhausted { return c.waiters.Why(key) }
 
 // TakeUp notes the attachments that are ready when the daemon starts.
-func (c *Clients) TakeUp(ready []attachment.Record) {
+func (c *Clients) Restore(ready []attachment.Record) {
 	c.change(func(o *observed) {
 		for _, rec := range ready {
 			if mayBeClient(rec) {
@@ -212,7 +212,7 @@ func (c *Clients) TakeUp(ready []attachment.Record) {
 
 // Coming announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
 // is complete.
-func (c *Clients) Coming(rec attachment.Record) {
+func (c *Clients) Announce(rec attachment.Record) {
 	if c.cfg.Kernel.Supported() == nil {
 		c.SetUp(rec)
 	}
@@ -233,7 +233,7 @@ func (c *Clients) Failed(rec attachment.Record, err error) {
 }
 
 // Gone notes that an attachment is gone.
-func (c *Clients) Gone(rec attachment.Record) {
+func (c *Clients) Ended(rec attachment.Record) {
 	if mayBeClient(rec) {
 		c.change(func(o *observed) { o.end(rec) })
 	}

@@ -27,7 +27,7 @@ func (o *observed) decide(req source.Request) decision {
 	if req.Key.IfName != firstInterface {
 		return decision{}
 	}
-	named, errs := membership.Named(req.Wish.Annotations)
+	named, errs := membership.Named(req.Options.Annotations)
 	if err := errs.Err(); err != nil {
 		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
 	}
@@ -48,7 +48,7 @@ func (o *observed) decide(req source.Request) decision {
 		}
 	}
 	e := plan(o.inputs(m, nil))
-	e.Forward = req.Wish.Annotations[v1alpha1.AnnotationEgressGateway] == "true"
+	e.Forward = req.Options.Annotations[v1alpha1.AnnotationEgressGateway] == "true"
 	if len(e.Egresses) == 0 && !e.Forward {
 		return decision{}
 	}

@@ -37,7 +37,7 @@ func (c *Clients) mirror() *kubeapi.Mirror {
 		Drop:   func(name types.NamespacedName, _ types.UID) { o.egresses.dropNamespace(name.Name) },
 		Listed: o.listed,
 	}, v1alpha1.AnnotationEgressSelectableFrom)
-	kubeapi.Keep(m, egressClients, c.api.Objects(egressClients, kubeapi.Only("spec.nodeName", c.cfg.NodeName), func() runtime.Object { return &v1alpha1.EgressClientList{} }),
+	kubeapi.Keep(m, egressClients, c.api.Objects(egressClients, kubeapi.FieldEquals("spec.nodeName", c.cfg.NodeName), func() runtime.Object { return &v1alpha1.EgressClientList{} }),
 		kubeapi.Store[*v1alpha1.EgressClient]{
 			Mine:  func(e *v1alpha1.EgressClient) bool { return e.Spec.NodeName == c.cfg.NodeName }, // the API server was asked for these
 			Names: func() []types.NamespacedName { return slices.Collect(maps.Keys(o.clients)) },

@@ -77,7 +77,7 @@ func bySelector() egressClient {
 // naming is a pod that names Egresses of namespace internet.
 func naming(i int, names string) source.Request {
 	req := sourcetest.Request(i)
-	req.Wish.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": names}
+	req.Options.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": names}
 	return req
 }
 
@@ -115,7 +115,7 @@ func TestDecide(t *testing.T) {
 	unknownToo.egresses.dropNamespace(sourcetest.Namespace)
 	with := func(b *observed, m egressClient) *observed { b.putClient(m); return b }
 	gateway := sourcetest.Request(1)
-	gateway.Wish.Annotations = map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
+	gateway.Options.Annotations = map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
 	second := naming(1, "nat")
 	second.Key.IfName = "net1"
 	nameless := naming(1, "nat")

@@ -117,7 +117,7 @@ func TestProbes(t *testing.T) {
 		rec := record(1)
 		c.SetUp(rec)
 		takes := func() []string {
-			e, _ := c.Wanted(rec)
+			e, _ := c.Desired(rec)
 			var of attachment.Egress
 			of.Egresses = e.Egresses[:1]
 			return chosen(of)

@@ -160,12 +160,12 @@ func TestComing(t *testing.T) {
 	e := plan(b.inputs(m, nil))
 	rec.Egress = &e
 	k.Fail(tunnel.ErrNoFoU)
-	c.Coming(rec)
+	c.Announce(rec)
 	if s := b.state(m); s != nil {
 		t.Errorf("of a node without Foo over UDP it says %+v", s)
 	}
 	k.Fail(nil)
-	c.Coming(rec)
+	c.Announce(rec)
 	s := b.state(m)
 	if s == nil || s.State != "SetUp" || !slices.Equal(s.Addresses, []string{"10.0.0.2"}) || len(s.Egresses) != 1 {
 		t.Fatalf("it says %+v", s)
@@ -177,7 +177,7 @@ func TestComing(t *testing.T) {
 	if again := b.state(m); again != nil {
 		t.Errorf("then it says %+v", again)
 	}
-	c.Gone(rec)
+	c.Ended(rec)
 	if s := b.state(m); s == nil || s.State != "Gone" || len(s.Addresses) > 0 {
 		t.Errorf("when it failed it says %+v", s)
 	}
@@ -194,7 +194,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 	rec.Egress = &e
 	news := func() bool {
 		select {
-		case <-c.News():
+		case <-c.DesiredChanged():
 			return true
 		default:
 			return false
@@ -205,7 +205,7 @@ func TestChangesDuringAnADD(t *testing.T) {
 	if news() {
 		t.Error("there is news though nothing changed")
 	}
-	c.Gone(rec)
+	c.Ended(rec)
 	c.change(func(b *observed) { b.putEgress(egressWith("nat", gatewayNumber(1), gatewayNumber(2))) })
 	news()
 	c.SetUp(rec)

@@ -60,7 +60,7 @@ func TestGatewaysWithoutRoom(t *testing.T) {
 		k.Fail(nil)
 		k.Track(record(0).Netns.Path, egressgateway.Tracked{Refused: 1}) // another namespace
 		look()
-		c.Gone(record(1))
+		c.Ended(record(1))
 		k.Track(record(1).Netns.Path, egressgateway.Tracked{Refused: 100})
 		look()
 	})

@@ -37,7 +37,7 @@ type Options struct {
 }
 
 // Teller writes Events of Pods. Make it with New and call Run.
-type Teller struct {
+type Recorder struct {
 	o    Options
 	wake retry.Signal // there is news
 
@@ -46,13 +46,13 @@ type Teller struct {
 }
 
 // New returns a Teller. It makes no request yet.
-func New(o Options) *Teller {
-	return &Teller{o: o, wake: retry.NewSignal(), queue: newQueue(o.Node)}
+func New(o Options) *Recorder {
+	return &Recorder{o: o, wake: retry.NewSignal(), queue: newQueue(o.Node)}
 }
 
 // Tell accepts news. It returns at once and may be called at any time. It ignores news of pods without
 // a name.
-func (t *Teller) Tell(n News) {
+func (t *Recorder) Record(n News) {
 	if n.Pod.Namespace == "" || n.Pod.Name == "" {
 		return
 	}
@@ -68,7 +68,7 @@ func (t *Teller) Tell(n News) {
 }
 
 // Run writes until ctx ends.
-func (t *Teller) Run(ctx context.Context) {
+func (t *Recorder) Run(ctx context.Context) {
 	var away retry.Backoff
 	warned := false
 	for ctx.Err() == nil {
@@ -113,7 +113,7 @@ func (t *Teller) Run(ctx context.Context) {
 }
 
 // pause waits for a time, or for ever if it is 0, but ends when there is news.
-func (t *Teller) pause(ctx context.Context, d time.Duration, news retry.Signal) {
+func (t *Recorder) pause(ctx context.Context, d time.Duration, news retry.Signal) {
 	var over <-chan time.Time
 	if d > 0 {
 		over = t.o.Clock.After(d)
@@ -125,7 +125,7 @@ func (t *Teller) pause(ctx context.Context, d time.Duration, news retry.Signal) 
 	}
 }
 
-func (t *Teller) write(ctx context.Context, r *request) error {
+func (t *Recorder) write(ctx context.Context, r *request) error {
 	if r.again {
 		return t.o.Writer.Repeat(ctx, r.Event)
 	}

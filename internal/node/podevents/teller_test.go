@@ -54,7 +54,7 @@ func (a *api) answers(err error) {
 }
 
 // told runs a test with a Teller in virtual time.
-func told(t *testing.T, test func(t *testing.T, teller *Teller, a *api, log *strings.Builder)) {
+func told(t *testing.T, test func(t *testing.T, teller *Recorder, a *api, log *strings.Builder)) {
 	synctest.Test(t, func(t *testing.T) {
 		a, log := &api{counted: map[Result]int{}}, &strings.Builder{}
 		teller := New(Options{Node: "node-1", Writer: a, Clock: clock.Real{}, Log: slog.New(slog.NewTextHandler(log, nil)), Counted: a.count})
@@ -74,15 +74,15 @@ func passes(d time.Duration) {
 }
 
 func TestTellerWritesAtOnce(t *testing.T) {
-	told(t, func(t *testing.T, teller *Teller, a *api, _ *strings.Builder) {
-		teller.Tell(newsOf("a", WaitsForAddress, "growing"))
+	told(t, func(t *testing.T, teller *Recorder, a *api, _ *strings.Builder) {
+		teller.Record(newsOf("a", WaitsForAddress, "growing"))
 		passes(0)
-		teller.Tell(newsOf("a", WaitsForAddress, "growing"))
-		teller.Tell(News{Pod: pod("b"), IfName: "eth0", Kind: Attached})
+		teller.Record(newsOf("a", WaitsForAddress, "growing"))
+		teller.Record(News{Pod: pod("b"), IfName: "eth0", Kind: Attached})
 		passes(2 * time.Minute)
-		teller.Tell(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
+		teller.Record(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
 		passes(0)
-		teller.Tell(News{Pod: attachment.Pod{}, Kind: NetworkFailed}) // of a runtime that names no pods
+		teller.Record(News{Pod: attachment.Pod{}, Kind: NetworkFailed}) // of a runtime that names no pods
 		passes(time.Hour)
 		want := []string{"create WaitingForAddress a", "repeat WaitingForAddress a", "create AddressAssigned a"}
 		if fmt.Sprint(a.written) != fmt.Sprint(want) || a.counted[Written] != 3 || len(a.counted) != 1 {
@@ -94,10 +94,10 @@ func TestTellerWritesAtOnce(t *testing.T) {
 // While the API server is away, one request a time is tried, ever more seldom. What
 // is fresh when it is back is written then.
 func TestTellerWithoutAPIServer(t *testing.T) {
-	told(t, func(t *testing.T, teller *Teller, a *api, log *strings.Builder) {
+	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(errors.New("connection refused"))
 		for i := range 1000 {
-			teller.Tell(newsOf(fmt.Sprint("p", i), NoAddress, "unreachable"))
+			teller.Record(newsOf(fmt.Sprint("p", i), NoAddress, "unreachable"))
 		}
 		passes(10 * time.Minute)
 		if a.asked > 30 || a.counted[Dropped] != 1000 || a.counted[Refused] != 0 {
@@ -106,7 +106,7 @@ func TestTellerWithoutAPIServer(t *testing.T) {
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 {
 			t.Errorf("%d warnings:\n%s", got, log)
 		}
-		teller.Tell(newsOf("late", NoAddress, "unreachable"))
+		teller.Record(newsOf("late", NoAddress, "unreachable"))
 		passes(time.Second)
 		a.answers(nil)
 		passes(pauseMost * 2)
@@ -119,10 +119,10 @@ func TestTellerWithoutAPIServer(t *testing.T) {
 // A missing right costs one request for each news that there is room for, and one
 // line of the log.
 func TestTellerWithoutRights(t *testing.T) {
-	told(t, func(t *testing.T, teller *Teller, a *api, log *strings.Builder) {
+	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(fmt.Errorf("%w: forbidden", ErrFinal))
 		for range 1000 {
-			teller.Tell(newsOf("a", NoAddress, "subnet-full"))
+			teller.Record(newsOf("a", NoAddress, "subnet-full"))
 			passes(0)
 		}
 		passes(time.Minute)
@@ -134,15 +134,15 @@ func TestTellerWithoutRights(t *testing.T) {
 
 // A namespace in which all names are taken holds up no other, and costs one line of the log.
 func TestTellerWithoutNames(t *testing.T) {
-	told(t, func(t *testing.T, teller *Teller, a *api, log *strings.Builder) {
+	told(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.taken = "full"
 		for i := range most / 2 {
 			n := newsOf(fmt.Sprint("p", i), NoAddress, "subnet-full")
 			n.Pod.Namespace = a.taken
-			teller.Tell(n)
+			teller.Record(n)
 		}
 		passes(time.Minute)
-		teller.Tell(newsOf("other", NoAddress, "subnet-full"))
+		teller.Record(newsOf("other", NoAddress, "subnet-full"))
 		passes(time.Second)
 		if len(a.written) != 1 || a.written[0] != "create NoAddress other" || a.asked > 1+10 {
 			t.Errorf("%d requests, written %q", a.asked, a.written)

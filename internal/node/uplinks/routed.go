@@ -83,5 +83,5 @@ func (n *Routed) Repair(ctx context.Context, pods []datapath.Pod, spare []string
 	if n.blocks == nil {
 		return nil, source.ErrSupplyUnknown
 	}
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: datapath.BlockList(*n.blocks), Pods: pods, Spare: spare})
+	return n.Node.Repair(ctx, datapath.Desired{Config: n.config, Supply: datapath.BlockList(*n.blocks), Pods: pods, Spare: spare})
 }

@@ -24,7 +24,7 @@ type Node interface {
 	UplinkLinks(ctx context.Context) (map[string]datapath.UplinkLink, error)
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 	WithdrawBlocks(ctx context.Context) error
-	Repair(ctx context.Context, want datapath.Wanted) (repaired []string, err error)
+	Repair(ctx context.Context, want datapath.Desired) (repaired []string, err error)
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	ARPFiltered() bool
@@ -77,7 +77,7 @@ func (n *Ports) Setup(ctx context.Context, config datapath.Config) error {
 func (n *Ports) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Pods: pods, Spare: spare})
+	return n.Node.Repair(ctx, datapath.Desired{Config: n.config, Pods: pods, Spare: spare})
 }
 
 // None is the data path of a node whose pods get their interfaces from another network plugin. It changes nothing.

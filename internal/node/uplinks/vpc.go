@@ -121,5 +121,5 @@ func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare []string, m
 			return nil, fmt.Errorf("uplink %d: %w", e.Number, source.ErrSupplyUnknown)
 		}
 	}
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: uplinks, Pods: pods, Spare: spare})
+	return n.Node.Repair(ctx, datapath.Desired{Config: n.config, Supply: uplinks, Pods: pods, Spare: spare})
 }

@@ -260,7 +260,7 @@ func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error
 // slow tells an API server that did not answer in time from one that refuses.
 func slow(err error) bool {
 	status := apierrors.APIStatus(nil)
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && kube.Away(err)
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && kube.Unavailable(err)
 }
 
 // publish has a node publish an inventory.

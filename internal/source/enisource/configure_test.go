@@ -62,7 +62,7 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(2 * time.Minute)
 		if got := n.furtherSubnets(); !slices.Equal(got, []string{"subnet-2"}) {
 			t.Errorf("ENIs are in %v", got)
@@ -74,7 +74,7 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 			t.Errorf("the template is %q", got)
 		}
 		n.del(2)
-		n.Configure(Wanted{Settings: n.settingsOf(func(*eni.Settings) {})})
+		n.Configure(Desired{Settings: n.settingsOf(func(*eni.Settings) {})})
 		n.settle(10 * time.Minute)
 		if l := n.add(3, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the third pod has %v", l.IPv4)
@@ -93,7 +93,7 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 		n.start()
 		n.settle(time.Minute)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(time.Second)
 		if e := n.document().ENIs; len(e) == 0 || e[0].Ready {
 			t.Errorf("eth0 is for pods: %+v", e)
@@ -106,7 +106,7 @@ func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 func TestSettingsBeforeTheFirstPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
-		n.startConfigured(Wanted{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
+		n.startConfigured(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(2 * time.Minute)
 		if got := n.furtherSubnets(); len(got) == 0 || slices.Contains(got, "subnet-1") {
 			t.Errorf("ENIs are in %v", got)
@@ -127,7 +127,7 @@ func TestSenselessSettings(t *testing.T) {
 			s.Policy.FirstInterfaceIndex, s.Policy.PrefixDelegation = 3, true
 		})
 		fits := func(inv *eni.Inventory) error { return nodenetwork.BeyondType(beyond, inv) }
-		n.startConfigured(Wanted{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are not known yet
+		n.startConfigured(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are not known yet
 		n.settle(time.Minute)
 		told := func(words ...string) {
 			t.Helper()
@@ -146,27 +146,27 @@ func TestSenselessSettings(t *testing.T) {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
 
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
 		told("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
+		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
 		n.settle(time.Minute)
 		told("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
 		told("NodeNetworkTemplate/negative is not applied")
 		if got := n.furtherSubnets(); len(got) > 0 {
 			t.Errorf("ENIs are in %v", got)
 		}
 
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
 		n.settle(time.Minute)
 		if doc := n.document(); doc.LastError != "" || doc.Template != "NodeNetworkTemplate/good" || !n.supply.PrefixDelegation() {
 			t.Errorf("the template is %q, the trouble %q, prefixes %v", doc.Template, doc.LastError, n.supply.PrefixDelegation())
 		}
 		// Settings that count are also those that others fall back to.
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits})
 		n.settle(time.Minute)
 		if doc := n.document(); doc.LastError == "" || doc.Template != "NodeNetworkTemplate/good" {
 			t.Errorf("the template is %q, the trouble %q", doc.Template, doc.LastError)
@@ -181,7 +181,7 @@ func TestBothTroublesAreTold(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
 		n.start()
-		n.Configure(Wanted{Template: "NodeNetworkTemplate/odd", Err: errors.New("spec.eni is odd")})
+		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
 		if got := n.document().LastError; !strings.Contains(got, "assign") || !strings.Contains(got, "odd") {
 			t.Errorf("the trouble is %q", got)

@@ -100,8 +100,8 @@ func (c *cutOffs) tell(n podevents.News) {
 	} else {
 		log.Warn("a running pod is cut off", "cause", n.Cause, "why", n.Message)
 	}
-	if c.s.opts.Tell != nil && n.Pod.Name != "" {
-		c.s.opts.Tell(n)
+	if c.s.opts.Notify != nil && n.Pod.Name != "" {
+		c.s.opts.Notify(n)
 	}
 }
 

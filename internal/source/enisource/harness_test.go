@@ -146,7 +146,7 @@ func (n *node) start() {
 }
 
 // startConfigured is start with settings that are given before the first pass.
-func (n *node) startConfigured(wanted ...Wanted) {
+func (n *node) startConfigured(wanted ...Desired) {
 	n.t.Helper()
 	c := eni.Config{
 		Settings: eni.Settings{Policy: n.policy}, Cluster: "test", Cloud: n.cloud, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
@@ -156,7 +156,7 @@ func (n *node) startConfigured(wanted ...Wanted) {
 	}
 	s, err := New(Options{
 		InstanceID: instance, Datapath: n.links, Cooling: ipam.DefaultCooling, Store: n.store, Logger: sourcetest.Logger(n.t.Output()),
-		Tell: func(e podevents.News) {
+		Notify: func(e podevents.News) {
 			n.toldMu.Lock()
 			defer n.toldMu.Unlock()
 			n.told = append(n.told, strings.TrimSpace(e.Pod.Name+" "+e.Cause))

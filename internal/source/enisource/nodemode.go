@@ -27,23 +27,23 @@ func New(o Options, c eni.Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Wanted{Template: o.Template, Settings: c.Settings}}
+	s.supply = &reconciled{Reconciler: rec, log: s.log, counts: Desired{Template: o.Template, Settings: c.Settings}}
 	s.file.load()
 	return s, nil
 }
 
 // Wanted is settings that the ENIs should have.
-type Wanted struct {
+type Desired struct {
 	Template string // the object that they come from; empty: only the daemon's configuration
 	Settings eni.Settings
 	Err      error                      // why they are invalid, and the previous ones stay; nil: they are valid
 	Fits     func(*eni.Inventory) error // why this instance cannot have them; nil: it can
-	Counts   func()                     // called once they are applied; may be nil
+	Applied  func()                     // called once they are applied; may be nil
 }
 
 // Configure applies other settings to a source made with New. Invalid settings change nothing; the log
 // and LastError describe them.
-func (s *Source) Configure(w Wanted) {
+func (s *Source) Configure(w Desired) {
 	if r, ok := s.supply.(*reconciled); ok {
 		r.configure(w)
 	}
@@ -55,11 +55,11 @@ type reconciled struct {
 	log *slog.Logger
 
 	mu      sync.Mutex // guards all below
-	counts  Wanted     // the settings that the reconciler applies
+	counts  Desired    // the settings that the reconciler applies
 	refused error      // why the newest settings are not applied
 }
 
-func (r *reconciled) configure(w Wanted) {
+func (r *reconciled) configure(w Desired) {
 	if w.Err != nil {
 		r.taken(w, w.Err)
 		return
@@ -68,10 +68,10 @@ func (r *reconciled) configure(w Wanted) {
 }
 
 // taken records whether settings are applied.
-func (r *reconciled) taken(w Wanted, err error) {
+func (r *reconciled) taken(w Desired, err error) {
 	before := r.note(w, err)
-	if err == nil && w.Counts != nil {
-		w.Counts()
+	if err == nil && w.Applied != nil {
+		w.Applied()
 	}
 	switch {
 	case err != nil:
@@ -81,7 +81,7 @@ func (r *reconciled) taken(w Wanted, err error) {
 	}
 }
 
-func (r *reconciled) note(w Wanted, err error) (before string) {
+func (r *reconciled) note(w Desired, err error) (before string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before = r.counts.Template

@@ -68,7 +68,7 @@ type Options struct {
 	Store      InventoryStore       // nil: none
 	Clock      clock.Clock          // nil: the machine's
 	Logger     *slog.Logger         // nil: silent
-	Tell       func(podevents.News) // tells pods that they are cut off, and returns at once; may be nil
+	Notify     func(podevents.News) // tells pods that they are cut off, and returns at once; may be nil
 }
 
 // Source is a source.Source. Make it with New or NewSupplied.
@@ -188,16 +188,16 @@ func (s *Source) NodeAddresses() []netip.Addr { return nil }
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return nil }
 
-// CheckWish implements source.Source.
-func (s *Source) CheckWish(w source.Wish) error { return w.CheckNetworkPool() }
+// CheckOptions implements source.Source.
+func (s *Source) CheckOptions(w source.PodOptions) error { return w.CheckNetworkPool() }
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
-	if pool := req.Wish.NetworkPool; pool != "" {
+	if pool := req.Options.NetworkPool; pool != "" {
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Desk{
+	return waiting.Acquirer{
 		Lock: &s.mu, Held: s.addresses.held, Changed: s.supply.Kick,
 		Admit: func(req source.Request) *waiting.Waiter { return s.addresses.wait(req, s.clock.Now()) },
 		Why:   func(*waiting.Waiter) *source.Exhausted { return s.whyNone() },

@@ -63,7 +63,7 @@ func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		return b.Until
 	}
 	err := step(ctx)
-	if kubeapi.Ended(err) {
+	if kubeapi.Cancelled(err) {
 		return time.Time{}
 	}
 	s.observed.update(func(o *observed) { o.createErr = err })

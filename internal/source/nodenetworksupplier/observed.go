@@ -68,8 +68,8 @@ func (s *observed) follow(ctx context.Context) {
 	own := s.api.Objects(resource, fields.OneTermEqualSelector("metadata.name", s.cfg.NodeName).String(),
 		func() runtime.Object { return &v1alpha1.NodeNetworkList{} })
 	kubeapi.Follow(ctx, resource, own, kubeapi.Handler[*v1alpha1.NodeNetwork]{
-		Heard: s.heard,
-		Put:   s.put,
+		Outcome: s.heard,
+		Put:     s.put,
 		Gone: func(n *v1alpha1.NodeNetwork) {
 			s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == n.UID })
 		},
@@ -104,7 +104,7 @@ func (s *observed) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 }
 
 // heard records the outcome of a request. The loop runs again when an outage begins or ends.
-func (s *observed) heard(err error) { s.mirror.Heard(resource, err) }
+func (s *observed) heard(err error) { s.mirror.NoteOutcome(resource, err) }
 
 // refresh reads the object without waiting for the watch, and reports whether the API server answered.
 func (s *observed) refresh(ctx context.Context) bool {

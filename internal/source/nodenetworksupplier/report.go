@@ -125,7 +125,7 @@ func (s *reports) send(ctx context.Context, o *v1alpha1.NodeNetwork, released []
 func (s *reports) failed(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
-	case kubeapi.Ended(err):
+	case kubeapi.Cancelled(err):
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Someone wrote to the object, or created another: read it before the next report.

@@ -50,7 +50,7 @@ type Config struct {
 	Clock      clock.Clock              // nil: the machine's
 	Logger     *slog.Logger             // nil: silent
 
-	Tell func(podevents.News) // tells pods that they are cut off; may be nil
+	Notify func(podevents.News) // tells pods that they are cut off; may be nil
 
 	// Reported is called after every report on the node's addresses, for metrics. Result
 	// is success, conflict (someone else wrote to the object meanwhile; another
@@ -94,7 +94,7 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 	s := newSupplier(&cfg, api)
 	src, err := enisource.NewSupplied(enisource.Options{
 		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
-		Store: cfg.Store, Clock: cfg.Clock, Logger: unnamed, Tell: cfg.Tell,
+		Store: cfg.Store, Clock: cfg.Clock, Logger: unnamed, Notify: cfg.Notify,
 	}, s)
 	if err != nil {
 		return nil, err

@@ -18,8 +18,8 @@ var _ source.Source = Source{}
 // Annotations implements source.Source.
 func (Source) Annotations() []string { return nil }
 
-// CheckWish implements source.Source.
-func (Source) CheckWish(source.Wish) error { return nil }
+// CheckOptions implements source.Source.
+func (Source) CheckOptions(source.PodOptions) error { return nil }
 
 // Restore implements source.Source. It ignores leases of an earlier source of the node.
 func (Source) Restore(source.Request, source.Lease) error { return nil }

@@ -129,11 +129,11 @@ func (r *requester) end(o outcome) {
 	switch {
 	case o.err == nil:
 		w.Backoff = retry.Backoff{Until: now.Add(kubeapi.WatchDelay)}
-	case !kubeapi.Ended(o.err):
+	case !kubeapi.Cancelled(o.err):
 		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
 		w.Fail(now, retry.First, retry.Most)
 	}
-	if o.kind == createRequest && !kubeapi.Ended(o.err) {
+	if o.kind == createRequest && !kubeapi.Cancelled(o.err) {
 		r.state.change(func(n *holdings, _ time.Time) { n.pools.get(o.pool).refused = o.err })
 	}
 }
@@ -202,7 +202,7 @@ func (r *requester) createRequest(ctx context.Context, a action) error {
 // nameTaken replaces a name that exists, if it is the name of another node's request.
 func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
-	err := r.api.Read(ctx, requestsResource, kubeapi.Only("metadata.name", name), list)
+	err := r.api.Read(ctx, requestsResource, kubeapi.FieldEquals("metadata.name", name), list)
 	if err != nil {
 		return fmt.Errorf("read the owner of BlockRequest %s: %w", name, err)
 	}

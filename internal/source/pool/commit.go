@@ -40,7 +40,7 @@ func (c *committer) run(ctx context.Context) {
 			switch {
 			case err == nil:
 				backoff = retry.Backoff{}
-			case !kubeapi.Ended(err):
+			case !kubeapi.Cancelled(err):
 				c.log.Warn("blocks not put in place, will try again", "error", err)
 				backoff.Fail(c.state.clock.Now(), retry.First, retry.Most)
 				again = c.state.clock.After(backoff.Until.Sub(c.state.clock.Now()))

@@ -46,14 +46,14 @@ func (s *Source) mirror() *kubeapi.Mirror {
 			Drop:  func(name types.NamespacedName, _ types.UID) { n.pools.drop(name.Name) },
 			After: decide,
 		})
-	kubeapi.Keep(m, requestsResource, s.api.Objects(requestsResource, kubeapi.Only("spec.nodeName", node), func() runtime.Object { return &v1alpha1.BlockRequestList{} }),
+	kubeapi.Keep(m, requestsResource, s.api.Objects(requestsResource, kubeapi.FieldEquals("spec.nodeName", node), func() runtime.Object { return &v1alpha1.BlockRequestList{} }),
 		kubeapi.Store[*v1alpha1.BlockRequest]{
 			Mine:  func(o *v1alpha1.BlockRequest) bool { return o.Spec.NodeName == node },
 			Names: func() []types.NamespacedName { return namesOf(n.requests.byName) },
 			Put:   func(o *v1alpha1.BlockRequest) { n.requests.set(readRequest(o, s.cfg.Clock.Now())) },
 			Drop:  func(name types.NamespacedName, uid types.UID) { n.requests.drop(name.Name, uid) },
 		})
-	kubeapi.Keep(m, blocksResource, s.api.Objects(blocksResource, kubeapi.Only("nodeName", node), func() runtime.Object { return &v1alpha1.AddressBlockList{} }),
+	kubeapi.Keep(m, blocksResource, s.api.Objects(blocksResource, kubeapi.FieldEquals("nodeName", node), func() runtime.Object { return &v1alpha1.AddressBlockList{} }),
 		kubeapi.Store[*v1alpha1.AddressBlock]{
 			Mine:   func(o *v1alpha1.AddressBlock) bool { return o.NodeName == node },
 			Names:  func() []types.NamespacedName { return namesOf(n.blocks.byName) },

@@ -248,7 +248,7 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 // Acquire tells of the pod's annotation, as the runtime does.
 func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
 	if pool, ok := m.wishes[r.Pod.Name]; ok {
-		r.Wish = wishFor(pool)
+		r.Options = wishFor(pool)
 	}
 	return m.Source.Acquire(ctx, r)
 }

@@ -158,7 +158,7 @@ func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
 
 // decide moves a waiter to the queue of its pool, if the pool is known.
 func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
-	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Wish))
+	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // chosen when the API server answered, which it does not now
 	}

@@ -119,14 +119,14 @@ func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
 // from the API server would require permission to read every pod of the cluster.
 
 // assumed returns a wish with what is assumed of annotations that the runtime does not pass.
-func (p policy) assumed(w source.Wish) source.Wish {
-	w.Told = w.Told || p.ignoreUntold
+func (p policy) assumed(w source.PodOptions) source.PodOptions {
+	w.AnnotationsKnown = w.AnnotationsKnown || p.ignoreUntold
 	return w
 }
 
 // choose returns the name of a pod's pool. It is empty while the pool is not known; err then says why, in case nothing
 // changes in time. final: nothing that the API server may still send changes the result.
-func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final bool, err *source.Exhausted) {
+func (p *pools) choose(pod attachment.Pod, wish source.PodOptions) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not pass the pod's name (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), which determines its pool")
 	}
@@ -138,7 +138,7 @@ func (p *pools) choose(pod attachment.Pod, wish source.Wish) (name string, final
 	asked, by, change := wish.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
 	if wish.NetworkPool != "" {
 		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
-	} else if !wish.Told {
+	} else if !wish.AnnotationsKnown {
 		return p.chooseWithoutAnnotations(pod.Namespace, given)
 	}
 	if asked == "" || asked == given {

@@ -15,23 +15,23 @@ import (
 )
 
 // wishFor is that of a pod that names a pool; empty: none.
-func wishFor(pool string) source.Wish { return named(pool, "") }
+func wishFor(pool string) source.PodOptions { return named(pool, "") }
 
 // named is wishFor where the network's configuration names one too.
-func named(pool, network string) source.Wish {
-	return source.Wish{Told: true, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}, NetworkPool: network}
+func named(pool, network string) source.PodOptions {
+	return source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}, NetworkPool: network}
 }
 
 // What a user wrote and cannot be a pool's name is refused, and is in no message as it is.
 func TestCheckWish(t *testing.T) {
 	s := &Source{}
 	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
-		for wish, want := range map[*source.Wish]string{
-			new(wishFor(pool)):                  "the pod's annotation berth.dev/pool is ",
-			new(source.Wish{NetworkPool: pool}): "pool of the network's configuration is ",
-			new(named("public", pool)):          "pool of the network's configuration is ",
+		for wish, want := range map[*source.PodOptions]string{
+			new(wishFor(pool)):                        "the pod's annotation berth.dev/pool is ",
+			new(source.PodOptions{NetworkPool: pool}): "pool of the network's configuration is ",
+			new(named("public", pool)):                "pool of the network's configuration is ",
 		} {
-			err := s.CheckWish(*wish)
+			err := s.CheckOptions(*wish)
 			if err == nil {
 				t.Errorf("%+v is taken", wish)
 			} else if m := err.Error(); !strings.HasPrefix(m, want) || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
@@ -39,8 +39,8 @@ func TestCheckWish(t *testing.T) {
 			}
 		}
 	}
-	for _, wish := range []source.Wish{{}, {Told: true}, wishFor(""), wishFor(strings.Repeat("a", 63)), named("public", "in-2")} {
-		if err := s.CheckWish(wish); err != nil {
+	for _, wish := range []source.PodOptions{{}, {AnnotationsKnown: true}, wishFor(""), wishFor(strings.Repeat("a", 63)), named("public", "in-2")} {
+		if err := s.CheckOptions(wish); err != nil {
 			t.Errorf("%+v: %s", wish, err)
 		}
 	}
@@ -56,14 +56,14 @@ func TestPoolChoice(t *testing.T) {
 	m.startOperator()
 	m.start()
 	keys := 0
-	get := func(ns string, wish source.Wish, within time.Duration) (string, error) {
+	get := func(ns string, wish source.PodOptions, within time.Duration) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		keys++
-		l, err := m.Acquire(ctx, source.Request{Key: key(keys), Pod: attachment.Pod{Namespace: ns, Name: "p"}, Wish: wish})
+		l, err := m.Acquire(ctx, source.Request{Key: key(keys), Pod: attachment.Pod{Namespace: ns, Name: "p"}, Options: wish})
 		return l.Pool, err
 	}
-	expect := func(ns string, wish source.Wish, pool, message string) {
+	expect := func(ns string, wish source.PodOptions, pool, message string) {
 		t.Helper()
 		var got string
 		var err error
@@ -84,12 +84,12 @@ func TestPoolChoice(t *testing.T) {
 	expect(namespace, wishFor("inner"), "inner", "")
 	expect(namespace, wishFor("global"), "", "does not list namespace ns")
 	expect(namespace, wishFor("globe"), "", "AddressPool globe, which the pod's annotation berth.dev/pool names, does not exist")
-	expect(namespace, source.Wish{}, "", "the container runtime does not pass")
+	expect(namespace, source.PodOptions{}, "", "the container runtime does not pass")
 	m.namespace("rich", "global")
 	m.known("rich", "global")
 	m.podNamed("rich", "p", "")
 	expect("rich", wishFor(""), "global", "")
-	expect("rich", source.Wish{}, "global", "") // its pods have no choice
+	expect("rich", source.PodOptions{}, "global", "") // its pods have no choice
 	m.namespace("mistaken", "globe")
 	m.known("mistaken", "globe")
 	expect("mistaken", wishFor(""), "", "AddressPool globe, which the namespace's annotation")
@@ -137,7 +137,7 @@ func TestChoose(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		namespace    string
-		wish         source.Wish
+		wish         source.PodOptions
 		want, reason string
 		final        bool
 	}{
@@ -155,19 +155,19 @@ func TestChoose(t *testing.T) {
 		{"", wishFor(""), "", "pod-unnamed", true},
 
 		// A runtime that does not tell annotations.
-		{"other", source.Wish{}, "default", "", true},
-		{"lent", source.Wish{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
-		{"plain", source.Wish{}, "", "annotations-untold", true},
-		{"global", source.Wish{}, "", "annotations-untold", true},
-		{"lost", source.Wish{}, "", "namespace-unknown", false},
+		{"other", source.PodOptions{}, "default", "", true},
+		{"lent", source.PodOptions{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
+		{"plain", source.PodOptions{}, "", "annotations-untold", true},
+		{"global", source.PodOptions{}, "", "annotations-untold", true},
+		{"lost", source.PodOptions{}, "", "namespace-unknown", false},
 
 		// The network's configuration comes first, told or not.
-		{"plain", source.Wish{NetworkPool: "inner"}, "inner", "", true},
+		{"plain", source.PodOptions{NetworkPool: "inner"}, "inner", "", true},
 		{"plain", named("public", "inner"), "inner", "", true},
 		{"plain", named("inner", "default"), "default", "", true},
-		{"other", source.Wish{NetworkPool: "inner"}, "", "pool-not-allowed", true},
-		{"plain", source.Wish{NetworkPool: "publik"}, "", "pool-unknown", false},
-		{"lost", source.Wish{NetworkPool: "inner"}, "", "namespace-unknown", false},
+		{"other", source.PodOptions{NetworkPool: "inner"}, "", "pool-not-allowed", true},
+		{"plain", source.PodOptions{NetworkPool: "publik"}, "", "pool-unknown", false},
+		{"lost", source.PodOptions{NetworkPool: "inner"}, "", "namespace-unknown", false},
 	} {
 		pod := attachment.Pod{Namespace: tc.namespace, Name: "p"}
 		if tc.namespace == "" {
@@ -183,7 +183,7 @@ func TestChoose(t *testing.T) {
 		}
 	}
 	w.byName = nil
-	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
+	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.PodOptions{}); final || why.Reason != "pool-unknown" {
 		t.Errorf("before the pools are known: final %v, %v", final, why)
 	}
 }

@@ -61,7 +61,7 @@ func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 	for _, b := range blocks {
 		started := c.state.clock.Now()
 		err := c.renewOne(ctx, b, started)
-		if kubeapi.Ended(err) {
+		if kubeapi.Cancelled(err) {
 			return
 		}
 		result := "success"

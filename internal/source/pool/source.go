@@ -186,8 +186,8 @@ func (s *Source) serveUnconfirmed() {
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return []string{v1alpha1.AnnotationPool} }
 
-// CheckWish implements source.Source.
-func (s *Source) CheckWish(w source.Wish) error {
+// CheckOptions implements source.Source.
+func (s *Source) CheckOptions(w source.PodOptions) error {
 	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
 		return err
 	}
@@ -255,7 +255,7 @@ func (s *Source) NodeAddresses() (out []netip.Addr) {
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	n, now := s.state.holdings, s.cfg.Clock.Now
-	return waiting.Desk{
+	return waiting.Acquirer{
 		Lock:    &s.state.mu,
 		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
 		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },

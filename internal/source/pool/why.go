@@ -48,7 +48,7 @@ func (d view) waits(w *waiting.Waiter) *source.Exhausted {
 	if !mayChoose(d.n.sync) {
 		return exhausted("starting", "the API server has not listed namespaces and pools yet")
 	}
-	if _, _, why := d.n.pools.choose(w.Request.Pod, d.n.policy.assumed(w.Request.Wish)); why != nil {
+	if _, _, why := d.n.pools.choose(w.Request.Pod, d.n.policy.assumed(w.Request.Options)); why != nil {
 		return why
 	}
 	return exhausted("starting", "the pod's pool was not known in time")

@@ -130,7 +130,7 @@ func (w *Waiter) part() {
 }
 
 // Desk implements Acquire with the functions of a source.
-type Desk struct {
+type Acquirer struct {
 	Lock sync.Locker // of the source; held when the functions below are called
 	// Held returns the lease that a key already has.
 	Held func(attachment.Key) (source.Lease, bool)
@@ -143,7 +143,7 @@ type Desk struct {
 }
 
 // Acquire implements source.Source.
-func (d Desk) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+func (d Acquirer) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	d.Lock.Lock()
 	if l, ok := d.Held(req.Key); ok {
 		d.Lock.Unlock()
@@ -159,7 +159,7 @@ func (d Desk) Acquire(ctx context.Context, req source.Request) (source.Lease, er
 }
 
 // giveUp ends a wait whose context ended. If an address was granted at the same time, it is returned.
-func (d Desk) giveUp(ctx context.Context, w *Waiter) (source.Lease, error) {
+func (d Acquirer) giveUp(ctx context.Context, w *Waiter) (source.Lease, error) {
 	d.Lock.Lock()
 	defer d.Lock.Unlock()
 	why := d.Why(w)

@@ -78,7 +78,7 @@ func TestAcquire(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var queue waiting.Queue
 			changed := 0
-			d := waiting.Desk{
+			d := waiting.Acquirer{
 				Lock: &sync.Mutex{},
 				Held: func(attachment.Key) (source.Lease, bool) { return lease, c.held },
 				Admit: func(r source.Request) *waiting.Waiter {

@@ -16,17 +16,17 @@ import (
 )
 
 // DefaultMost is the default limit of calls in flight.
-const DefaultMost = 8
+const DefaultCalls = 8
 
 // Options configure Lanes.
 type Options struct {
-	Most  int // maximum calls in flight; 0: DefaultMost
+	Calls int // maximum calls in flight; 0: DefaultMost
 	Clock clock.Clock
 }
 
 // Lanes limit all calls that the provider counts together: those to one endpoint. They may be used by
 // many goroutines.
-type Lanes struct {
+type Limiter struct {
 	most  int
 	clock clock.Clock
 
@@ -42,23 +42,23 @@ type Lanes struct {
 }
 
 // New returns Lanes without calls.
-func New(o Options) *Lanes {
-	o.Most = cmp.Or(max(o.Most, 0), DefaultMost)
-	return &Lanes{most: o.Most, allowed: o.Most, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
+func New(o Options) *Limiter {
+	o.Calls = cmp.Or(max(o.Calls, 0), DefaultCalls)
+	return &Limiter{most: o.Calls, allowed: o.Calls, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
 }
 
 // Usage is the current limit and the number of calls.
-type Usage struct{ Allowed, UnderWay, Waiting int }
+type Usage struct{ Allowed, InFlight, Waiting int }
 
 // Usage returns the current usage.
-func (l *Lanes) Usage() Usage {
+func (l *Limiter) Usage() Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Usage{l.allowed, l.underWay, l.waiting.len()}
 }
 
 // do makes a call when its turn comes. If the context ends before that, the call is not made.
-func (l *Lanes) do(ctx context.Context, op string, u urgency, o Observer, call func() error) error {
+func (l *Limiter) do(ctx context.Context, op string, u urgency, o Observer, call func() error) error {
 	asked := l.clock.Now()
 	if err := l.enter(ctx, u); err != nil {
 		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: the wait for other calls ended", Err: err}
@@ -74,7 +74,7 @@ func (l *Lanes) do(ctx context.Context, op string, u urgency, o Observer, call f
 }
 
 // enter waits for the turn of a call, or returns the cause of the end of ctx.
-func (l *Lanes) enter(ctx context.Context, u urgency) error {
+func (l *Limiter) enter(ctx context.Context, u urgency) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -98,7 +98,7 @@ func (l *Lanes) enter(ctx context.Context, u urgency) error {
 }
 
 // leave records the end of a call.
-func (l *Lanes) leave(began time.Time, err error) {
+func (l *Limiter) leave(began time.Time, err error) {
 	now := l.clock.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +118,7 @@ func (l *Lanes) leave(began time.Time, err error) {
 
 // hold reduces the limit after a throttled call. Calls that started before the last reduction are part
 // of the same burst: they can only prolong the wait.
-func (l *Lanes) hold(began, now time.Time, err error) {
+func (l *Limiter) hold(began, now time.Time, err error) {
 	policy := vpcport.PolicyOf(vpcport.Throttled)
 	wait := retryAfter(err)
 	if !began.Before(l.changed) {
@@ -134,7 +134,7 @@ func (l *Lanes) hold(began, now time.Time, err error) {
 }
 
 // next starts the calls whose turn it is. l.mu is held.
-func (l *Lanes) next() {
+func (l *Limiter) next() {
 	if l.waiting.len() == 0 || l.underWay >= l.allowed {
 		return
 	}
@@ -151,7 +151,7 @@ func (l *Lanes) next() {
 	}
 }
 
-func (l *Lanes) sleep(over <-chan time.Time) {
+func (l *Limiter) sleep(over <-chan time.Time) {
 	<-over
 	l.mu.Lock()
 	defer l.mu.Unlock()

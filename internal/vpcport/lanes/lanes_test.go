@@ -39,7 +39,7 @@ func TestContract(t *testing.T) {
 
 // traffic makes calls in virtual time.
 type traffic struct {
-	lanes    *lanes.Lanes
+	lanes    *lanes.Limiter
 	fake     *portfake.Provider
 	provider vpcport.Provider
 	group    sync.WaitGroup
@@ -84,7 +84,7 @@ func TestBound(t *testing.T) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
 		began := time.Now()
 		tr.ask(t.Context(), 2000)
-		tr.is(t, "at the beginning", lanes.Usage{Allowed: 8, UnderWay: 8, Waiting: 1992})
+		tr.is(t, "at the beginning", lanes.Usage{Allowed: 8, InFlight: 8, Waiting: 1992})
 		tr.group.Wait()
 		if took := time.Since(began); took != 2000/8*call {
 			t.Errorf("2000 calls took %v", took)
@@ -104,11 +104,11 @@ func TestThrottled(t *testing.T) {
 		sleep(30*time.Second - time.Millisecond)
 		tr.is(t, "just before the time that the provider asked for", lanes.Usage{Allowed: 4, Waiting: 92})
 		sleep(time.Millisecond)
-		tr.is(t, "after it", lanes.Usage{Allowed: 4, UnderWay: 4, Waiting: 88})
+		tr.is(t, "after it", lanes.Usage{Allowed: 4, InFlight: 4, Waiting: 88})
 		sleep(call)
-		tr.is(t, "after a round", lanes.Usage{Allowed: 5, UnderWay: 5, Waiting: 83})
+		tr.is(t, "after a round", lanes.Usage{Allowed: 5, InFlight: 5, Waiting: 83})
 		sleep(call)
-		tr.is(t, "after two", lanes.Usage{Allowed: 6, UnderWay: 6, Waiting: 77})
+		tr.is(t, "after two", lanes.Usage{Allowed: 6, InFlight: 6, Waiting: 77})
 		tr.group.Wait()
 		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
 	})
@@ -118,7 +118,7 @@ func TestThrottled(t *testing.T) {
 // call is always let through in the end.
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
-		tr := newTraffic(portfake.Options{}, lanes.Options{Most: 4})
+		tr := newTraffic(portfake.Options{}, lanes.Options{Calls: 4})
 		tr.fake.Front.Inject(portfake.Fault{Times: 40, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429}})
 		var waits []time.Duration
 		for range 9 {
@@ -142,7 +142,7 @@ func TestThrottledWithoutATime(t *testing.T) {
 // A refusal with a longer time, of a call that began before the pause, makes it longer.
 func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 2})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 2})
 		for _, wait := range []time.Duration{time.Second, 10 * time.Second} {
 			tr.fake.Front.Inject(portfake.Fault{Times: 1, Err: &vpcport.Error{Class: vpcport.Throttled, RetryAfter: wait}})
 		}
@@ -150,7 +150,7 @@ func TestLongerPause(t *testing.T) {
 		sleep(call + 9*time.Second)
 		tr.is(t, "after the shorter", lanes.Usage{Allowed: 1, Waiting: 1})
 		sleep(time.Second)
-		tr.is(t, "after the longer", lanes.Usage{Allowed: 1, UnderWay: 1})
+		tr.is(t, "after the longer", lanes.Usage{Allowed: 1, InFlight: 1})
 		tr.group.Wait()
 	})
 }
@@ -170,7 +170,7 @@ func TestTransientChangesNothing(t *testing.T) {
 // not overtaken for ever.
 func TestOrder(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		for range 3 {
 			tr.group.Go(func() { _, _ = tr.provider.Create(t.Context(), nil) })
 		}
@@ -204,14 +204,14 @@ func TestOrder(t *testing.T) {
 // pause.
 func TestGivesUp(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.ask(t.Context(), 1)
 		hurried, cancel := context.WithTimeout(t.Context(), call/2)
 		defer cancel()
 		tr.ask(hurried, 5)
 		tr.ask(t.Context(), 1)
 		sleep(call / 2)
-		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, UnderWay: 1, Waiting: 1})
+		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, InFlight: 1, Waiting: 1})
 		tr.group.Wait()
 		if n := len(tr.fake.Front.Calls()); n != 2 {
 			t.Errorf("%d calls were sent, want 2", n)
@@ -222,7 +222,7 @@ func TestGivesUp(t *testing.T) {
 
 // A call that panics gives its place back.
 func TestPanic(t *testing.T) {
-	l := lanes.New(lanes.Options{Most: 1})
+	l := lanes.New(lanes.Options{Calls: 1})
 	p := l.Provider(nil, nil)
 	func() {
 		defer func() { _ = recover() }()
@@ -237,7 +237,7 @@ func TestPanic(t *testing.T) {
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.provider = tr.lanes.Provider(tr.fake, seen)
 		tr.ask(t.Context(), 2)
 		tr.group.Wait()

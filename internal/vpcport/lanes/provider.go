@@ -28,12 +28,12 @@ type Observer interface {
 
 // Provider returns p with all its calls limited. Several providers may share the limit. The observer may
 // be nil.
-func (l *Lanes) Provider(p vpcport.Provider, o Observer) vpcport.Provider {
+func (l *Limiter) Provider(p vpcport.Provider, o Observer) vpcport.Provider {
 	return &provider{l, p, o}
 }
 
 type provider struct {
-	lanes    *Lanes
+	lanes    *Limiter
 	in       vpcport.Provider
 	observer Observer
 }

@@ -117,7 +117,7 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 	}
 }
 
-func equalBooks(a, b vpc.Books) bool {
+func equalBooks(a, b vpc.Snapshot) bool {
 	return a.Seq == b.Seq && len(a.ENIs) == len(b.ENIs) && len(a.Instances) == len(b.Instances) &&
 		slices.EqualFunc(a.ENIs, b.ENIs, func(x, y vpc.ENI) bool {
 			return x.ID == y.ID && x.Description == y.Description && maps.Equal(x.Tags, y.Tags)

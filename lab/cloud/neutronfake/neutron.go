@@ -234,7 +234,7 @@ func (c *Cloud) Ports() (out []Port) {
 }
 
 // Books are the networks, subnets, groups and ports at one moment, each ordered by ID.
-type Books struct {
+type Snapshot struct {
 	Networks []Network
 	Subnets  []Subnet
 	Groups   []Group
@@ -242,7 +242,7 @@ type Books struct {
 }
 
 // Snapshot returns the current state.
-func (c *Cloud) Snapshot() (b Books) {
+func (c *Cloud) Snapshot() (b Snapshot) {
 	b.Ports = c.Ports()
 	c.set(func() {
 		b.Networks, b.Subnets, b.Groups = slices.Collect(maps.Values(c.networks.byID)), slices.Collect(maps.Values(c.networks.subnets)), slices.Collect(maps.Values(c.networks.groups))

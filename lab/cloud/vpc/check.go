@@ -10,7 +10,7 @@ import (
 
 // Check verifies invariants of the state: no address is held twice, each is in its ENI's subnet and not
 // reserved, free counts add up, and attachments and associations respect the limits of the instance type.
-func (b Books) Check() error {
+func (b Snapshot) Check() error {
 	k := checker{held: map[netip.Addr]string{}, held6: map[netip.Prefix]string{}, used: map[string]int{}, slots: map[string]string{}, cards: map[string]int{}, branches: map[string]int{}}
 	for _, e := range b.ENIs {
 		k.addresses(b, e)
@@ -60,7 +60,7 @@ func (k *checker) fail(format string, args ...any) {
 	k.errs = append(k.errs, fmt.Errorf(format, args...))
 }
 
-func (k *checker) addresses(b Books, e ENI) {
+func (k *checker) addresses(b Snapshot, e ENI) {
 	subnet, ok := b.Subnet(e.SubnetID)
 	if !ok {
 		k.fail("%s is in no subnet", e.ID)
@@ -103,7 +103,7 @@ func (k *checker) addresses(b Books, e ENI) {
 	}
 }
 
-func (k *checker) attachment(b Books, e ENI) {
+func (k *checker) attachment(b Snapshot, e ENI) {
 	a := e.Attachment
 	i, ok := b.Instance(a.InstanceID)
 	if !ok || i.State == Terminated || i.Zone != e.Zone || i.VPCID != e.VPCID {
@@ -123,7 +123,7 @@ func (k *checker) attachment(b Books, e ENI) {
 	}
 }
 
-func (k *checker) association(b Books, e ENI) {
+func (k *checker) association(b Snapshot, e ENI) {
 	t, ok := b.ENI(e.Trunk.TrunkID)
 	if !ok || t.Type != trunk || t.Attachment == nil || t.Zone != e.Zone || t.VPCID != e.VPCID || e.Attachment != nil || e.Trunk.BranchID != e.ID {
 		k.fail("%s is a branch of %s, which is gone, elsewhere or no attached trunk", e.ID, e.Trunk.TrunkID)

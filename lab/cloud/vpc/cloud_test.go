@@ -225,7 +225,7 @@ func TestRunInstanceMistakes(t *testing.T) {
 
 func TestSameSeedSameLab(t *testing.T) {
 	now := clock.NewFake(time.Unix(1e9, 0))
-	build := func(seed uint64) vpc.Books {
+	build := func(seed uint64) vpc.Snapshot {
 		c := newCloud(t, spec.Default(), vpc.WithClock(now), vpc.WithSeed(seed))
 		spare(t, c)
 		return c.Snapshot()
@@ -308,7 +308,7 @@ func TestSnapshotIsACopy(t *testing.T) {
 	}
 	scratch.Instances[0].Tags["Name"] = "changed"
 	scratch.Groups[0].Ingress[0].CIDRs[0] = netip.Prefix{}
-	opts := cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.IgnoreFields(vpc.Books{}, "Time")}
+	opts := cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.IgnoreFields(vpc.Snapshot{}, "Time")}
 	if d := cmp.Diff(before, c.Snapshot(), opts); d != "" {
 		t.Errorf("the cloud changed:\n%s", d)
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // Books is the state of the cloud at one moment, as copies. Each list is ordered by ID.
-type Books struct {
+type Snapshot struct {
 	Seq         uint64 // of the last event that is already contained
 	Time        time.Time
 	Region      string
@@ -22,9 +22,9 @@ type Books struct {
 }
 
 // Snapshot returns the current state, without lag.
-func (c *Cloud) Snapshot() (b Books) {
+func (c *Cloud) Snapshot() (b Snapshot) {
 	c.world.read(func() {
-		b = Books{
+		b = Snapshot{
 			Seq: c.world.events.seq, Time: c.world.clock.Now(), Region: c.region, Account: c.account,
 			VPCs: copies(c.store.vpcs.all(), VPC.Clone), Subnets: copies(c.store.subnets.all(), Subnet.Clone),
 			Groups: copies(c.store.groups.all(), SecurityGroup.Clone), RouteTables: copies(c.store.routes.all(), RouteTable.Clone),
@@ -43,7 +43,7 @@ func copies[T any](in []*T, clone func(T) T) []T {
 }
 
 // Instance finds an instance by ID or name; one that is not terminated first.
-func (b Books) Instance(idOrName string) (found Instance, ok bool) {
+func (b Snapshot) Instance(idOrName string) (found Instance, ok bool) {
 	for _, i := range b.Instances {
 		if (i.ID == idOrName || i.Name == idOrName) && (!ok || found.State == Terminated) {
 			found, ok = i, true
@@ -53,22 +53,22 @@ func (b Books) Instance(idOrName string) (found Instance, ok bool) {
 }
 
 // ENI finds an ENI by ID.
-func (b Books) ENI(id string) (ENI, bool) {
+func (b Snapshot) ENI(id string) (ENI, bool) {
 	return find(b.ENIs, func(e ENI) bool { return e.ID == id })
 }
 
 // Subnet finds a subnet by ID or name.
-func (b Books) Subnet(idOrName string) (Subnet, bool) {
+func (b Snapshot) Subnet(idOrName string) (Subnet, bool) {
 	return find(b.Subnets, func(s Subnet) bool { return s.ID == idOrName || s.Name == idOrName })
 }
 
 // VPC finds a VPC by ID or name.
-func (b Books) VPC(idOrName string) (VPC, bool) {
+func (b Snapshot) VPC(idOrName string) (VPC, bool) {
 	return find(b.VPCs, func(v VPC) bool { return v.ID == idOrName || v.Name == idOrName })
 }
 
 // Group finds a security group by ID, or by name where only one VPC has it.
-func (b Books) Group(idOrName string) (SecurityGroup, bool) {
+func (b Snapshot) Group(idOrName string) (SecurityGroup, bool) {
 	return find(b.Groups, func(g SecurityGroup) bool { return g.ID == idOrName || g.Name == idOrName })
 }
 
@@ -80,7 +80,7 @@ func find[T any](list []T, is func(T) bool) (found T, ok bool) {
 }
 
 // InstanceENIs are the ENIs attached to an instance, the primary one first.
-func (b Books) InstanceENIs(instanceID string) []ENI {
+func (b Snapshot) InstanceENIs(instanceID string) []ENI {
 	var out []ENI
 	for _, e := range b.ENIs {
 		if e.Attachment != nil && e.Attachment.InstanceID == instanceID {
@@ -182,7 +182,7 @@ func bySlot(a, b *Attachment) int {
 }
 
 // OwnerOf finds the instance with an ENI that owns an address in the form "10.0.0.7:1234".
-func (b Books) OwnerOf(addrPort string) (instanceID string, ok bool) {
+func (b Snapshot) OwnerOf(addrPort string) (instanceID string, ok bool) {
 	ap, err := netip.ParseAddrPort(addrPort)
 	if err != nil {
 		return "", false

@@ -192,7 +192,7 @@ func (ts *trunks) endAssociation(e *ENI) {
 }
 
 // Branches lists a trunk's branches by VLAN.
-func (b Books) Branches(trunkID string) (out []ENI) {
+func (b Snapshot) Branches(trunkID string) (out []ENI) {
 	for _, e := range b.ENIs {
 		if e.Trunk != nil && e.Trunk.TrunkID == trunkID {
 			out = append(out, e)

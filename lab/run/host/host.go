@@ -221,7 +221,7 @@ func (h *Host) kill() error {
 const killPatience = 30 * time.Second
 
 // Scrap removes the disk of a machine that is off.
-func (h *Host) Scrap() error { return os.RemoveAll(h.Disk) }
+func (h *Host) RemoveDisk() error { return os.RemoveAll(h.Disk) }
 
 // Run runs a command on the machine and returns what it prints. Programs of the
 // machine's own folders are found without a path.

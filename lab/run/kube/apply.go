@@ -63,7 +63,7 @@ func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind
 		return nil, err
 	}
 	var groups []*restmapper.APIGroupResources
-	if err := Again(ctx, "list the API's kinds", func() (err error) {
+	if err := Retry(ctx, "list the API's kinds", func() (err error) {
 		groups, err = restmapper.GetAPIGroupResources(discoverer)
 		return err
 	}); err != nil {
@@ -78,7 +78,7 @@ func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind
 const fieldOwner = "vpclab"
 
 func apply(ctx context.Context, target dynamic.ResourceInterface, o *unstructured.Unstructured) error {
-	return Again(ctx, "apply "+o.GetKind()+" "+o.GetName(), func() error {
+	return Retry(ctx, "apply "+o.GetKind()+" "+o.GetName(), func() error {
 		_, err := target.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true})
 		return err
 	})

@@ -328,11 +328,11 @@ func TestAway(t *testing.T) {
 		{apierrors.NewNotFound(pods, "p"), false},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
 	} {
-		if got := Away(tt.err); got != tt.away {
+		if got := Unavailable(tt.err); got != tt.away {
 			t.Errorf("%v: away is %v, want %v", tt.err, got, tt.away)
 		}
 		tries := 0
-		err := Again(t.Context(), "make a pod", func() error {
+		err := Retry(t.Context(), "make a pod", func() error {
 			if tries++; tries > 1 {
 				return nil
 			}
@@ -344,7 +344,7 @@ func TestAway(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Again(ctx, "make a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
+	if err := Retry(ctx, "make a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
 }

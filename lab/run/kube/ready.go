@@ -156,7 +156,7 @@ var notReady = []string{"not yet ready to handle request", "failed to configure 
 
 // Away reports whether an error is of an API server that cannot answer, such as one that is starved or
 // waits for etcd, from one that refuses.
-func Away(err error) bool {
+func Unavailable(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
 		return true // no answer at all
@@ -168,8 +168,8 @@ func Away(err error) bool {
 
 // Again retries a request while the API server is Away and
 // ctx lasts. What names it in the error.
-func Again(ctx context.Context, what string, do func() error) error {
-	if err := poll.Retry(ctx, do, Away); err != nil {
+func Retry(ctx context.Context, what string, do func() error) error {
+	if err := poll.Retry(ctx, do, Unavailable); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil

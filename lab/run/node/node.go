@@ -165,7 +165,7 @@ func (n *Node) PowerOff() error {
 }
 
 // Scrap removes the node's disk but for its logs.
-func (n *Node) Scrap() error {
+func (n *Node) RemoveDisk() error {
 	var errs []error
 	for _, d := range []string{"run", "etc", "opt", "var"} {
 		errs = append(errs, os.RemoveAll(filepath.Join(n.Dir, d)))

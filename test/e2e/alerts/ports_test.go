@@ -36,7 +36,7 @@ type portLab struct {
 // again does something to the API server until it takes it.
 func (l *portLab) again(what string, do func() error) {
 	l.Helper()
-	harness.OK(l.T, kube.Again(l.Context(), what, do))
+	harness.OK(l.T, kube.Retry(l.Context(), what, do))
 }
 
 // waiting makes Pods of a node of which only the API server knows: their NICs are made

@@ -82,7 +82,7 @@ func (n *Node) List(into client.ObjectList) {
 func again(what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return kube.Again(ctx, what, func() error { return do(ctx) })
+	return kube.Retry(ctx, what, func() error { return do(ctx) })
 }
 
 // Until waits for something that no event tells of. State says how things are, for

@@ -33,9 +33,9 @@ func Key(i int) attachment.Key {
 // Request asks for the addresses of pod number i.
 func Request(i int) source.Request {
 	return source.Request{
-		Key:  Key(i),
-		Pod:  attachment.Pod{Namespace: Namespace, Name: fmt.Sprintf("pod%d", i), UID: fmt.Sprintf("uid-%d", i)},
-		Wish: source.Wish{Told: true},
+		Key:     Key(i),
+		Pod:     attachment.Pod{Namespace: Namespace, Name: fmt.Sprintf("pod%d", i), UID: fmt.Sprintf("uid-%d", i)},
+		Options: source.PodOptions{AnnotationsKnown: true},
 	}
 }
 

@@ -244,9 +244,9 @@ func (n *Node) Inventory(ctx context.Context) (inv datapath.Inventory, err error
 }
 
 // Repair is that of datapath.Node.
-func (n *Node) Repair(ctx context.Context, want datapath.Wanted) (did []string, err error) {
+func (n *Node) Repair(ctx context.Context, want datapath.Desired) (did []string, err error) {
 	err = n.call(ctx, "Repair", func(k *Kernel) error {
-		switch list := want.Carriers.(type) {
+		switch list := want.Supply.(type) {
 		case datapath.UplinkList:
 			did, err = k.restoreUplinks(list)
 		case datapath.BlockList:

@@ -34,7 +34,7 @@ const ConditionEgress = "EgressReady"
 // documented here is as in part.Part.
 type Egress interface {
 	Annotations() []string
-	CheckWish(req source.Request) error
+	CheckOptions(req source.Request) error
 	// Acquire returns what the pod is to have, once the operator said so: nil for one that
 	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
 	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
@@ -127,8 +127,8 @@ func (p Part) About() part.About {
 	}
 }
 
-// CheckWish implements part.Part.
-func (p Part) CheckWish(req source.Request) error { return p.Egress.CheckWish(req) }
+// CheckOptions implements part.Part.
+func (p Part) CheckOptions(req source.Request) error { return p.Egress.CheckOptions(req) }
 
 // Acquire implements part.Part.
 func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {

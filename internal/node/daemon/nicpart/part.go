@@ -28,7 +28,7 @@ var _ = failpoint.Register("daemon.nics.acquired", "daemon.nics.plugged", "daemo
 // documented here is as in part.Part.
 type NICs interface {
 	Annotations() []string
-	CheckWish(req source.Request) error
+	CheckOptions(req source.Request) error
 	// Acquire returns the NICs that the pod is to have, once all of them are bound to
 	// this node: none for a pod that asks for none, and then at once. The error of a wait in vain
 	// names the port, its host and its status.

@@ -48,9 +48,9 @@ type Part interface {
 
 // Admission decides what an ADD gets.
 type Admission interface {
-	// CheckWish rejects, before anything is done about an ADD, what no pod can have. The error
+	// CheckOptions rejects, before anything is done about an ADD, what no pod can have. The error
 	// names the annotation and what was expected.
-	CheckWish(req source.Request) error
+	CheckOptions(req source.Request) error
 	// Acquire sets the part's field of rec to what the pod is to have, and reports whether
 	// that is anything. It returns at once for a pod that asks for nothing. When ctx ends
 	// first, or the pod may not have what it asks for, the error is an *source.Exhausted. Acquire
@@ -222,8 +222,8 @@ func (u unconfigured) Remove(_ context.Context, rec attachment.Record) error {
 // None does nothing. A part embeds it and implements what it has.
 type None struct{}
 
-// CheckWish implements Part.
-func (None) CheckWish(source.Request) error { return nil }
+// CheckOptions implements Part.
+func (None) CheckOptions(source.Request) error { return nil }
 
 // Acquire implements Part.
 func (None) Acquire(context.Context, source.Request, *attachment.Record) (bool, error) {

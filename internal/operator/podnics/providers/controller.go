@@ -89,7 +89,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		opener:   newOpener(lanes.Options{Most: o.Calls, Clock: o.Clock}, o.Observer),
+		opener:   newOpener(lanes.Options{Calls: o.Calls, Clock: o.Clock}, o.Observer),
 		networks: newNetworks(), reported: newReports(), states: map[string]*state{},
 	}
 	c.secrets = &secrets{

@@ -234,7 +234,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 	m.Called("blue", lanes.OpCreate, &vpcport.Error{Class: vpcport.SubnetFull}, 0, time.Second)
 	m.Called("gone", lanes.OpCreate, nil, 0, time.Second)
 	m.Gone("gone")
-	c := &Controller{opener: newOpener(lanes.Options{Most: 5}, nil), reported: newReports()}
+	c := &Controller{opener: newOpener(lanes.Options{Calls: 5}, nil), reported: newReports()}
 	p, err := c.opener.open("blue", toNeutron{neutron.Settings{Endpoint: "http://127.0.0.1:1", Project: "p-1"}}, func() {})
 	harness.OK(t, err)
 	c.reported.put("blue", []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue}})
@@ -293,7 +293,7 @@ func TestOpenAfterTheStatus(t *testing.T) {
 
 // Providers of one endpoint share its lanes, however it is written.
 func TestLanesAreShared(t *testing.T) {
-	o := newOpener(lanes.Options{Most: 8}, nil)
+	o := newOpener(lanes.Options{Calls: 8}, nil)
 	for _, endpoint := range []string{"http://127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/v3", "http://127.0.0.1:2/v3"} {
 		_, err := o.open("blue", toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
 		harness.OK(t, err)

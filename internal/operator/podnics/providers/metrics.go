@@ -79,7 +79,7 @@ func (gauges) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	u := g.c.opener.usage()
-	ch <- famUnderWay.Value(float64(u.UnderWay))
+	ch <- famUnderWay.Value(float64(u.InFlight))
 	ch <- famWaiting.Value(float64(u.Waiting))
 	ch <- famAllowed.Value(float64(u.Allowed))
 	for name, conditions := range g.c.reported.all() {

@@ -27,7 +27,7 @@ type opener struct {
 }
 
 type shared struct {
-	*lanes.Lanes
+	*lanes.Limiter
 	users int
 }
 
@@ -79,18 +79,18 @@ func (e *callObserver) Called(op string, err error, waited, took time.Duration) 
 }
 
 // take returns the lanes of an endpoint, which has at most most calls in flight; 0: as many as the options say.
-func (o *opener) take(endpoint string, most int) *lanes.Lanes {
+func (o *opener) take(endpoint string, most int) *lanes.Limiter {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	l := o.lanes[endpoint]
 	if l == nil {
 		options := o.options
-		options.Most = cmp.Or(most, options.Most)
-		l = &shared{Lanes: lanes.New(options)}
+		options.Calls = cmp.Or(most, options.Calls)
+		l = &shared{Limiter: lanes.New(options)}
 		o.lanes[endpoint] = l
 	}
 	l.users++
-	return l.Lanes
+	return l.Limiter
 }
 
 func (o *opener) giveBack(endpoint string) {
@@ -109,7 +109,7 @@ func (o *opener) usage() (out lanes.Usage) {
 	defer o.mu.Unlock()
 	for _, l := range o.lanes {
 		u := l.Usage()
-		out.Allowed, out.UnderWay, out.Waiting = out.Allowed+u.Allowed, out.UnderWay+u.UnderWay, out.Waiting+u.Waiting
+		out.Allowed, out.InFlight, out.Waiting = out.Allowed+u.Allowed, out.InFlight+u.InFlight, out.Waiting+u.Waiting
 	}
 	return out
 }
