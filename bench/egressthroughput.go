@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/kernel/egressclient"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // What egressThroughput moves, and how often.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/bench/usage"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
 )
 

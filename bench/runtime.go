@@ -8,7 +8,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // runtime calls a network's plugins on one node as a container runtime does.

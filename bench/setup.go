@@ -12,9 +12,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/berthnet/berth/bench/ready"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
 )
 

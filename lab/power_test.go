@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/host"
 )

@@ -7,12 +7,12 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/ec2api"
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 	"github.com/berthnet/berth/lab/cloud/imds"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // EC2URL is the EC2 API's endpoint for nodes with IPv4, EC2URL6 the one for IPv6-only nodes.

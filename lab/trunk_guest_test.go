@@ -9,10 +9,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // A branch that the cloud has associated carries packets, once its node has made the VLAN,

@@ -87,7 +87,7 @@ func TestChange(t *testing.T) {
 	}
 	for _, tc := range []struct{ name, before, after, want string }{
 		{"one beside a branch", "[{name: eth0}]", "[{name: eth0}, {}]", ""},
-		{"a branch in the place of an address", "[{}]", "[{}, {name: eth0}]", "[1].name: eth0 is the name of the pod's first interface, which stays what it was when the pod came: make the pod anew"},
+		{"a branch in the place of an address", "[{}]", "[{}, {name: eth0}]", "[1].name: eth0 is the name of the pod's first interface, which stays what it was when the pod came: recreate the pod"},
 		{"an address in the place of a branch", "[{name: eth0}, {}]", "[{}]", ": lacks eth0, the pod's first interface, which cannot be removed"},
 		{"another branch", "[{name: eth0}]", "[{name: eth0, securityGroup: a}]", "[0]: eth0 " + assigned},
 	} {

@@ -160,7 +160,7 @@ func Missing(vpc string) string {
 func CheckVPCChange(before, after string) Errors {
 	var errs Errors
 	if before != after {
-		errs.add(fieldVPC, "cannot be changed, was %q: make the pod anew", before)
+		errs.add(fieldVPC, "cannot be changed, was %q: recreate the pod", before)
 	}
 	return errs
 }
@@ -190,10 +190,10 @@ func CheckChange(before, after []NIC, first First) Errors {
 			continue
 		}
 		if first.isBranch(n.Name) && !first.IsPort {
-			errs.add(field(n.Index, "name"), "%s is the name of the pod's first interface, which stays what it was when the pod came: make the pod anew", n.Name)
+			errs.add(field(n.Index, "name"), "%s is the name of the pod's first interface, which stays what it was when the pod came: recreate the pod", n.Name)
 		}
 		if n.DefaultRoute {
-			errs.add(field(n.Index, "defaultRoute"), "is true of %s, which is added: the default route of a pod stays where it was when the pod came; leave it out, or make the pod anew", n.Name)
+			errs.add(field(n.Index, "defaultRoute"), "is true of %s, which is added: the default route of a pod stays where it was when the pod came; leave it out, or recreate the pod", n.Name)
 		}
 	}
 	return errs

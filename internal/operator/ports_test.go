@@ -152,7 +152,7 @@ func TestPodGetsNICOfAPolicy(t *testing.T) {
 		}
 		return nil
 	}))
-	o.until(c.told("early", "NICPolicyMissed", "make the pod anew"))
+	o.until(c.told("early", "NICPolicyMissed", "recreate the pod"))
 	policy("late", "web")
 	o.until(func() error { // which the operator may learn of later than the pod
 		p := pod("probe")

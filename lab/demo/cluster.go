@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
 )
 

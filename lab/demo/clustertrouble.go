@@ -11,9 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/addons"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/poll"
 )

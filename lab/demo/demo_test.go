@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -7,7 +7,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 

@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // call is one request.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/network/site"
 )
 

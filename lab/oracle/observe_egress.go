@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // egressState is the state of egress in a pod's network namespace, read without the product's code.

@@ -13,10 +13,10 @@ import (
 	"sync"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 	"github.com/berthnet/berth/lab/network/hub"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 

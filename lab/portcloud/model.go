@@ -12,9 +12,9 @@ import (
 	"sync"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/httpreply"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // TestFooOverUDP is what the machine is for: its kernel has Foo-over-UDP with all that egress

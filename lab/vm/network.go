@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/network/forward"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // The guest's link to the host: a network that QEMU plays in user space, which makes

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/lab"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/dnscache"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"

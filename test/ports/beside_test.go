@@ -12,11 +12,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	_ "github.com/berthnet/berth/internal/node/daemon" // registers its failpoints
 	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
 	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/lab"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )

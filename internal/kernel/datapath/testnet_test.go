@@ -16,8 +16,8 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 var ctx = context.Background()

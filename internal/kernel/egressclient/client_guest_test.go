@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 var networks = []string{"tcp", "udp"}

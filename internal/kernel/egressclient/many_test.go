@@ -12,8 +12,8 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/berthnet/berth/internal/kernel/kernelstate"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Egresses with Services may have more gateways than fit into one netlink message. FoU is accepted from all.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // everything is a Setup that uses all features.

@@ -17,10 +17,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Tunnels to the Service's address reach a gateway through kube-proxy, and replies come from the gateway's own

@@ -17,9 +17,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // TestServesClients: clients reach the outside with the gateway's address by all protocols.

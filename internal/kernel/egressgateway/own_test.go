@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // ownVariable tells a process of TestOwnNamespace that it is the gateway.

@@ -15,8 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Kinds of ICMP messages, as they are for IPv4 and IPv6 (RFC 792, RFC 4443).

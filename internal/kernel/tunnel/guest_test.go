@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // namespace makes a network namespace with the sockets that this package needs.

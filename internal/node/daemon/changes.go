@@ -60,7 +60,7 @@ func newChanges(store *attachment.Store, clk clock.Clock, draining context.Conte
 	}
 }
 
-// begin starts the changes that are due, and returns when to call it again; zero: after News, or when
+// begin starts the changes that are due, and returns when to call it again; zero: after DesiredChanged, or when
 // a change ended.
 func (c *changes) begin(ctx context.Context) (next time.Time) {
 	now := c.clock.Now()

@@ -138,16 +138,16 @@ func (f *fakeEgress) Supported(ctx context.Context) error {
 	return err
 }
 
-func (f *fakeEgress) News() <-chan struct{} { return f.news }
+func (f *fakeEgress) DesiredChanged() <-chan struct{} { return f.news }
 
-func (f *fakeEgress) Wanted(rec attachment.Record) (*attachment.Egress, bool) {
+func (f *fakeEgress) Desired(rec attachment.Record) (*attachment.Egress, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	wanted, known := f.wants[rec.Pod.Name]
 	return wanted, known && !reflect.DeepEqual(wanted.Settled(), rec.Egress.Settled())
 }
 
-func (f *fakeEgress) TakeUp(ready []attachment.Record) {
+func (f *fakeEgress) Restore(ready []attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	for key := range f.told {
@@ -170,7 +170,7 @@ func (f *fakeEgress) hear(rec attachment.Record, state string) {
 	}
 }
 
-func (f *fakeEgress) Coming(rec attachment.Record) {
+func (f *fakeEgress) Announce(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if stored, ok := f.records().Get(rec.Key); !ok || stored.State != attachment.Pending {
@@ -219,7 +219,7 @@ func (f *fakeEgress) Failed(rec attachment.Record, _ error) {
 	f.hear(rec, "Failed")
 }
 
-func (f *fakeEgress) Gone(rec attachment.Record) {
+func (f *fakeEgress) Ended(rec attachment.Record) {
 	f.tunnels.mu.Lock()
 	defer f.tunnels.mu.Unlock()
 	if _, ok := f.records().Get(rec.Key); ok {

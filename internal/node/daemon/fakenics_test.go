@@ -191,17 +191,17 @@ func (f *fakeNICs) Check(ctx context.Context, rec attachment.Record, nic attachm
 	return nil
 }
 
-func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
+func (f *fakeNICs) Drifted() <-chan struct{} { return f.changed }
 
 // LinkChanged causes a check of all NICs.
 func (f *fakeNICs) LinkChanged(string, net.HardwareAddr) { f.changed.Set() }
 
-func (f *fakeNICs) News() <-chan struct{} { return f.news }
+func (f *fakeNICs) DesiredChanged() <-chan struct{} { return f.news }
 
-func (f *fakeNICs) Touched() ([]string, bool) { return nil, true }
+func (f *fakeNICs) TakeDrift() ([]string, bool) { return nil, true }
 
 // Wanted returns what bind set.
-func (f *fakeNICs) Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool) {
+func (f *fakeNICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bound, ok := f.bound[rec.Pod.Name]

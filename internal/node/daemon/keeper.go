@@ -126,7 +126,7 @@ func (k *keeper) run(ctx context.Context) {
 			}
 		case <-k.touched:
 			due = retry.Earliest(time.Time{}, due, k.checkSome(ctx, k.takeKeys()))
-		case <-k.part.News():
+		case <-k.part.DesiredChanged():
 		case <-k.changes.ended:
 		case <-again:
 		}

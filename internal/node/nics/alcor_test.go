@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/nsveth"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
@@ -19,7 +20,6 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 

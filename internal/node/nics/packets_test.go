@@ -10,13 +10,13 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/hybrid"
 	"github.com/berthnet/berth/internal/kernel/plug/ovs"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 

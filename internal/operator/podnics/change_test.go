@@ -98,7 +98,7 @@ func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 		return boundAt("node-a")(o)
 	})
 	plugged("eth0")
-	w.awaitNIC("web", "eth0", "has another address than the pod", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "make the pod anew"))
+	w.awaitNIC("web", "eth0", "has another address than the pod", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "recreate the pod"))
 	w.awaitEvent("web", reasonMoved, "NIC eth0: port "+now.Status.PortID)
 }
 

@@ -89,5 +89,5 @@ func policyTrouble(p *corev1.Pod, since time.Time, some bool) (reason, text stri
 	if !some || judged || !askedOf(p, "").MayBeSelected() || p.CreationTimestamp.Time.Before(since.Truncate(time.Second)) {
 		return "", ""
 	}
-	return "NICPolicyMissed", "the pod came before the NICPolicies of its namespace were in force: if one is to count for it, make the pod anew"
+	return "NICPolicyMissed", "the pod came before the NICPolicies of its namespace were in force: if one is to count for it, recreate the pod"
 }

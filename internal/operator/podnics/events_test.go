@@ -82,7 +82,7 @@ func TestPolicyTrouble(t *testing.T) {
 		{name: "selected", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: "NICPolicy/a", v1alpha1.AnnotationVPC: "v", v1alpha1.AnnotationNICs: "[{}]"}},
 		{name: "looked at", annotations: map[string]string{v1alpha1.AnnotationNICPolicy: ""}},
 		{name: "older", made: -time.Second},
-		{name: "missed", made: time.Second, want: missed, says: "make the pod anew"},
+		{name: "missed", made: time.Second, want: missed, says: "recreate the pod"},
 		{name: "missed in the same second", want: missed},
 		{name: "with a VPC of its own", annotations: map[string]string{v1alpha1.AnnotationVPC: ""}},
 		{name: "with NICs of its own", annotations: map[string]string{v1alpha1.AnnotationNICs: "[{}]"}},

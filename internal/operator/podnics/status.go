@@ -302,7 +302,7 @@ func setPlugged(st *v1alpha1.PodNICStatus, s *observation, now metav1.Time) {
 	switch {
 	case says.State == v1alpha1.NodePlugged && says.Reason == "" && s.moved(*st):
 		c.Reason = reasonMoved
-		c.Message = fmt.Sprintf("port %s has %s, and Kubernetes knows the running pod by %s, which stays: make the pod anew", st.PortID, addressesOf(*st), s.pod.Status.PodIP)
+		c.Message = fmt.Sprintf("port %s has %s, and Kubernetes knows the running pod by %s, which stays: recreate the pod", st.PortID, addressesOf(*st), s.pod.Status.PodIP)
 	case says.State == v1alpha1.NodePlugged && says.Reason == "":
 		c.Status, c.Message = metav1.ConditionTrue, strings.TrimSuffix("by node "+st.NodeName+" as "+says.HostInterface, " as ")
 		if st.Phase != v1alpha1.PhaseActive && meta.FindStatusCondition(st.Conditions, c.Type) == nil && now.Sub(says.Since.Time) < soonActive {

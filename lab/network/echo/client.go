@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // Ask sends text from the namespace at path to the server at remote over

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // The ports that a Server listens on: one number for TCP and UDP, one for HTTP.

@@ -16,7 +16,7 @@ import (
 	inet6 "golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // The router of a subnet with IPv6 advertises itself on each ENI's link (RFC 4861,

@@ -9,8 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/vpc"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // The router sends everything for an ENI to a neighbour with the

@@ -26,8 +26,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/vpc"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Addresses outside the VPC. The internet ones are of the documentation

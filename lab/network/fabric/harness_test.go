@@ -17,9 +17,9 @@ import (
 	inet6 "golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 var subnets = []vpc.Subnet{

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/ovs"
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 const (

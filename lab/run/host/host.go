@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/proc"
 )

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // ServiceCIDRs are where Services have their addresses, by family, as far as the cluster has

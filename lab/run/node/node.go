@@ -19,8 +19,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/lab/run/proc"
 )
 

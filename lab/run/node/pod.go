@@ -16,9 +16,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/guest"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Pod is one sandbox with a network, in which an echo server answers.

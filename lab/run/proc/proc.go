@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/berthnet/berth/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/poll"
 )
 

@@ -12,13 +12,13 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/vpcport"
 	provider "github.com/berthnet/berth/internal/vpcport/alcor"
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // vpc is a VPC of an Alcor with the agent of a node, and a provider of it.

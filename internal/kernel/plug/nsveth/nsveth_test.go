@@ -14,11 +14,11 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // agent is the VPC's agent: it has one end of each port's veth on the node.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Packets plugs two pods into a real Open vSwitch, and has them talk; also into a real OVN.

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/net/ipv6"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/network/dnscache"
-	"github.com/berthnet/berth/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/plug/tap"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // world is a node with a trunk, ens6, whose other end is a router of the VPC, and another link

@@ -11,12 +11,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/lab/network/guest"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // Pods reach each other by the VPC's router, each in a VLAN of its own, and neither reaches the

@@ -14,11 +14,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
-	"github.com/berthnet/berth/lab/network/ns"
 )
 
 // What takes a kernel with VLANs is in vlan_guest_test.go.

@@ -53,18 +53,18 @@ type Egress interface {
 	Clear(ctx context.Context, rec attachment.Record) error
 	// Supported returns why the node's kernel cannot set up clients, or nil.
 	Supported(ctx context.Context) error
-	News() <-chan struct{}
+	DesiredChanged() <-chan struct{}
 	// Wanted returns what a ready attachment should have, and whether that differs
 	// from rec.Egress in anything but the state; false while it is not known, as before the
 	// API server answered. Gateways that rec.Egress has keep their IDs.
-	Wanted(rec attachment.Record) (egress *attachment.Egress, differ bool)
+	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
 	// TakeUp reports the ready attachments at start. Those whose egress is settled are set up as recorded.
 	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
-	TakeUp(ready []attachment.Record)
+	Restore(ready []attachment.Record)
 	// Coming reports that an attachment that is not ready yet is being set up as rec.Egress says, with
 	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
 	// follows, or Gone.
-	Coming(rec attachment.Record)
+	Announce(rec attachment.Record)
 	// Await returns once every gateway that new connections of the attachment may take serves it.
 	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
 	// set up and the operator was told of it.
@@ -76,7 +76,7 @@ type Egress interface {
 	// or for a pod that runs, and that may still have what it had before, in part. The EgressClient's condition
 	// and an Event of the Pod say so of a pod that runs; the daemon does of an ADD.
 	Failed(rec attachment.Record, err error)
-	Gone(rec attachment.Record)
+	Ended(rec attachment.Record)
 	Describe(snap *source.Snapshot)
 	Run(ctx context.Context) error
 }
@@ -144,7 +144,7 @@ func (p Part) Why(key attachment.Key) *source.Exhausted { return p.Egress.Why(ke
 // Prepare implements part.Part. It has gateways hear of the pod.
 func (p Part) Prepare(_ context.Context, rec attachment.Record) error {
 	if rec.Egress != nil {
-		p.Egress.Coming(rec)
+		p.Egress.Announce(rec)
 	}
 	return nil
 }
@@ -235,12 +235,12 @@ func (p Part) Inspect(ctx context.Context) []source.Condition {
 	return []source.Condition{c}
 }
 
-// News implements part.Part.
-func (p Part) News() <-chan struct{} { return p.Egress.News() }
+// DesiredChanged implements part.Part.
+func (p Part) DesiredChanged() <-chan struct{} { return p.Egress.DesiredChanged() }
 
 // Desired implements part.Part.
 func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
-	desired, differs := p.Egress.Wanted(rec)
+	desired, differs := p.Egress.Desired(rec)
 	if !differs {
 		desired = rec.Egress
 	}
@@ -256,7 +256,7 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 	defer release()
 	ctx, cancel := host.Setting(ctx)
 	defer cancel()
-	if desired, differs := p.Egress.Wanted(rec); differs {
+	if desired, differs := p.Egress.Desired(rec); differs {
 		before := rec.EgressNames()
 		rec.Egress = desired.Changing()
 		if err := host.Put(rec); err != nil {
@@ -284,10 +284,10 @@ func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) er
 func (p Part) Ready(rec attachment.Record) { p.Egress.SetUp(rec) }
 
 // Gone implements part.Part.
-func (p Part) Gone(rec attachment.Record) { p.Egress.Gone(rec) }
+func (p Part) Gone(rec attachment.Record) { p.Egress.Ended(rec) }
 
 // TakeUp implements part.Part.
-func (p Part) TakeUp(ready []attachment.Record) { p.Egress.TakeUp(ready) }
+func (p Part) TakeUp(ready []attachment.Record) { p.Egress.Restore(ready) }
 
 // Describe implements part.Part.
 func (p Part) Describe(snap *source.Snapshot) {

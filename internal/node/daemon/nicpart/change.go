@@ -22,7 +22,7 @@ type change struct {
 
 // Desired implements part.Part.
 func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
-	nics, differs := p.NICs.Wanted(rec)
+	nics, differs := p.NICs.Desired(rec)
 	nics = slices.Clone(nics)
 	for i := range nics { // without what the kernel reports and how far they have come
 		nics[i].HostLink, nics[i].HostMAC, nics[i].State, nics[i].Later = "", nil, attachment.Plugged, false
@@ -63,7 +63,7 @@ func (c change) begin(ctx context.Context) (*attachment.Record, error) {
 		return nil, err
 	}
 	defer release()
-	desired, differs := c.NICs.Wanted(rec)
+	desired, differs := c.NICs.Desired(rec)
 	if !differs {
 		return nil, nil
 	}

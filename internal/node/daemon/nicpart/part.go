@@ -49,15 +49,15 @@ type NICs interface {
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Changed has an element when other software may have changed what is plugged; nil: never. Touched
 	// returns the ports concerned since it was called last; all: it may be any.
-	Changed() <-chan struct{}
-	Touched() (ports []string, all bool)
+	Drifted() <-chan struct{}
+	TakeDrift() (ports []string, all bool)
 	LinkChanged(name string, address net.HardwareAddr)
-	News() <-chan struct{}
+	DesiredChanged() <-chan struct{}
 	// Wanted returns all NICs that a ready attachment should have, and whether something
 	// has to be changed for that. Each is in the state of what has to be done: plugging for one that
 	// is added or replaces another, changing for one that gets other addresses. One that the pod gave
 	// up is not among them, but the attachment's own interface is never left out.
-	Wanted(rec attachment.Record) (nics []attachment.NIC, differ bool)
+	Desired(rec attachment.Record) (nics []attachment.NIC, differ bool)
 	// Plugged reports that a ready attachment has those of its NICs that are not being
 	// plugged, and no others: at its ADD, at start and after a change.
 	Plugged(rec attachment.Record)
@@ -239,11 +239,11 @@ func (p Part) Checks(rec attachment.Record) (checks bool, service string) {
 }
 
 // Drift implements part.Part.
-func (p Part) Drift() <-chan struct{} { return p.NICs.Changed() }
+func (p Part) Drift() <-chan struct{} { return p.NICs.Drifted() }
 
 // Drifted implements part.Part.
 func (p Part) Drifted() (keys []attachment.Key, all bool) {
-	ports, all := p.NICs.Touched()
+	ports, all := p.NICs.TakeDrift()
 	for _, port := range ports {
 		if rec, ok := p.Store.ByPort(port); ok && !slices.Contains(keys, rec.Key) {
 			keys = append(keys, rec.Key)

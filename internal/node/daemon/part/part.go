@@ -103,12 +103,12 @@ type Upkeep interface {
 	// LinkChanged reports that a link of the node, by name and MAC address, appeared, vanished, went
 	// down or lost its settings, routes or neighbours. An empty name means that any may be concerned.
 	LinkChanged(name string, address net.HardwareAddr)
-	// News has an element when Desired may differ from before for any attachment; nil: never. It holds
+	// DesiredChanged has an element when Desired may differ from before for any attachment; nil: never. It holds
 	// one element at most, so that everything new is looked at after it.
-	News() <-chan struct{}
+	DesiredChanged() <-chan struct{}
 	// Desired returns what a ready attachment should have, as a value that tells one failed change
 	// from another, and whether something has to be changed for that. It answers from memory:
-	// after each News it is called for every record.
+	// after each DesiredChanged it is called for every record.
 	Desired(rec attachment.Record) (what any, differs bool)
 	// Change brings a ready attachment to what it should have. The record says what is
 	// desired before the kernel is touched, so that a start after a crash goes on from there. When
@@ -271,8 +271,8 @@ func (None) Drifted() ([]attachment.Key, bool) { return nil, false }
 // LinkChanged implements Part.
 func (None) LinkChanged(string, net.HardwareAddr) {}
 
-// News implements Part.
-func (None) News() <-chan struct{} { return nil }
+// DesiredChanged implements Part.
+func (None) DesiredChanged() <-chan struct{} { return nil }
 
 // Desired implements Part.
 func (None) Desired(attachment.Record) (any, bool) { return nil, false }

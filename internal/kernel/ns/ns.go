@@ -1,5 +1,5 @@
-// Package ns makes, enters, lists and removes the network namespaces that the
-// lab is built of. They are named as iproute2 names its own (a file under
+// Package ns makes, enters, lists and removes network namespaces, for tests and for the
+// lab; Berth itself makes none. They are named as iproute2 names its own (a file under
 // /run/netns), so that `ip netns` shows them, and every lab's begin with a
 // prefix of its own, so that a crashed lab's can be found and removed.
 package ns
