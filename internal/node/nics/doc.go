@@ -29,4 +29,4 @@ package nics
 // +kubebuilder:rbac:groups=berth.dev,resources=podnics/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 //
-//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/port/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=.;../podevents output:rbac:dir=../../../deploy/chart/files/rbac/port/berthd

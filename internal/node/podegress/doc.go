@@ -33,4 +33,4 @@ package podegress
 // +kubebuilder:rbac:groups=berth.dev,resources=egressclients/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
 //
-//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/egress/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=.;../podevents output:rbac:dir=../../../deploy/chart/files/rbac/egress/berthd
