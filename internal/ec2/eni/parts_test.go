@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -132,6 +133,59 @@ func TestResumedCreation(t *testing.T) {
 		}
 		if _, kept, _ := cfg.Intents.Load(); kept != c.want || !again.resumed {
 			t.Errorf("%s: recorded %v", c.name, kept)
+		}
+	}
+}
+
+// publishedNode has its first publications fail, and keeps what was published.
+type publishedNode struct {
+	Node
+	fail      int
+	published []Inventory
+}
+
+func (*publishedNode) Usage() Usage            { return Usage{} }
+func (*publishedNode) WithdrawENI(string) bool { return true }
+
+func (n *publishedNode) Publish(_ context.Context, inv Inventory) error {
+	if n.published = append(n.published, inv); len(n.published) <= n.fail {
+		return errors.New("no space left")
+	}
+	return nil
+}
+
+// publishing returns a reconciler that knows one ENI, attached and of Berth.
+func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
+	cfg.InstanceID, cfg.Cluster, cfg.Clock = "i-1", "test", clock.NewFake(unix(0))
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKnown(factsOf(at(eniOf(2, "10.0.0.5"), 1, "a-2"), "test"))
+	k.owner.tagged = true
+	r.view.enis[k.ID] = k
+	return r, k
+}
+
+// An ENI whose detachment could not be recorded is the node's again before anything else is asked of
+// the cloud.
+func TestDetachmentThatIsNotRecorded(t *testing.T) {
+	for name, prepare := range map[string]func(*Reconciler, *step, *known) bool{
+		"first": func(r *Reconciler, p *step, _ *known) bool {
+			return r.actor.releases.prepare(t.Context(), p, unix(1))
+		},
+		"again": func(r *Reconciler, p *step, k *known) bool {
+			r.cfg.process = ofFleet
+			return r.actor.releases.prepareAgain(t.Context(), p, k, unix(1))
+		},
+	} {
+		n := &publishedNode{fail: 1}
+		r, k := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
+		if prepare(r, &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}, k) {
+			t.Errorf("%s: the call may be made", name)
+		}
+		if len(n.published) != 2 || len(n.published[0].ENIs) != 0 || len(n.published[1].ENIs) != 1 {
+			t.Errorf("%s: published %+v, want first without the ENI and then with it", name, n.published)
 		}
 	}
 }
