@@ -3,6 +3,7 @@ package eni
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -187,5 +188,31 @@ func TestDetachmentThatIsNotRecorded(t *testing.T) {
 		if len(n.published) != 2 || len(n.published[0].ENIs) != 0 || len(n.published[1].ENIs) != 1 {
 			t.Errorf("%s: published %+v, want first without the ENI and then with it", name, n.published)
 		}
+	}
+}
+
+// assigning is a cloud that assigns an address, and an observer that sees what was published by then.
+type assigning struct {
+	cloud.API
+	noObserver
+	node  *publishedNode
+	acted int // inventories published when the assignment was reported
+}
+
+func (*assigning) AssignAddresses(context.Context, string, cloud.Amount) ([]netip.Prefix, error) {
+	return prefixes("10.0.0.9/32"), nil
+}
+
+func (c *assigning) Acted(plan.Action, cloud.Class, error, time.Duration) {
+	c.acted = len(c.node.published)
+}
+
+// What a reply gave is the node's at once: until then the reply to another node may name it too.
+func TestReplyIsPublishedFirst(t *testing.T) {
+	c := &assigning{node: &publishedNode{}}
+	r, k := publishing(t, Config{Cloud: c, Node: c.node, Observer: c})
+	r.actor.try(t.Context(), &step{Action: plan.Action{Kind: plan.Assign, ENI: k.ID, Amount: cloud.Amount{Addresses: 1}}})
+	if c.acted != 1 || len(c.node.published) != 1 || len(c.node.published[0].ENIs[0].Addresses) != 1 {
+		t.Errorf("%d published when the step was reported, of %+v", c.acted, c.node.published)
 	}
 }
