@@ -37,7 +37,7 @@ func TestChanges(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			applied, known := Settings{Zone: "old"}, 0
 			r := changes{current: func() Settings { return applied }}
-			r.configure = func(s Settings) error {
+			r.configure = func(_ context.Context, s Settings) error {
 				if c.configure != nil && s.Zone == "new" {
 					return c.configure
 				}
@@ -55,7 +55,7 @@ func TestChanges(t *testing.T) {
 			r.put(Change{Settings: Settings{Zone: "new"}, Fits: unfit, Taken: taken})
 			for pass, n := range c.limits {
 				known = n
-				if r.apply(); (calls > 0) != (pass+1 >= c.passes) {
+				if r.apply(t.Context()); (calls > 0) != (pass+1 >= c.passes) {
 					t.Errorf("pass %d: taken %d times", pass+1, calls)
 				}
 			}
@@ -214,5 +214,19 @@ func TestReplyIsPublishedFirst(t *testing.T) {
 	r.actor.try(t.Context(), &step{Action: plan.Action{Kind: plan.Assign, ENI: k.ID, Amount: cloud.Amount{Addresses: 1}}})
 	if c.acted != 1 || len(c.node.published) != 1 || len(c.node.published[0].ENIs[0].Addresses) != 1 {
 		t.Errorf("%d published when the step was reported, of %+v", c.acted, c.node.published)
+	}
+}
+
+// Settings are published before it is recorded that they are applied.
+func TestChangeIsPublishedFirst(t *testing.T) {
+	n, published := &publishedNode{}, 0
+	r, _ := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
+	r.view.freshness.observed(unix(0), unix(60))
+	r.instance.learned("m5.large", cloud.Limits{MaxENIs: 3})
+	s := r.cfg.Settings
+	s.Policy.FirstInterfaceIndex = 2
+	r.Reconfigure(Change{Settings: s, Taken: func(error) { published = len(n.published) }})
+	if r.takeNews(t.Context(), unix(1)); published != 1 || n.published[0].ENIs[0].Serves {
+		t.Errorf("%d published when the settings were taken, of %+v", published, n.published)
 	}
 }
