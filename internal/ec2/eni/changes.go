@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"context"
 	"fmt"
 	"sync"
 )
@@ -19,7 +20,8 @@ type Change struct {
 // changes applies settings that other goroutines hand over, and takes them back when the instance turns
 // out not to fit them.
 type changes struct {
-	configure func(Settings) error               // applies settings, or leaves them as they were
+	// configure applies settings, and publishes what they change, or leaves them as they were.
+	configure func(context.Context, Settings) error
 	current   func() Settings                    // returns those that are applied
 	inventory func() (inv Inventory, known bool) // known: with the instance's limits
 
@@ -52,7 +54,7 @@ func (c *changes) take() *Change {
 }
 
 // apply applies the newest change, and decides on it as soon as the instance's limits are known.
-func (c *changes) apply() {
+func (c *changes) apply(ctx context.Context) {
 	if n := c.take(); n != nil {
 		t := &trial{*n, c.current()}
 		if c.trial != nil {
@@ -61,10 +63,10 @@ func (c *changes) apply() {
 		c.trial = t
 		err := c.fits()
 		if err == nil {
-			err = c.configure(n.Settings)
+			err = c.configure(ctx, n.Settings)
 		}
 		if err != nil {
-			c.end(err)
+			c.end(ctx, err)
 			return
 		}
 	}
@@ -72,7 +74,7 @@ func (c *changes) apply() {
 		return
 	}
 	if _, known := c.inventory(); known {
-		c.end(c.fits())
+		c.end(ctx, c.fits())
 	}
 }
 
@@ -86,11 +88,11 @@ func (c *changes) fits() error {
 }
 
 // end leaves the settings as they are or, after an error, restores the previous ones.
-func (c *changes) end(err error) {
+func (c *changes) end(ctx context.Context, err error) {
 	t := c.trial
 	c.trial = nil
 	if err != nil {
-		if back := c.configure(t.before); back != nil {
+		if back := c.configure(ctx, t.before); back != nil {
 			err = fmt.Errorf("%w; %w", err, back)
 		}
 	}

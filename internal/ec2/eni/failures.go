@@ -14,6 +14,7 @@ import (
 func (a *actor) try(ctx context.Context, p *step) {
 	start := a.cfg.Clock.Now()
 	err := a.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { a.rateLimited(p.Action, op) }), p)
+	a.publisher.flush(ctx) // first, as other nodes' replies are compared with what is published
 	a.cfg.acted(p.Action, err, start)
 	now := a.cfg.Clock.Now()
 	class, g := cloud.ClassOf(err), activityOf[p.Kind]

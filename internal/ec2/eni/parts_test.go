@@ -1,7 +1,9 @@
 package eni
 
 import (
+	"context"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -35,7 +37,7 @@ func TestChanges(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			applied, known := Settings{Zone: "old"}, 0
 			r := changes{current: func() Settings { return applied }}
-			r.configure = func(s Settings) error {
+			r.configure = func(_ context.Context, s Settings) error {
 				if c.configure != nil && s.Zone == "new" {
 					return c.configure
 				}
@@ -53,7 +55,7 @@ func TestChanges(t *testing.T) {
 			r.put(Change{Settings: Settings{Zone: "new"}, Fits: unfit, Taken: taken})
 			for pass, n := range c.limits {
 				known = n
-				if r.apply(); (calls > 0) != (pass+1 >= c.passes) {
+				if r.apply(t.Context()); (calls > 0) != (pass+1 >= c.passes) {
 					t.Errorf("pass %d: taken %d times", pass+1, calls)
 				}
 			}
@@ -133,5 +135,98 @@ func TestResumedCreation(t *testing.T) {
 		if _, kept, _ := cfg.Intents.Load(); kept != c.want || !again.resumed {
 			t.Errorf("%s: recorded %v", c.name, kept)
 		}
+	}
+}
+
+// publishedNode has its first publications fail, and keeps what was published.
+type publishedNode struct {
+	Node
+	fail      int
+	published []Inventory
+}
+
+func (*publishedNode) Usage() Usage            { return Usage{} }
+func (*publishedNode) WithdrawENI(string) bool { return true }
+
+func (n *publishedNode) Publish(_ context.Context, inv Inventory) error {
+	if n.published = append(n.published, inv); len(n.published) <= n.fail {
+		return errors.New("no space left")
+	}
+	return nil
+}
+
+// publishing returns a reconciler that knows one ENI, attached and of Berth.
+func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
+	cfg.InstanceID, cfg.Cluster, cfg.Clock = "i-1", "test", clock.NewFake(unix(0))
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := newKnown(factsOf(at(eniOf(2, "10.0.0.5"), 1, "a-2"), "test"))
+	k.owner.tagged = true
+	r.view.enis[k.ID] = k
+	return r, k
+}
+
+// An ENI whose detachment could not be recorded is the node's again before anything else is asked of
+// the cloud.
+func TestDetachmentThatIsNotRecorded(t *testing.T) {
+	for name, prepare := range map[string]func(*Reconciler, *step, *known) bool{
+		"first": func(r *Reconciler, p *step, _ *known) bool {
+			return r.actor.releases.prepare(t.Context(), p, unix(1))
+		},
+		"again": func(r *Reconciler, p *step, k *known) bool {
+			r.cfg.process = ofFleet
+			return r.actor.releases.prepareAgain(t.Context(), p, k, unix(1))
+		},
+	} {
+		n := &publishedNode{fail: 1}
+		r, k := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
+		if prepare(r, &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}, k) {
+			t.Errorf("%s: the call may be made", name)
+		}
+		if len(n.published) != 2 || len(n.published[0].ENIs) != 0 || len(n.published[1].ENIs) != 1 {
+			t.Errorf("%s: published %+v, want first without the ENI and then with it", name, n.published)
+		}
+	}
+}
+
+// assigning is a cloud that assigns an address, and an observer that sees what was published by then.
+type assigning struct {
+	cloud.API
+	noObserver
+	node  *publishedNode
+	acted int // inventories published when the assignment was reported
+}
+
+func (*assigning) AssignAddresses(context.Context, string, cloud.Amount) ([]netip.Prefix, error) {
+	return prefixes("10.0.0.9/32"), nil
+}
+
+func (c *assigning) Acted(plan.Action, cloud.Class, error, time.Duration) {
+	c.acted = len(c.node.published)
+}
+
+// What a reply gave is the node's at once: until then the reply to another node may name it too.
+func TestReplyIsPublishedFirst(t *testing.T) {
+	c := &assigning{node: &publishedNode{}}
+	r, k := publishing(t, Config{Cloud: c, Node: c.node, Observer: c})
+	r.actor.try(t.Context(), &step{Action: plan.Action{Kind: plan.Assign, ENI: k.ID, Amount: cloud.Amount{Addresses: 1}}})
+	if c.acted != 1 || len(c.node.published) != 1 || len(c.node.published[0].ENIs[0].Addresses) != 1 {
+		t.Errorf("%d published when the step was reported, of %+v", c.acted, c.node.published)
+	}
+}
+
+// Settings are published before it is recorded that they are applied.
+func TestChangeIsPublishedFirst(t *testing.T) {
+	n, published := &publishedNode{}, 0
+	r, _ := publishing(t, Config{Cloud: struct{ cloud.API }{}, Node: n})
+	r.view.freshness.observed(unix(0), unix(60))
+	r.instance.learned("m5.large", cloud.Limits{MaxENIs: 3})
+	s := r.cfg.Settings
+	s.Policy.FirstInterfaceIndex = 2
+	r.Reconfigure(Change{Settings: s, Taken: func(error) { published = len(n.published) }})
+	if r.takeNews(t.Context(), unix(1)); published != 1 || n.published[0].ENIs[0].Serves {
+		t.Errorf("%d published when the settings were taken, of %+v", published, n.published)
 	}
 }

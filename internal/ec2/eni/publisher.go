@@ -17,8 +17,8 @@ import (
 // reconciles.
 //
 // There are two ways. What is about to leave is recorded before the cloud is asked to take it: record
-// returns the error, and without the record there is no call. Whatever else changed is published by the
-// loop, after the step that changed it.
+// returns the error, and without the record there is no call. Whatever else changed is published once the
+// call that changed it was answered, before anything follows from that.
 type publisher struct {
 	cfg      *Config
 	view     *view

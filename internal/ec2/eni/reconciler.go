@@ -86,7 +86,7 @@ func New(cfg Config) (*Reconciler, error) {
 		surplus: surplus{delay: cfg.ShrinkDelay},
 	}
 	r.changes = changes{
-		configure: func(s Settings) error {
+		configure: func(ctx context.Context, s Settings) error {
 			before := r.cfg.Settings
 			if err := r.Configure(s); err != nil {
 				return err
@@ -94,6 +94,7 @@ func New(cfg Config) (*Reconciler, error) {
 			serves := before.Policy.FirstInterfaceIndex != s.Policy.FirstInterfaceIndex || before.primaryServes() != s.primaryServes()
 			if serves && !r.view.freshness.unconfirmed() {
 				p.changed() // else the next observation is published
+				p.flush(ctx)
 			}
 			return nil
 		},
@@ -253,7 +254,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
 	r.planning.reset()
-	r.takeNews(now)
+	r.takeNews(ctx, now)
 	if r.instance.vanished {
 		return false
 	}
@@ -312,7 +313,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 }
 
 // takeNews applies what other goroutines said since the last step.
-func (r *Reconciler) takeNews(now time.Time) {
+func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	if r.view.freshness.applyInvalidation(now) {
 		if p := r.retries.throttled[activityShrink]; p != nil && !p.lost { // the next plan decides again
 			delete(r.retries.throttled, activityShrink)
@@ -321,7 +322,7 @@ func (r *Reconciler) takeNews(now time.Time) {
 	if r.instance.applySuspicion(now) {
 		r.retries.retryNow(activityInstance, now)
 	}
-	r.changes.apply()
+	r.changes.apply(ctx)
 	r.retries.probeForPods(now)
 	r.retries.probeOutage(now)
 	r.terminations.take()

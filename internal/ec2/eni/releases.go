@@ -36,6 +36,7 @@ func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
 	s.view.detaching[p.ENI] = now
 	if err := s.publisher.record(ctx); err != nil {
 		s.cancelDetach(p.ENI)
+		s.publisher.flush(ctx) // the plan goes on with other steps, whose calls may take long
 		s.retries.fail(plan.Detach, err, now, s.cfg.SlowRetry)
 		return false
 	}
@@ -83,6 +84,7 @@ func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time
 	}
 	if err := s.publisher.record(ctx); err != nil && s.cfg.process.sharesNode {
 		s.undo(p)
+		s.publisher.flush(ctx)
 		return false
 	}
 	return true
