@@ -211,7 +211,7 @@ func (b *bench) refused() {
 		})
 	}
 	_, err := b.a.AddPod(ctx, "nowhere", vpcPod("no-such-vpc", ""))
-	harness.Fails(b.T, err, 11, "nowhere", "no PodNIC", "VPC no-such-vpc", "Events")
+	harness.Fails(b.T, err, 11, "nowhere", "not created a PodNIC", "VPC no-such-vpc", "Events")
 	b.empty()
 }
 

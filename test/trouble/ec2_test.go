@@ -55,7 +55,7 @@ func TestCloudAwayAtStart(t *testing.T) {
 	harness.HasError(t, n)
 	_, err = s.Add(t, list)
 	harness.Fails(t, err, types.ErrTryAgainLater, "EC2")
-	statusFails("no address was usable", "EC2")
+	statusFails("no address has been usable", "EC2")
 	harness.OK(t, s.Del(t, list))
 
 	l.Cloud.API.Outage(false)
