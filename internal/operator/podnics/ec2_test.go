@@ -412,7 +412,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("early", "")
 	b.schedule("early", "node-1")
-	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "has an IPv6 CIDR block"))
+	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "IPv6 CIDR block that the port needs"))
 	b.deletePod("early")
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.families(ipfamily.OnlyIPv6)
