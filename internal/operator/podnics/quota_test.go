@@ -307,6 +307,23 @@ func TestPlaceByAHigherLimit(t *testing.T) {
 	}
 }
 
+// A port that an unclear call made after all, as a listing shows, has its place from then on, and not from when its NIC
+// is reconciled.
+func TestPlaceOfAPortThatAppears(t *testing.T) {
+	s := newNICStates(clock.Real{}, time.Nanosecond, nil)
+	of := func(name string) *v1alpha1.PodNIC {
+		return &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
+	}
+	s.with(of("late"), true, func(n *nic) { n.observed.Looked = true })
+	s.with(of("new"), false, func(*nic) {})
+	if other := s.compare("a", map[types.UID][]vpcport.Port{"late": {{ID: "p"}}}, time.Now()); len(other) != 1 {
+		t.Fatalf("other than known: %v", other)
+	}
+	if s.quotas.enter("new", 1) {
+		t.Error("another NIC got its place")
+	}
+}
+
 // A PodNIC that a listing has may be gone, or have another after it, by the time that it is noted.
 func TestListedPodNICs(t *testing.T) {
 	b := newNICStates(clock.Real{}, time.Minute, nil)

@@ -291,6 +291,7 @@ func (s *nicStates) compare(vpc string, listed map[types.UID][]vpcport.Port, beg
 			continue
 		}
 		n.observed.Looked, n.attempts.Looks, n.attempts.Failed = false, 0, nicplan.Failure{}
+		s.quotas.update(uid, n)
 		other = append(other, n.key)
 	}
 	return other

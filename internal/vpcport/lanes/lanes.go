@@ -15,12 +15,12 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// DefaultMost is the default limit of calls in flight.
+// DefaultCalls is the default limit of calls in flight.
 const DefaultCalls = 8
 
 // Options configure Lanes.
 type Options struct {
-	Calls int // maximum calls in flight; 0: DefaultMost
+	Calls int // maximum calls in flight; 0: DefaultCalls
 	Clock clock.Clock
 }
 

@@ -199,7 +199,7 @@ func (s *state) forgetConsent(refs []membership.Ref) {
 
 // updateEgress makes, replaces or drops the state of an Egress: it is replaced if another
 // Egress has the name now, whose slices are stale then, and dropped once neither an Egress nor
-// slices are left. b.mu is held.
+// slices are left. s.mu is held.
 func (s *state) updateEgress(ref membership.Ref) {
 	uid := ""
 	if e := s.egresses.Get(ref); e != nil {
