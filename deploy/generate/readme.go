@@ -62,7 +62,7 @@ func (p *page) rows(below string, mapping *yaml.Node) {
 
 func (p *page) explained(name, what string) {
 	if what == "" {
-		p.errs = append(p.errs, fmt.Errorf("%s: it has no comment", name))
+		p.errs = append(p.errs, fmt.Errorf("%s: no comment", name))
 	}
 }
 
