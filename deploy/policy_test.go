@@ -18,9 +18,9 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// The operator's IAM policy allows the EC2 actions that pace.Cloud calls for it, and
-// nothing else: the operator's code calls every method. What each method calls is
-// compared with the policies of both modes, by the tests of internal/ec2/cloud/aws.
+// The operator's IAM policy allows exactly the EC2 actions that pace.Cloud calls: the operator's
+// code uses every method. Tests in internal/ec2/cloud/aws compare the actions of each method with
+// the policies of both modes.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 	called := selectors(t, "../internal/ec2/eni", "../internal/vpcport/branch", "../internal/operator", "../cmd/berth-operator")
 	for _, method := range cloudMethods() {
@@ -37,11 +37,11 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 	}
 }
 
-// Nodes in operator mode need no policy: berthd's code for it knows no cloud.
+// Nodes in operator mode need no policy: berthd's code for this mode uses no cloud API.
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	called := selectors(t, "../internal/source/nodenetworksupplier")
 	for _, method := range cloudMethods() {
-		// Names that are not the cloud's alone.
+		// Names that other types use too.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
 			t.Errorf("internal/source/nodenetworksupplier calls %s", method)
 		}
@@ -62,8 +62,8 @@ func cloudMethods() (names []string) {
 	return names
 }
 
-// selectors are the names that the code below some folders, tests aside,
-// selects something by: x.Name.
+// selectors returns the names selected in expressions (x.Name) in the code below some folders,
+// except tests.
 func selectors(t *testing.T, dirs ...string) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -82,7 +82,7 @@ func selectors(t *testing.T, dirs ...string) map[string]bool {
 	return names
 }
 
-// parse reads the Go files below a folder, tests aside, by name.
+// parse parses the Go files below a folder by name, except tests.
 func parse(t *testing.T, dir string) map[string]*ast.File {
 	t.Helper()
 	files := map[string]*ast.File{}
@@ -99,13 +99,13 @@ func parse(t *testing.T, dir string) map[string]*ast.File {
 	return files
 }
 
-// policyActions are what a policy document allows, in order.
+// policyActions returns the actions that a policy document allows, in order.
 func policyActions(t *testing.T, file string) []string {
 	t.Helper()
 	var policy struct {
 		Statement []struct {
 			Effect string
-			Action any // one or a list
+			Action any // a string or a list
 		}
 	}
 	if err := json.Unmarshal(readFile(t, file), &policy); err != nil {

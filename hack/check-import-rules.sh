@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Proves that the import rules of .golangci.yml bite: plants imports in a copy
-# of the layout and compares what depguard says with the table below. A rule
-# whose paths match nothing any more would otherwise pass for ever.
+# Checks that the import rules of .golangci.yml are effective: adds forbidden imports to a
+# copy of the layout and compares depguard's findings with the table below. Otherwise a rule
+# whose paths no longer match anything would go unnoticed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lint=$(hack/tool.sh lint golangci-lint)
 berth=github.com/berthnet/berth
 
-# FILE IMPORT RULE, the rule that must refuse it or "-".
+# FILE IMPORT RULE: the rule that must reject the import, or "-".
 table="
 internal/ipam/a.go                  os                                  pure
 internal/ipam/b.go                  net/http                            pure
@@ -111,6 +111,6 @@ done <<<"$table" | sort >"$copy/want"
 (cd "$copy" && GOFLAGS=-mod=mod GOPROXY=off "$lint" run --enable-only depguard --output.text.print-issued-lines=false ./... 2>&1 || true) |
 	sed -nE "s/^([^:]+):[0-9:]+ import '([^']+)' is not allowed from list '([^']+)'.*/\1 \2 \3/p" | sort >"$copy/got"
 if ! diff -u --label "refused as it should be" --label "refused" "$copy/want" "$copy/got" >&2; then
-	echo ".golangci.yml does not enforce the import rules as hack/check-import-rules.sh expects them." >&2
+	echo ".golangci.yml does not enforce the import rules that hack/check-import-rules.sh expects." >&2
 	exit 1
 fi
