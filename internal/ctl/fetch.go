@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// node is where a berthd serves what it knows.
+// node is the introspection endpoint of a berthd.
 type node struct {
 	address string
 	timeout time.Duration
@@ -29,10 +29,10 @@ func (n *node) register(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&n.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 }
 
-// maxDocument is far above what the largest node's document has.
+// maxDocument bounds a response, in bytes. The document of the largest node is far smaller.
 const maxDocument = 64 << 20
 
-// document asks berthd for its addresses.
+// document reads berthd's introspection document.
 func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	var doc introspect.Document
 	body, code, err := n.get(ctx, introspect.Path)
@@ -59,7 +59,7 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	if err != nil {
 		return nil, 0, err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: berthd is on this node
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, 0, err
@@ -69,7 +69,7 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	return body, resp.StatusCode, err
 }
 
-// explain says what to do about a berthd that cannot be asked.
+// explain adds what to do to an error of a request to berthd.
 func (n *node) explain(err error) error {
 	var timeout net.Error
 	switch {

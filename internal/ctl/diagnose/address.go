@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// addressesOf are the addresses in the pod's status that are some.
+// addressesOf returns the valid addresses in the pod's status.
 func addressesOf(f Facts) (out []netip.Addr) {
 	for _, ip := range f.Pod.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil {
@@ -23,7 +23,7 @@ func addressesOf(f Facts) (out []netip.Addr) {
 	return out
 }
 
-// ready are the pod's attachments that are whole.
+// ready returns the pod's attachments that are set up completely.
 func ready(f Facts) (out []introspect.Attachment) {
 	if f.View.Value == nil {
 		return nil
@@ -42,7 +42,7 @@ func has(a introspect.Attachment, addr netip.Addr) bool {
 	})
 }
 
-// hasAddress is about a pod that has an address in its status.
+// hasAddress diagnoses a pod that has an address in its status.
 func hasAddress(f Facts) *Diagnosis {
 	mine := addressesOf(f)
 	text := list(mine)
@@ -73,7 +73,7 @@ func hasAddress(f Facts) *Diagnosis {
 	return fine(Works, fmt.Sprintf("The pod has %s, and its link, addresses, neighbours and routes on node %s are intact.", text, f.Pod.Spec.NodeName))
 }
 
-// added is about a pod whose addresses are another network's, and what Berth added to it.
+// added diagnoses a pod whose addresses another network assigned, and what Berth added to it.
 func added(f Facts, text string) *Diagnosis {
 	attachments := f.View.Value.Attachments
 	if len(attachments) == 0 {
@@ -85,7 +85,7 @@ func added(f Facts, text string) *Diagnosis {
 	return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
 }
 
-// attached is about a pod whose node has an address for it, and whose status has none yet.
+// attached diagnoses a pod whose node has assigned an address that is not in the pod's status yet.
 func attached(f Facts) *Diagnosis {
 	attachments := ready(f)
 	if len(attachments) == 0 {
@@ -97,7 +97,7 @@ func attached(f Facts) *Diagnosis {
 	return fine(Starting, fmt.Sprintf("The pod got %s; its kubelet has not reported it in the pod's status yet.", list(held(attachments))))
 }
 
-// broken is about attachments whose path differs from what was set up.
+// broken diagnoses attachments whose kernel state differs from what was set up.
 func broken(attachments []introspect.Attachment) *Diagnosis {
 	for _, a := range attachments {
 		if a.Checked && a.Fault != "" {
@@ -108,7 +108,7 @@ func broken(attachments []introspect.Attachment) *Diagnosis {
 	return nil
 }
 
-// unchecked is about attachments of which one was not compared with the kernel.
+// unchecked diagnoses attachments of which at least one was not compared with the kernel.
 func unchecked(attachments []introspect.Attachment, text string) *Diagnosis {
 	for _, a := range attachments {
 		if !a.Checked {

@@ -21,25 +21,24 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// page is how many objects a request asks for.
+// page is the number of objects per list request.
 const page = 500
 
-// api reads objects, as JSON: the clients that know all kinds of Kubernetes would
-// double the size of the program. What may not be read, or not now, is noted and
-// missing from what is shown; all else goes on.
+// api reads objects as JSON: a typed client for all kinds of Kubernetes would double the
+// size of the program. A failed read is recorded in unread and does not stop the others.
 type api struct {
 	rest   rest.Interface
 	unread []string
 }
 
-// codecs know a Status, by which the API server tells of errors.
+// codecs decode a Status, the API server's form of an error.
 var codecs = func() serializer.CodecFactory {
 	s := runtime.NewScheme()
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
 	return serializer.NewCodecFactory(s)
 }()
 
-// restClient is a client for paths.
+// restClient returns a client for absolute paths.
 func restClient(cfg *rest.Config) (rest.Interface, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.GroupVersion, cfg.NegotiatedSerializer = &schema.GroupVersion{}, codecs.WithoutConversion()
@@ -63,7 +62,7 @@ func (p *program) connect() (*api, error) {
 	return &api{rest: c}, nil
 }
 
-// query are parameters of a request.
+// query holds the query parameters of a request.
 type query map[string]string
 
 func (q query) on(r *rest.Request) *rest.Request {
@@ -73,8 +72,8 @@ func (q query) on(r *rest.Request) *rest.Request {
 	return r
 }
 
-// all lists every object at a path, by pages. None is also what a cluster has that
-// lacks the kind, as one in node mode does. version is that of the list.
+// all lists every object at a path, page by page, and returns the list's resource version.
+// A kind that the cluster does not serve, as in node mode, has no objects.
 func all[T any](ctx context.Context, a *api, what, path string, q query) (out []T, version string) {
 	token, again := "", true
 	for {
@@ -89,7 +88,7 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 		err := into(ctx, req, &list)
 		switch {
 		case err == nil:
-		case apierrors.IsResourceExpired(err) && again: // the list took minutes: once more, from its start
+		case apierrors.IsResourceExpired(err) && again: // the continue token has expired: start again, once
 			token, again, out = "", false, nil
 			continue
 		case apierrors.IsNotFound(err):
@@ -107,7 +106,7 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 
 func into(ctx context.Context, req *rest.Request, v any) error {
 	result := req.Do(ctx)
-	if err := result.Error(); err != nil { // with the server's own words, which Raw lacks
+	if err := result.Error(); err != nil { // has the server's message, unlike the error of Raw
 		return err
 	}
 	body, err := result.Raw()
@@ -120,7 +119,7 @@ func into(ctx context.Context, req *rest.Request, v any) error {
 	return nil
 }
 
-// one reads an object that may not be there.
+// one reads an object that may not exist.
 func one[T any](ctx context.Context, a *api, what, path string) diagnose.Fact[T] {
 	var v T
 	switch err := into(ctx, a.rest.Get().AbsPath(path), &v); {
@@ -133,7 +132,7 @@ func one[T any](ctx context.Context, a *api, what, path string) diagnose.Fact[T]
 	}
 }
 
-// note keeps why something could not be read.
+// note records why something could not be read, and returns the text.
 func (a *api) note(what string, err error) string {
 	why := fmt.Sprintf("%s: %v", what, err)
 	if !slices.Contains(a.unread, why) {
@@ -142,8 +141,8 @@ func (a *api) note(what string, err error) string {
 	return why
 }
 
-// reach is nil if the API server answers, and knows who asks: a table of what could
-// not be read is no answer.
+// reach fails if the API server does not respond or rejects the credentials. Without it,
+// commands would print nothing but errors of every list.
 func (a *api) reach(ctx context.Context) error {
 	var v struct{}
 	err := into(ctx, a.rest.Get().AbsPath("/version"), &v)
@@ -153,14 +152,14 @@ func (a *api) reach(ctx context.Context) error {
 	return fmt.Errorf("ask the Kubernetes API: %w", err)
 }
 
-// watched is one line of a watch.
+// watched is one event of a watch.
 type watched struct {
 	Type   string          `json:"type"`
 	Object json.RawMessage `json:"object"`
 }
 
-// watch follows what is at a path from a version on, until the server ends it, and
-// keeps the version. The error is the server's, or that of each.
+// watch calls each for every change at a path after a resource version, until the server
+// ends the watch, and updates the version. It returns an error of the server or of each.
 func watch(ctx context.Context, a *api, path string, q query, version *string, each func(corev1.Event) error) error {
 	req := q.on(a.rest.Get().AbsPath(path)).Param("watch", "true").Param("allowWatchBookmarks", "true")
 	if *version != "" {
@@ -198,7 +197,7 @@ func watch(ctx context.Context, a *api, path string, q query, version *string, e
 	}
 }
 
-// join is a path of escaped names.
+// join returns a path of escaped names.
 func join(parts ...string) string {
 	path := ""
 	for _, p := range parts {

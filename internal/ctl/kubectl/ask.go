@@ -16,20 +16,20 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// maxAnswer is far above what the largest node's document has.
+// maxAnswer bounds a response, in bytes. The document of the largest node is far smaller.
 const maxAnswer = 16 << 20
 
 // maxSaid bounds what is shown of an answer that is an error.
 const maxSaid = 4 << 10
 
-// nodeClient asks daemons at their introspection addresses.
+// nodeClient queries the introspection addresses of daemons.
 type nodeClient struct {
 	dial     connect.Dialer
 	timeout  time.Duration // of one request
-	parallel int           // requests at a time
+	parallel int           // number of requests in flight
 }
 
-// get asks a daemon for a path of its introspection address.
+// get reads a path of a daemon's introspection address.
 func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) error {
 	if d.port == 0 {
 		return errors.New("its introspection address is disabled, or not on localhost, where port forwarding could reach it")
@@ -62,7 +62,7 @@ func (c nodeClient) get(ctx context.Context, d daemon, path string, into any) er
 	return nil
 }
 
-// plain is an error without the address that was made up for the request.
+// plain removes the request's URL, which is no real address, from an error.
 func plain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -94,14 +94,14 @@ func (c nodeClient) pod(ctx context.Context, d daemon, namespace, name string) (
 	return view, err
 }
 
-// answer is what a node said, or why it said nothing.
+// answer is the document of a node, or why it could not be read.
 type answer struct {
 	doc introspect.Document
 	err error
 }
 
-// documents asks many nodes for their documents, by node, without the lists of addresses and NICs. It calls done
-// with the number of answers so far. Requests in flight end with ctx.
+// documents returns the documents of many nodes by node, without their lists of addresses
+// and NICs. It calls done with the number of responses so far. Requests in flight end with ctx.
 func (c nodeClient) documents(ctx context.Context, daemons []daemon, done func(n int)) map[string]answer {
 	var mu sync.Mutex // guards out
 	out := make(map[string]answer, len(daemons))
@@ -129,7 +129,7 @@ func (c nodeClient) documents(ctx context.Context, daemons []daemon, done func(n
 	return out
 }
 
-// nodeClient returns how daemons are reached, by the flags.
+// nodeClient returns a client for daemons, with the limits that the flags set.
 func (p *program) nodeClient() (nodeClient, error) {
 	if p.parallel < 1 || p.parallel > 256 {
 		return nodeClient{}, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)

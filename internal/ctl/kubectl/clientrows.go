@@ -14,22 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/membership"
 )
 
-// EgressClient is a pod that uses Egresses, or would.
+// EgressClient is a pod that uses Egresses, or requests Egresses that it may not use.
 type EgressClient struct {
 	Namespace string             `json:"namespace"`
 	Pod       string             `json:"pod"`
-	Egresses  []string           `json:"egresses"` // that it uses, by namespace and name
-	Refused   []string           `json:"refused"`  // that it would use and may not; of an annotation that names none its key
+	Egresses  []string           `json:"egresses"` // in use, as NAMESPACE/NAME
+	Refused   []string           `json:"refused"`  // requested but not allowed, as NAMESPACE/NAME, or the key of an annotation that names none
 	Node      string             `json:"node,omitempty"`
-	Addresses []string           `json:"addresses"`           // that it sends from, as its node says
-	NodeState string             `json:"nodeState,omitempty"` // what its node says of it: SetUp, Failed or Gone
+	Addresses []string           `json:"addresses"`           // source addresses, as its node reports them
+	NodeState string             `json:"nodeState,omitempty"` // its node's report: SetUp, Failed or Gone
 	Diagnosis diagnose.Diagnosis `json:"diagnosis"`
 }
 
 func (c EgressClient) id() string                    { return c.Namespace + "/" + c.Pod }
 func (c EgressClient) diagnosis() diagnose.Diagnosis { return c.Diagnosis }
 
-// uses tells whether it is, or would be, a client of an Egress.
+// uses reports whether it uses or requests an Egress.
 func (c EgressClient) uses() bool { return len(c.Egresses)+len(c.Refused) > 0 }
 
 func clientOf(o *v1alpha1.EgressClient, d diagnose.Diagnosis) EgressClient {
@@ -50,7 +50,7 @@ func clientOf(o *v1alpha1.EgressClient, d diagnose.Diagnosis) EgressClient {
 	return c
 }
 
-// clientRows are the pods that use Egresses, or would, by namespace and name.
+// clientRows returns the pods that use or request Egresses, by namespace and name.
 func clientRows(o objects) []EgressClient {
 	out := []EgressClient{}
 	operators := operatorsFact(o)
@@ -67,7 +67,7 @@ func clientRows(o objects) []EgressClient {
 	return out
 }
 
-// wanted are the Egresses that are to be there, as pods use them or lack them.
+// wanted returns the Egresses that pods use or request, whether they exist or not.
 func wanted(clients []v1alpha1.EgressClient) (ids []string) {
 	for _, c := range clients {
 		for _, r := range c.Spec.Egresses {
@@ -82,7 +82,7 @@ func wanted(clients []v1alpha1.EgressClient) (ids []string) {
 	return ids
 }
 
-// strays are the clients that somebody has to see to and that no Egress lists.
+// strays returns the clients that need attention and that no row of an Egress lists.
 func strays(o objects, egresses []Egress) []EgressClient {
 	has := map[string]bool{}
 	for _, e := range egresses {
@@ -91,19 +91,19 @@ func strays(o objects, egresses []Egress) []EgressClient {
 		}
 	}
 	return slices.DeleteFunc(unwell(clientRows(o)), func(c EgressClient) bool {
-		return has[c.id()] || c.Diagnosis.Verdict == diagnose.NoGateway // which its Egress says
+		return has[c.id()] || c.Diagnosis.Verdict == diagnose.NoGateway // reported by the Egress
 	})
 }
 
-// egressFacts reads what there is of a pod's Egresses. One of its node's network is selected by
-// none, and is told if it names some.
+// egressFacts reads the EgressClient of a pod. Selectors never match a host-network pod,
+// so it has one only if its annotations name Egresses.
 func (a *api) egressFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) {
 	if !pod.Spec.HostNetwork || membership.Annotated(pod.Annotations) {
 		f.EgressClient = one[v1alpha1.EgressClient](ctx, a, "EgressClients", egressclientsIn(pod.Namespace)+join(pod.Name))
 	}
 }
 
-// clientGrid is a table of clients.
+// clientGrid returns a table of clients. With ofPod it omits the pod.
 func clientGrid(clients []EgressClient, ofPod bool) *view.Grid {
 	var head []string
 	if !ofPod {

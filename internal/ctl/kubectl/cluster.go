@@ -1,15 +1,15 @@
-// Package kubectl is `kubectl berth`: views of a whole cluster for the people who
-// run it, through its API server only. What nodes know themselves is asked of
-// their daemons at the loopback address of each node, by port forwarding.
+// Package kubectl implements `kubectl berth`: views of a whole cluster. It uses the API
+// server only, and reads what only a node knows from its daemon by port forwarding.
 //
 //	cluster.go   the commands
-//	connect.go   kubeconfig
-//	objects.go   what the API server has
-//	daemon.go    what a pod of berthd tells of it
-//	forward.go   the way to a daemon
-//	ask.go       what daemons answer
-//	output.go    forms of output
-//	complete.go  completion of names
+//	connect.go   kubeconfig and arguments
+//	api.go       requests to the API server
+//	objects.go   the objects that are read
+//	daemon.go    the pods of berthd and berth-operator
+//	ask.go       requests to daemons
+//	report.go    the rows of all nodes
+//	output.go    output formats
+//	complete.go  shell completion
 //	status.go, node.go, pod.go, pools.go, vpcs.go, egresses.go, top.go, events.go  a command each
 package kubectl
 
@@ -32,11 +32,11 @@ const (
 	ExitUnwell  = 2 // it did, and what it looked at is not well
 )
 
-// errUnwell makes the program end with ExitUnwell; all has been said already.
+// errUnwell makes the program exit with ExitUnwell after the problem was printed.
 var errUnwell = errors.New("not well")
 
-// ExitCode is the code for what a command returned, and the error that is still to
-// be printed, if any, in a form that no terminal obeys.
+// ExitCode returns the exit code for the error of a command, and the error that is still to
+// be printed, if any, with everything escaped that a terminal would interpret.
 func ExitCode(err error) (code int, tell error) {
 	switch {
 	case err == nil:
@@ -48,26 +48,24 @@ func ExitCode(err error) (code int, tell error) {
 	}
 }
 
-// Options are for those who reach a cluster in another way than by kubeconfig.
-// The zero value is what people use.
+// Options replace kubeconfig and port forwarding, for tests. The zero value is for production.
 type Options struct {
-	Config *rest.Config   // in place of kubeconfig
-	Dial   connect.Dialer // in place of port forwarding
+	Config *rest.Config   // instead of kubeconfig
+	Dial   connect.Dialer // instead of port forwarding
 	Now    func() time.Time
 }
 
-// program is what the commands share.
+// program holds the options and flags that all commands share.
 type program struct {
 	Options
 	connect.Flags
 	daemons  string // namespace of berthd and berth-operator
 	timeout  time.Duration
 	parallel int
-	quiet    bool // no word on progress
+	quiet    bool // print no progress
 }
 
-// New is the command `kubectl berth`. Its errors are for a person to read; see
-// ExitCode.
+// New returns the command `kubectl berth`. Pass its error to ExitCode.
 func New(o Options) *cobra.Command {
 	if o.Now == nil {
 		o.Now = time.Now

@@ -11,17 +11,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Bounds of a request for completion.
+// Limits of a completion request.
 const (
 	completeWithin = 3 * time.Second
 	completeMost   = 1000
 )
 
-// completion completes arguments and flags in a shell.
+// completion completes arguments and flags for a shell.
 type completion struct{ program *program }
 
-// names lists the names of the objects at a path, without their contents. It returns none on an error, which a
-// shell could not show.
+// names lists the names of the objects at a path. It returns none on an error, as a shell
+// could not show it.
 func (c completion) names(ctx context.Context, path string) (out []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeWithin)
 	defer cancel()
@@ -53,7 +53,7 @@ func (c completion) node(cmd *cobra.Command, args []string, typed string) ([]str
 	return starting(c.names(cmd.Context(), nodesPath), typed)
 }
 
-// others completes names at a path that are not among the arguments yet.
+// others completes names at a path, without those that are arguments already.
 func (c completion) others(path string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
 		names := c.names(cmd.Context(), path)
@@ -91,7 +91,7 @@ func (c completion) egress(cmd *cobra.Command, _ []string, typed string) ([]stri
 	return c.in(cmd, egressesIn, typed)
 }
 
-// in completes NAMESPACE/NAME of the kind whose objects are at path.
+// in completes NAMESPACE/NAME, and NAME in the chosen namespace, for the kind at path.
 func (c completion) in(cmd *cobra.Command, path func(namespace string) string, typed string) ([]string, cobra.ShellCompDirective) {
 	of := func(ns, prefix string) (out []string) {
 		for _, n := range c.names(cmd.Context(), path(ns)) {

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// namespace is the one of --namespace, or else of the context, or else "default".
+// namespace returns the value of --namespace, or else the context's namespace, or else "default".
 func (p *program) namespace() (string, error) {
 	if p.Options.Config != nil {
 		return cmp.Or(p.NamedNamespace(), "default"), nil
@@ -18,8 +18,8 @@ func (p *program) namespace() (string, error) {
 	return p.Namespace()
 }
 
-// named is the namespace and name of an argument: NAMESPACE/NAME, or NAME of the chosen
-// namespace. The error calls it what.
+// named parses an argument: NAMESPACE/NAME, or NAME in the chosen namespace. Errors call
+// the argument what.
 func (p *program) named(what, arg string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(arg, "/")
 	if !ok {
@@ -35,7 +35,7 @@ func (p *program) named(what, arg string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// config is how to reach the API server.
+// config returns the client configuration of the API server.
 func (p *program) config() (*rest.Config, error) {
 	cfg := p.Options.Config
 	if cfg == nil {

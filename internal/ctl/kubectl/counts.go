@@ -15,14 +15,14 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Counts are a node's numbers of addresses.
+// Counts are the numbers of a node's addresses.
 type Counts struct {
-	Used     int `json:"used"`     // of pods
-	Warm     int `json:"warm"`     // can be given to a pod at once
-	Cooling  int `json:"cooling"`  // given back less than the cooling period ago
-	Waiting  int `json:"waiting"`  // pods that wait for one
-	Needed   int `json:"needed"`   // more that the node should have; operator mode only
-	Capacity int `json:"capacity"` // what the node's ENIs or blocks could hold; 0: not known
+	Used     int `json:"used"`     // by pods
+	Warm     int `json:"warm"`     // free and assigned to the node
+	Cooling  int `json:"cooling"`  // released within the cooling period
+	Waiting  int `json:"waiting"`  // pods that wait for an address
+	Needed   int `json:"needed"`   // addresses that the node still lacks; operator mode only
+	Capacity int `json:"capacity"` // maximum for the node's ENIs or blocks; 0 if unknown
 }
 
 func (c *Counts) add(o Counts) {
@@ -34,7 +34,7 @@ func (c *Counts) add(o Counts) {
 	c.Capacity += o.Capacity
 }
 
-// cells are the columns of counts, or as many dashes.
+// cells returns the columns of counts, which are empty if counts are unknown.
 func (c *Counts) cells() []string {
 	if c == nil {
 		return []string{"", "", "", ""}
@@ -42,8 +42,8 @@ func (c *Counts) cells() []string {
 	return []string{strconv.Itoa(c.Used), strconv.Itoa(c.Warm), strconv.Itoa(c.Cooling), strconv.Itoa(c.Waiting)}
 }
 
-// countsOf are a NodeNetwork's, as its daemon and the operator reported them. A pod with
-// an address of each family counts once.
+// countsOf returns the counts of a NodeNetwork, as the daemon and the operator reported
+// them. A dual-stack pod counts once.
 func countsOf(n *v1alpha1.NodeNetwork) Counts {
 	c := Counts{Waiting: int(n.Status.IPAM.Waiting), Needed: int(n.Status.ENI.Needed)}
 	var used, cooling [ipfamily.Number]int
@@ -67,19 +67,18 @@ func countsOf(n *v1alpha1.NodeNetwork) Counts {
 	return c
 }
 
-// policyOf is what of a NodeNetwork's spec says what an ENI has for pods.
+// policyOf returns the parts of a NodeNetwork's policy that determine the capacity of an ENI.
 func policyOf(n *v1alpha1.NodeNetwork) ipam.Policy {
 	return ipam.Policy{Families: ipfamily.Set(n.EffectiveENI().IPFamilies), PrefixDelegation: n.EffectiveENI().Prefixes()}
 }
 
-// eniCounts is what one ENI has for pods, and how many addresses of each family pods
-// have, or had a moment ago.
+// eniCounts are the addresses of one ENI.
 type eniCounts struct {
 	all, stays cloud.Amount // available; what is on its way back is not in stays
 	used, busy [ipfamily.Number]int
 }
 
-// room is for how many pods more the ENI has addresses.
+// room returns for how many more pods the ENI has addresses.
 func (e eniCounts) room(s ipfamily.Set) int {
 	n := math.MaxInt
 	for _, f := range s.Families() {
@@ -88,7 +87,7 @@ func (e eniCounts) room(s ipfamily.Set) int {
 	return max(0, n)
 }
 
-// enisOf counts a NodeNetwork's addresses by the ENI that they are of.
+// enisOf counts the addresses of a NodeNetwork by ENI.
 func enisOf(n *v1alpha1.NodeNetwork) map[string]eniCounts {
 	out := map[string]eniCounts{}
 	for text, at := range n.Spec.IPAM.Available {
@@ -117,7 +116,7 @@ func enisOf(n *v1alpha1.NodeNetwork) map[string]eniCounts {
 	return out
 }
 
-// familyOf is the family of an address as text.
+// familyOf returns the family of an address in text form.
 func familyOf(text string) ipfamily.Family {
 	if strings.Contains(text, ":") {
 		return ipfamily.IPv6
@@ -125,7 +124,7 @@ func familyOf(text string) ipfamily.Family {
 	return ipfamily.IPv4
 }
 
-// countsIn are a document's.
+// countsIn returns the counts of an introspection document.
 func countsIn(doc introspect.Document) Counts {
 	t := doc.Totals
 	return Counts{Used: t.Allocated, Warm: t.Available, Cooling: t.Cooling, Waiting: t.Waiting, Capacity: t.Capacity}

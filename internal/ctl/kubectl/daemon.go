@@ -12,20 +12,20 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// daemon is what a pod of berthd tells of it.
+// daemon is a berthd, as described by its pod.
 type daemon struct {
 	pod      *corev1.Pod
 	node     string
 	mode     diagnose.Mode
-	port     uint16 // of introspection; 0 where it is turned off or elsewhere
+	port     uint16 // of introspection; 0 if it is disabled or not on localhost
 	version  string // of its image
 	ready    bool
 	why      string // not
 	restarts int32
 }
 
-// daemonsOf are the daemons of nodes, by node. Of two on one node, as while one
-// replaces another, the one that is ready counts, or else the younger.
+// daemonsOf returns the daemons by node. If a node has two, as during a rollout, it prefers
+// the ready one, then the younger one.
 func daemonsOf(pods []corev1.Pod) map[string]daemon {
 	out := map[string]daemon{}
 	for i := range pods {
@@ -56,7 +56,7 @@ func daemonOf(pod *corev1.Pod) daemon {
 	return d
 }
 
-// modeOf is the mode of a daemon with this --ipam.
+// modeOf returns the mode for a value of --ipam.
 func modeOf(ipam string) diagnose.Mode {
 	switch ipam {
 	case "eni-operator":
@@ -72,7 +72,7 @@ func modeOf(ipam string) diagnose.Mode {
 	}
 }
 
-// imageVersion is the tag of an image's name, or the beginning of its digest.
+// imageVersion returns the tag of an image, or the beginning of its digest.
 func imageVersion(image string) string {
 	name, digest, _ := strings.Cut(image, "@")
 	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {
@@ -81,7 +81,7 @@ func imageVersion(image string) string {
 	return cmp.Or(digest[:min(len(digest), len("sha256:")+12)], "latest")
 }
 
-// readiness tells whether a pod is ready, or what is known of why not.
+// readiness reports whether a pod is ready, and if not, why.
 func readiness(pod *corev1.Pod) (ready bool, why string) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil {
@@ -105,22 +105,22 @@ func readiness(pod *corev1.Pod) (ready bool, why string) {
 	return false, fmt.Sprintf("its pod is %s", cmp.Or(pod.Status.Phase, corev1.PodPending))
 }
 
-// facts are what a diagnosis looks at.
+// facts returns the input for a diagnosis.
 func (d daemon) facts() diagnose.Daemon {
 	return diagnose.Daemon{Pod: "-n " + d.pod.Namespace + " " + d.pod.Name, Mode: d.mode, Ready: d.ready, Why: d.why}
 }
 
-// daemonPods are the pods of berthd, of one node or all, by node.
+// daemonPods returns the daemons by node, of one node or, if node is empty, of all.
 func (p *program) daemonPods(ctx context.Context, a *api, node string) map[string]daemon {
 	return daemonsOf(a.berthPods(ctx, p.daemons, connect.DaemonName, node))
 }
 
-// Operator is how berth-operator does.
+// Operator is the state of berth-operator.
 type Operator struct {
 	Pods   int    `json:"pods"`
 	Ready  int    `json:"ready"`
 	Leader string `json:"leader,omitempty"` // holder of the Lease
-	Why    string `json:"why,omitempty"`    // one that is not ready is not
+	Why    string `json:"why,omitempty"`    // why a pod is not ready
 }
 
 func operatorOf(pods []corev1.Pod) Operator {

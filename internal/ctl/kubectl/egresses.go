@@ -17,10 +17,10 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Egresses is what `kubectl berth egresses -o json` prints.
+// Egresses is the output of `kubectl berth egresses -o json`.
 type Egresses struct {
 	Egresses []Egress       `json:"egresses"` // by namespace and name
-	Strays   []EgressClient `json:"strays"`   // clients that somebody has to see to, of none of these; where all were asked for
+	Strays   []EgressClient `json:"strays"`   // clients that need attention and that no Egress lists; empty if Egresses are named
 	Unread   []string       `json:"unread"`
 }
 
@@ -30,25 +30,25 @@ type Egress struct {
 	Name           string                 `json:"name"`
 	Destinations   []string               `json:"destinations"`
 	TunnelTo       string                 `json:"tunnelTo,omitempty"` // Gateways or Service
-	Desired        int32                  `json:"desired"`            // gateways that are asked for
+	Desired        int32                  `json:"desired"`            // number of gateways
 	ReadyGateways  int32                  `json:"readyGateways"`
 	Clients        int32                  `json:"clients"`
 	RefusedClients int32                  `json:"refusedClients"`
 	Available      string                 `json:"available"` // True, False or Unknown
 	Reason         string                 `json:"reason,omitempty"`
 	ServiceIPs     []string               `json:"serviceIPs"`
-	Gateways       []EgressGateway        `json:"gateways"` // that clients' tunnels may lead to
+	Gateways       []EgressGateway        `json:"gateways"` // that clients may have tunnels to
 	Conditions     []introspect.Condition `json:"conditions"`
-	Troubled       []EgressClient         `json:"troubled"` // clients that somebody has to see to, by namespace and name
-	Trouble        []string               `json:"trouble"`  // in words
-	unread         bool                   // it is known by its clients only
+	Troubled       []EgressClient         `json:"troubled"` // clients that need attention, by namespace and name
+	Trouble        []string               `json:"trouble"`  // problems, one sentence each
+	unread         bool                   // Egresses could not be read: only its clients are known
 }
 
 // EgressGateway is a gateway pod.
 type EgressGateway struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses"`
-	Ending    bool     `json:"ending"` // it gets no new connections, and serves those that it has
+	Ending    bool     `json:"ending"` // draining: it serves its connections, but gets no new ones
 }
 
 func newEgresses(p *program) *cobra.Command {
@@ -109,8 +109,8 @@ func (p *program) egressList(cmd *cobra.Command, args []string) (Egresses, error
 	return list, ctx.Err()
 }
 
-// egressRows are all Egresses, and those that pods name and that are not there, by namespace
-// and name.
+// egressRows returns all Egresses, including those that pods name and that do not exist, by
+// namespace and name.
 func egressRows(o objects) []Egress {
 	rows := map[string]*Egress{}
 	for i := range o.egresses {
@@ -141,8 +141,8 @@ func egressRows(o objects) []Egress {
 func (e Egress) id() string   { return e.Namespace + "/" + e.Name }
 func (e Egress) unwell() bool { return len(e.Trouble) > 0 }
 
-// concerns tells whether a client's trouble is about this Egress. That it has no gateway is
-// its own trouble, and not that of each client.
+// concerns reports whether a client's problem is about this Egress. A missing gateway is a
+// problem of the Egress, not of every client.
 func (e Egress) concerns(c EgressClient) bool {
 	switch c.Diagnosis.Verdict {
 	case diagnose.NoGateway:
@@ -185,12 +185,12 @@ func egressOf(e *v1alpha1.Egress) Egress {
 	return row
 }
 
-// judge says what is wrong, by conditions and clients.
+// judge sets Trouble by conditions and clients.
 func (e *Egress) judge() {
-	if len(e.Trouble) > 0 { // there is none
+	if len(e.Trouble) > 0 { // it does not exist
 		return
 	}
-	if e.unread { // but for its clients
+	if e.unread { // only its clients are known
 		e.Trouble = append(e.Trouble, told(e.Troubled, "pods")...)
 		return
 	}
@@ -205,8 +205,8 @@ func (e *Egress) judge() {
 		c, is := known[kind]
 		switch {
 		case !is || c.Status == string(metav1.ConditionTrue):
-		case c.Reason == v1alpha1.EgressNoReplicas && e.Clients == 0: // nobody has need of it
-		case kind == v1alpha1.ConditionClientsReady && len(e.Troubled) > 0: // they say it themselves
+		case c.Reason == v1alpha1.EgressNoReplicas && e.Clients == 0: // not needed
+		case kind == v1alpha1.ConditionClientsReady && len(e.Troubled) > 0: // reported by the clients
 		default:
 			e.Trouble = append(e.Trouble, fmt.Sprintf("%s is %s (%s): %s: %s", kind, c.Status, c.Reason, c.Message, diagnose.EgressRemedy(c.Reason)))
 		}
@@ -232,7 +232,7 @@ func writeEgresses(p *view.Printer, list Egresses, prog *program, wide, whole bo
 	unread(p, list.Unread)
 }
 
-// writeTroubled prints the clients that somebody has to see to, if any.
+// writeTroubled prints the clients that need attention, if any.
 func writeTroubled(p *view.Printer, whose string, clients []EgressClient, wide bool) {
 	if len(clients) == 0 {
 		return

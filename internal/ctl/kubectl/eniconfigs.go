@@ -60,9 +60,9 @@ func (a *api) eniConfigs(ctx context.Context) []template.ENIConfig {
 	return list
 }
 
-// relabel are the commands that have Nodes name by a label what they name by an
-// annotation, which counts before it. A kubelet may write any text into annotations of its
-// Node: what can be no label is not part of a command.
+// relabel returns the commands that copy the annotation of Nodes to the label. In the Amazon
+// VPC CNI the annotation takes precedence. A kubelet can write any text into annotations of
+// its Node, so a value that is no valid label does not become part of a command.
 func relabel(nodes []corev1.Node, annotation, label string) (commands []string) {
 	for i := range nodes {
 		n := &nodes[i]

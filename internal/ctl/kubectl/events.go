@@ -18,20 +18,20 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// Events is what `kubectl berth events -o json` prints, oldest first.
+// Events is the output of `kubectl berth events -o json`, oldest first.
 type Events struct {
 	Events []Event  `json:"events"`
 	Unread []string `json:"unread"`
 }
 
-// Event is one of Berth's programs, or of a kubelet about the network of a pod.
+// Event is an Event of one of Berth's programs, or of a kubelet about a failure of Berth's plugin.
 type Event struct {
 	Last    time.Time `json:"last"`
 	First   time.Time `json:"first"`
 	Count   int       `json:"count"`
 	Type    string    `json:"type"` // Normal or Warning
 	Reason  string    `json:"reason"`
-	Kind    string    `json:"kind"` // of the object that it is about
+	Kind    string    `json:"kind"` // of the involved object
 	Object  string    `json:"object"`
 	From    string    `json:"from"`
 	Message string    `json:"message"`
@@ -60,7 +60,7 @@ line then.`,
 			if err := a.reach(cmd.Context()); err != nil {
 				return err
 			}
-			ns := p.NamedNamespace() // all, unless one is named
+			ns := p.NamedNamespace() // empty: all namespaces
 			keep := func(e Event) bool {
 				return (!warnings || e.Type == corev1.EventTypeWarning) && (since == 0 || p.Now().Sub(e.Last) <= since)
 			}
@@ -78,7 +78,7 @@ line then.`,
 	return cmd
 }
 
-// readEvents lists Berth's events, and from which version on to watch.
+// readEvents lists Berth's events, and returns the resource version to watch from.
 func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) bool) (Events, string) {
 	out := Events{Events: []Event{}}
 	list, version := a.events(ctx, namespace, "", "")
@@ -94,8 +94,7 @@ func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) 
 	return out, version
 }
 
-// ofBerth tells whether an event is one of Berth's programs, or a kubelet's about
-// Berth's plugin.
+// ofBerth reports whether an event is from one of Berth's programs, or from a kubelet about Berth's plugin.
 func ofBerth(e corev1.Event) bool {
 	from := cmp.Or(e.ReportingController, e.Source.Component)
 	return from == connect.DaemonName || from == connect.OperatorName ||
@@ -142,13 +141,12 @@ func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
 	return g
 }
 
-// rewatch is how often a watch is begun at most: what ends each at once, as a proxy may,
-// is not asked without a pause.
+// rewatch is the minimum interval between watches, in case a proxy ends each at once.
 const rewatch = time.Second
 
-// followEvents prints a list and then what comes, until the command ends. A watch
-// that the server ends is begun again where it was; where the server knows that no more,
-// events are listed anew, and those since the last are printed.
+// followEvents prints a list and then new events, until the command is interrupted. It
+// resumes a watch that the server ends. If the resource version has expired, it lists
+// events again and prints those since the last one.
 func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version string, list Events, keep func(Event) bool, out output) error {
 	pr := &view.Printer{W: cmd.OutOrStdout(), Colours: colours(cmd.OutOrStdout())}
 	var last time.Time
@@ -193,7 +191,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 			return nil
 		})
 		switch {
-		case cmd.Context().Err() != nil: // interrupted, as it is meant to
+		case cmd.Context().Err() != nil: // interrupted by the user
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 			list, version = readEvents(cmd.Context(), a, namespace, keep)
 			if err := tellAll(list); err != nil && cmd.Context().Err() == nil {

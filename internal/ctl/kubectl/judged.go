@@ -8,13 +8,13 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// judged is a row of which it was found out whether somebody has to see to it.
+// judged is a row with a diagnosis.
 type judged interface {
 	id() string // namespace and name
 	diagnosis() diagnose.Diagnosis
 }
 
-// explain prints what the rows that are not well wait for, and what to do.
+// explain prints summary and remedy of the rows that need attention.
 func explain[T judged](p *view.Printer, rows []T) {
 	for _, r := range unwell(rows) {
 		p.Printf("\n%s %s\n", view.Toned{Text: fmt.Sprintf("! %s:", r.id()), Tone: view.Bad}, r.diagnosis().Summary)
@@ -24,7 +24,7 @@ func explain[T judged](p *view.Printer, rows []T) {
 	}
 }
 
-// unwell are the rows that somebody has to see to.
+// unwell returns the rows that need attention.
 func unwell[T judged](rows []T) []T {
 	return slices.DeleteFunc(slices.Clone(rows), func(r T) bool { return r.diagnosis().OK })
 }
@@ -47,7 +47,7 @@ func told[T judged](rows []T, things string) (lines []string) {
 	return lines
 }
 
-// few are so many of rows as a table has that is not wide, and how many it leaves out.
+// few returns the rows to list, all or at most listed, and how many it omits.
 func few[T any](rows []T, wide bool) (shown []T, more int) {
 	if wide || len(rows) <= listed {
 		return rows, 0

@@ -20,15 +20,15 @@ type NIC struct {
 	Namespace string             `json:"namespace"`
 	Name      string             `json:"name"` // of the PodNIC
 	VPC       string             `json:"vpc"`
-	Pod       string             `json:"pod,omitempty"` // that it is for, or that has it
+	Pod       string             `json:"pod,omitempty"` // that it is for, or that uses it
 	Interface string             `json:"interface,omitempty"`
 	Phase     string             `json:"phase"`
 	Port      string             `json:"port,omitempty"` // its ID at the provider
-	Addresses []string           `json:"addresses"`      // with the lengths of their subnets' prefixes
+	Addresses []string           `json:"addresses"`      // with the prefix length of their subnet
 	MAC       string             `json:"mac,omitempty"`
 	Node      string             `json:"node,omitempty"`
-	Host      string             `json:"host,omitempty"`      // that the port is bound to, in the provider's words
-	NodeState string             `json:"nodeState,omitempty"` // what the node says of it: Plugged, Unplugged or Failed
+	Host      string             `json:"host,omitempty"`      // that the port is bound to, as the provider names it
+	NodeState string             `json:"nodeState,omitempty"` // the node's report: Plugged, Unplugged or Failed
 	Diagnosis diagnose.Diagnosis `json:"diagnosis"`
 }
 
@@ -53,17 +53,17 @@ func nicOf(o *v1alpha1.PodNIC, d diagnose.Diagnosis) NIC {
 	return n
 }
 
-// around is what NICs depend on, by which they are judged.
+// around are the objects that NICs depend on, for their diagnosis.
 type around struct {
 	now       time.Time
 	vpcs      map[string]*v1alpha1.VPC
 	daemons   map[string]daemon
-	pods      map[string]*corev1.Pod // by namespace/name; nil: they were not looked for
+	pods      map[string]*corev1.Pod // by NAMESPACE/NAME; nil if pods were not read
 	operators []corev1.Pod
 	unread    []string
 }
 
-// known is a value that may not be there, as a fact; unread is why none is known.
+// known returns v as a fact. If v is nil, unread is why it could not be read, or "" if it does not exist.
 func known[T any](v *T, unread string) diagnose.Fact[T] {
 	if v == nil && unread != "" {
 		return diagnose.Unread[T](unread)
@@ -71,7 +71,7 @@ func known[T any](v *T, unread string) diagnose.Fact[T] {
 	return diagnose.Fact[T]{Value: v}
 }
 
-// whyUnread is why something could not be read; empty: it could.
+// whyUnread returns why something could not be read, or "".
 func whyUnread(list []string, what string) string {
 	i := slices.IndexFunc(list, func(why string) bool { return strings.HasPrefix(why, what) })
 	if i < 0 {
@@ -95,7 +95,7 @@ func (a around) judge(o *v1alpha1.PodNIC) diagnose.Diagnosis {
 	return diagnose.NIC(f)
 }
 
-// around is what the API server has of what NICs depend on, but for pods.
+// around returns the objects that NICs depend on.
 func (o objects) around() around {
 	a := around{now: o.now, vpcs: map[string]*v1alpha1.VPC{}, daemons: o.daemons, pods: o.pods, operators: o.operator.pods, unread: o.unread}
 	for i := range o.vpcs {
@@ -104,7 +104,7 @@ func (o objects) around() around {
 	return a
 }
 
-// podsOfNICs are the pods of all namespaces that have NICs, by namespace/name.
+// podsOfNICs reads the pods of all namespaces that have PodNICs, by NAMESPACE/NAME.
 func (a *api) podsOfNICs(ctx context.Context, nics []v1alpha1.PodNIC) map[string]*corev1.Pod {
 	out, seen := map[string]*corev1.Pod{}, map[string]bool{}
 	for _, n := range nics {
@@ -120,7 +120,7 @@ func (a *api) podsOfNICs(ctx context.Context, nics []v1alpha1.PodNIC) map[string
 	return out
 }
 
-// nicFacts reads what there is of a pod's NICs.
+// nicFacts reads a pod's PodNICs and their VPCs.
 func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) {
 	f.Namespace = a.namespace(ctx, pod.Namespace)
 	vpc, _ := diagnose.AsksForNICs(*f)
@@ -130,7 +130,7 @@ func (a *api) nicFacts(ctx context.Context, pod *corev1.Pod, f *diagnose.Facts) 
 	}
 	var mine []v1alpha1.PodNIC
 	for _, o := range a.nics(ctx, podnicsIn(pod.Namespace), query{"labelSelector": v1alpha1.LabelPodUID + "=" + string(pod.UID)}) {
-		if ref := diagnose.PodOf(&o); ref != nil && ref.UID == string(pod.UID) { // a label may be anybody's
+		if ref := diagnose.PodOf(&o); ref != nil && ref.UID == string(pod.UID) { // anyone may set the label
 			mine = append(mine, o)
 		}
 	}
@@ -162,7 +162,7 @@ func vpcsOf(nics []v1alpha1.PodNIC) (names []string) {
 	return names
 }
 
-// nicGrid is a table of PodNICs.
+// nicGrid returns a table of PodNICs. With ofPod it omits the columns that identify the pod.
 func nicGrid(nics []NIC, ofPod, wide bool) *view.Grid {
 	var head []string
 	if !ofPod {

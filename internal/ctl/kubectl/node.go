@@ -14,16 +14,16 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// NodeDetails is what `kubectl berth node -o json` prints.
+// NodeDetails is the output of `kubectl berth node -o json`.
 type NodeDetails struct {
 	Node
 	Conditions []introspect.Condition `json:"conditions"` // the daemon's, then the NodeNetwork's
 	Document   *introspect.Document   `json:"document,omitempty"`
 	Unasked    string                 `json:"unasked,omitempty"` // why the daemon's document is missing
 	Requests   []string               `json:"requests"`          // names of BlockRequests
-	Ports      []NIC                  `json:"ports"`             // NICs of VPCs that are to be there, by namespace and name
-	EgressPods []EgressClient         `json:"egressPods"`        // its pods that use Egresses, or would, by namespace and name
-	Events     []Event                `json:"events"`            // of the Node by Berth, oldest first
+	Ports      []NIC                  `json:"ports"`             // NICs in VPCs of pods on the node, by namespace and name
+	EgressPods []EgressClient         `json:"egressPods"`        // pods on the node that use or request Egresses, by namespace and name
+	Events     []Event                `json:"events"`            // Berth's events about the Node, oldest first
 	Unread     []string               `json:"unread"`
 }
 
@@ -124,7 +124,7 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	return d, nil
 }
 
-// clientsOn are the pods of a node that use Egresses, or would.
+// clientsOn returns the pods on a node that use or request Egresses.
 func (p *program) clientsOn(ctx context.Context, a *api, f nodeFacts) []EgressClient {
 	o := objects{now: f.now, clients: a.egressClients(ctx, query{"fieldSelector": "spec.nodeName=" + f.name})}
 	if len(o.clients) == 0 {
@@ -184,7 +184,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	unread(p, d.Unread)
 }
 
-// verdictOf is a row's in a word.
+// verdictOf summarizes a row in a few words.
 func verdictOf(n Node) view.Toned {
 	switch {
 	case len(n.Trouble) > 0:

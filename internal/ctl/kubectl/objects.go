@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// Where kinds are.
+// Paths of kinds.
 const (
 	nodesPath      = "/api/v1/nodes"
 	namespacesPath = "/api/v1/namespaces"
@@ -31,7 +31,7 @@ const (
 
 func podsPath(namespace string) string { return namespacesPath + join(namespace) + "/pods" }
 
-// eventsIn is the path of a namespace's events, or of all.
+// eventsIn returns the path of the events in a namespace or, if it is empty, of all.
 func eventsIn(namespace string) string {
 	if namespace == "" {
 		return eventsPath
@@ -56,7 +56,7 @@ func (a *api) namespace(ctx context.Context, name string) diagnose.Fact[corev1.N
 	return one[corev1.Namespace](ctx, a, "namespaces", namespacesPath+join(name))
 }
 
-// pods of Berth, by the name in their label; of one node, or of all.
+// berthPods returns the pods of one of Berth's programs, on one node or, if node is empty, on all.
 func (a *api) berthPods(ctx context.Context, namespace, name, node string) []corev1.Pod {
 	q := query{"labelSelector": connect.NameLabel + "=" + name}
 	if node != "" {
@@ -80,7 +80,7 @@ func (a *api) pools(ctx context.Context) []v1alpha1.AddressPool {
 	return list
 }
 
-// blocks of one node, or of all.
+// blocks returns the blocks of one node or, if node is empty, of all.
 func (a *api) blocks(ctx context.Context, node string) []v1alpha1.AddressBlock {
 	q := query{}
 	if node != "" {
@@ -90,7 +90,7 @@ func (a *api) blocks(ctx context.Context, node string) []v1alpha1.AddressBlock {
 	return list
 }
 
-// requests of one node, or of all.
+// requests returns the requests of one node or, if node is empty, of all.
 func (a *api) requests(ctx context.Context, node string) []v1alpha1.BlockRequest {
 	q := query{}
 	if node != "" {
@@ -105,12 +105,12 @@ func (a *api) vpcs(ctx context.Context) []v1alpha1.VPC {
 	return list
 }
 
-// podnicsIn is the path of a namespace's PodNICs.
+// podnicsIn returns the path of the PodNICs in a namespace.
 func podnicsIn(namespace string) string {
 	return berthPath + "/namespaces" + join(namespace) + "/podnics"
 }
 
-// nics at a path.
+// nics returns the PodNICs at a path.
 func (a *api) nics(ctx context.Context, path string, q query) []v1alpha1.PodNIC {
 	list, _ := all[v1alpha1.PodNIC](ctx, a, "PodNICs", path, q)
 	return list
@@ -121,17 +121,17 @@ func (a *api) egresses(ctx context.Context) []v1alpha1.Egress {
 	return list
 }
 
-// egressesIn is the path of a namespace's Egresses.
+// egressesIn returns the path of the Egresses in a namespace.
 func egressesIn(namespace string) string {
 	return berthPath + "/namespaces" + join(namespace) + "/egresses"
 }
 
-// egressclientsIn is the path of a namespace's EgressClients.
+// egressclientsIn returns the path of the EgressClients in a namespace.
 func egressclientsIn(namespace string) string {
 	return berthPath + "/namespaces" + join(namespace) + "/egressclients"
 }
 
-// egressClients of all namespaces.
+// egressClients returns the EgressClients of all namespaces.
 func (a *api) egressClients(ctx context.Context, q query) []v1alpha1.EgressClient {
 	list, _ := all[v1alpha1.EgressClient](ctx, a, "EgressClients", clientsPath, q)
 	return list
@@ -141,8 +141,8 @@ func (a *api) lease(ctx context.Context, namespace string) diagnose.Fact[coordin
 	return one[coordinationv1.Lease](ctx, a, "Leases", leasesPath+join(namespace)+"/leases"+join(leaseName))
 }
 
-// events of a namespace or all, about one object or all, and from which version
-// on there are others.
+// events returns the events of a namespace or, if it is empty, of all, about one object or,
+// if name is empty, about all, and the list's resource version.
 func (a *api) events(ctx context.Context, namespace, kind, name string) (list []corev1.Event, version string) {
 	q := query{}
 	if name != "" {

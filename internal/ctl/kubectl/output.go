@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// output is the flag -o.
+// output is the value of the flag -o.
 type output string
 
 const (
@@ -45,7 +45,7 @@ func (o *output) register(cmd *cobra.Command) {
 	})
 }
 
-// show prints a value as the flag asks, tables by table.
+// show prints a value in the chosen format. table prints tables.
 func (o output) show(cmd *cobra.Command, v any, table func(p *view.Printer, wide bool)) error {
 	w := cmd.OutOrStdout()
 	switch o {
@@ -60,8 +60,8 @@ func (o output) show(cmd *cobra.Command, v any, table func(p *view.Printer, wide
 	}
 }
 
-// colours tells whether a writer is a terminal that takes colours
-// (https://no-color.org: any value of NO_COLOR turns them off).
+// colours reports whether a writer is a terminal that supports colours
+// (https://no-color.org: any value of NO_COLOR disables them).
 func colours(w io.Writer) bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
 }
@@ -71,7 +71,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// progress tells how many of so many nodes have answered, on a terminal only.
+// progress returns functions that print and clear the number of nodes that have responded.
+// Without a terminal on standard error they do nothing.
 func (p *program) progress(cmd *cobra.Command, all int) (done func(n int), end func()) {
 	w := cmd.ErrOrStderr()
 	if p.quiet || all < 2 || !isTerminal(w) {
@@ -81,7 +82,7 @@ func (p *program) progress(cmd *cobra.Command, all int) (done func(n int), end f
 		func() { fmt.Fprint(w, "\r\x1b[K") }
 }
 
-// unread says what is missing from a view.
+// unread prints what could not be read.
 func unread(p *view.Printer, list []string) {
 	for _, why := range list {
 		p.Printf("\n%s %s\n", view.Toned{Text: "! could not be read:", Tone: view.Warn}, why)

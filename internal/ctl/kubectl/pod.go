@@ -18,19 +18,19 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// PodDetails is what `kubectl berth pod -o json` prints.
+// PodDetails is the output of `kubectl berth pod -o json`.
 type PodDetails struct {
 	Namespace   string                  `json:"namespace"`
 	Name        string                  `json:"name"`
 	Node        string                  `json:"node,omitempty"`
 	Phase       string                  `json:"phase"`
-	Addresses   []string                `json:"addresses"` // of its status
+	Addresses   []string                `json:"addresses"` // in the pod's status
 	Diagnosis   diagnose.Diagnosis      `json:"diagnosis"`
-	NICs        []NIC                   `json:"nics"`                   // that are ports of VPCs, by interface
-	Egress      *EgressClient           `json:"egressClient,omitempty"` // not there for one that uses no Egress
-	Attachments []introspect.Attachment `json:"attachments"`            // as its node has them
+	NICs        []NIC                   `json:"nics"`                   // in VPCs, by interface
+	Egress      *EgressClient           `json:"egressClient,omitempty"` // nil if it uses no Egress
+	Attachments []introspect.Attachment `json:"attachments"`            // as recorded on its node
 	Waiting     []introspect.Waiting    `json:"waiting"`
-	Events      []Event                 `json:"events"` // of Berth, and of its sandbox, oldest first
+	Events      []Event                 `json:"events"` // Berth's events and events about its sandbox, oldest first
 	Unread      []string                `json:"unread"`
 }
 
@@ -118,8 +118,8 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 	return d, nil
 }
 
-// facts reads what a diagnosis needs, and no more: a pod without a node depends
-// on nothing of Berth's.
+// facts reads the inputs of a diagnosis, and no more: a pod without a node does not depend
+// on Berth yet.
 func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.Facts, error) {
 	f := diagnose.Facts{Now: p.Now(), Pod: pod}
 	if !pod.Spec.HostNetwork {
@@ -134,7 +134,7 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	}
 	node := pod.Spec.NodeName
 	f.Events, _ = a.events(ctx, pod.Namespace, "Pod", pod.Name)
-	f.Events = slices.DeleteFunc(f.Events, func(e corev1.Event) bool { // of an earlier pod of the name
+	f.Events = slices.DeleteFunc(f.Events, func(e corev1.Event) bool { // of an earlier pod with the same name
 		return e.InvolvedObject.UID != "" && e.InvolvedObject.UID != pod.UID
 	})
 	slices.SortStableFunc(f.Events, func(x, y corev1.Event) int { return diagnose.EventTime(x).Compare(diagnose.EventTime(y)) })
@@ -169,13 +169,13 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	return f, nil
 }
 
-// operatorsNow reads how many operators there are.
+// operatorsNow counts the pods of berth-operator.
 func (p *program) operatorsNow(ctx context.Context, a *api) diagnose.Fact[diagnose.Operators] {
-	pods := p.operatorPods(ctx, a) // which may note that they are not read
+	pods := p.operatorPods(ctx, a) // may append to a.unread
 	return operatorsFact(objects{operator: operatorObjects{pods: pods}, unread: a.unread})
 }
 
-// listFact is a list as a fact.
+// listFact returns a list as a fact, which is unread if the list could not be read.
 func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
 	for _, why := range a.unread {
 		if strings.HasPrefix(why, what) {
@@ -185,7 +185,7 @@ func listFact[T any](a *api, what string, list []T) diagnose.Fact[[]T] {
 	return diagnose.Of(list)
 }
 
-// askAbout asks the pod's node.
+// askAbout reads what the pod's node knows of the pod.
 func (p *program) askAbout(ctx context.Context, d daemon, pod *corev1.Pod, f *diagnose.Facts) error {
 	nodes, err := p.nodeClient()
 	if err != nil {
@@ -234,12 +234,12 @@ func writePod(p *view.Printer, d PodDetails, prog *program, wide bool) {
 	unread(p, d.Unread)
 }
 
-// writeAttachments prints what the pod's node has of it.
+// writeAttachments prints the pod's attachments on its node.
 func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 	if len(d.Attachments) > 0 {
 		g := view.NewGrid("ADDRESS", "IPV6", "INTERFACE", "FROM", "POOL", "LINK", "MTU", "SINCE", "STATE", "PATH")
 		for _, a := range d.Attachments {
-			v4, v6 := "", "" // none, where all interfaces are NICs in VPCs
+			v4, v6 := "", "" // empty if all interfaces are NICs in VPCs
 			if a.Address.IsValid() {
 				v4 = a.Address.String()
 			}
@@ -283,7 +283,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 	}
 }
 
-// writeTunnels prints where a pod's tunnels lead, and whether it is where others' end.
+// writeTunnels prints a pod's tunnels to gateways, or that the pod is a gateway.
 func writeTunnels(p *view.Printer, attachments []introspect.Attachment) {
 	for _, a := range attachments {
 		switch e := a.Egress; {

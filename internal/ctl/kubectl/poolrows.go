@@ -14,27 +14,27 @@ import (
 // Pool is one AddressPool.
 type Pool struct {
 	Name            string              `json:"name"`
-	Subnets         []string            `json:"subnets"`         // as the pool has them, families apart
-	AcceptedSubnets int                 `json:"acceptedSubnets"` // how many of those give blocks
-	BlockSize       int                 `json:"blockSize"`       // addresses of a block
+	Subnets         []string            `json:"subnets"`         // CIDRs of both families, in the pool's order
+	AcceptedSubnets int                 `json:"acceptedSubnets"` // number of subnets in use
+	BlockSize       int                 `json:"blockSize"`       // addresses per block
 	Blocks          v1alpha1.PoolCounts `json:"blocks"`
 	Addresses       v1alpha1.PoolCounts `json:"addresses"`
-	Requests        int                 `json:"requests"` // without a block
+	Requests        int                 `json:"requests"` // unanswered
 	Ready           string              `json:"ready"`    // True, False or Unknown
 	Reason          string              `json:"reason,omitempty"`
-	Nodes           []PoolNode          `json:"nodes"`   // that have blocks or ask for one, by blocks and name
-	Trouble         []string            `json:"trouble"` // in words
+	Nodes           []PoolNode          `json:"nodes"`   // with blocks or requests, by number of blocks and name
+	Trouble         []string            `json:"trouble"` // problems, one sentence each
 }
 
-// PoolNode is what a node has of a pool.
+// PoolNode counts a node's blocks and requests of a pool.
 type PoolNode struct {
 	Name     string `json:"name"`
 	Blocks   int    `json:"blocks"`
-	Draining int    `json:"draining"` // of those, on their way back
-	Requests int    `json:"requests"` // without a block
+	Draining int    `json:"draining"` // of those, being released
+	Requests int    `json:"requests"` // unanswered
 }
 
-// poolsOf are all pools, by name.
+// poolsOf returns all pools, by name.
 func poolsOf(o objects) []Pool {
 	out := []Pool{}
 	for _, p := range o.pools {

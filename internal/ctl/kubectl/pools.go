@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// Pools is what `kubectl berth pools -o json` prints.
+// Pools is the output of `kubectl berth pools -o json`.
 type Pools struct {
 	Pools  []Pool   `json:"pools"` // by name
 	Unread []string `json:"unread"`
@@ -59,7 +59,7 @@ which nodes have their blocks. Ends with 2 when a pool is not well.`,
 	return cmd
 }
 
-// missing is err, or why what was asked for could not be looked for.
+// missing returns err, or why the list that err is about could not be read.
 func missing(a *api, what string, err error) error {
 	for _, why := range a.unread {
 		if strings.HasPrefix(why, what) {
@@ -119,7 +119,7 @@ func poolGrid(pools []Pool, wide bool) *view.Grid {
 	return g
 }
 
-// percent is a part of a whole; empty where there is no whole.
+// percent returns a part of a whole as text, or "" if the whole is not positive.
 func percent[T int | int64](part, whole T) string {
 	if whole <= 0 {
 		return ""

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// WriteReference writes the page of commands and their flags, as Markdown.
+// WriteReference writes docs/reference/kubectl-berth.md: the commands and their flags.
 func WriteReference(w io.Writer) error {
 	root := New(Options{})
 	var b strings.Builder
@@ -61,7 +61,7 @@ func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {
 	}
 }
 
-// cell is a flag's text, with the values that it takes.
+// cell returns a flag's description with its possible values.
 func cell(f *pflag.Flag) string {
 	text := strings.TrimSuffix(f.Usage, ".")
 	if o, ok := f.Value.(*output); ok {

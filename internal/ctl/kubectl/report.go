@@ -19,15 +19,15 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Status is what `kubectl berth status -o json` prints.
+// Status is the output of `kubectl berth status -o json`.
 type Status struct {
 	Time     time.Time       `json:"time"`
-	Healthy  bool            `json:"healthy"` // no trouble below, and all could be read
+	Healthy  bool            `json:"healthy"` // nothing below has a problem, and everything could be read
 	Modes    []diagnose.Mode `json:"modes"`   // of the nodes, sorted
 	Versions []Version       `json:"versions"`
-	Operator *Operator       `json:"operator,omitempty"` // where a node needs one
+	Operator *Operator       `json:"operator,omitempty"` // nil if nothing needs one
 	Totals   Totals          `json:"totals"`
-	Trouble  []string        `json:"trouble"`  // of the cluster as a whole
+	Trouble  []string        `json:"trouble"`  // problems of the cluster as a whole
 	Nodes    []Node          `json:"nodes"`    // by name
 	Pools    []Pool          `json:"pools"`    // by name
 	VPCs     []VPC           `json:"vpcs"`     // by name
@@ -35,7 +35,7 @@ type Status struct {
 	Unread   []string        `json:"unread"`   // what could not be read, and why
 }
 
-// Version is one of berthd, as its images are tagged.
+// Version is a version of berthd, by image tag.
 type Version struct {
 	Version string `json:"version"`
 	Nodes   int    `json:"nodes"`
@@ -44,7 +44,7 @@ type Version struct {
 // Totals are sums over the nodes.
 type Totals struct {
 	Nodes   int `json:"nodes"`
-	Healthy int `json:"healthy"` // without trouble
+	Healthy int `json:"healthy"` // without problems
 	Short   int `json:"short"`   // of addresses
 	Unknown int `json:"unknown"` // whose addresses are not known
 	Counts
@@ -54,16 +54,16 @@ type Totals struct {
 type Node struct {
 	Name         string        `json:"name"`
 	Mode         diagnose.Mode `json:"mode,omitempty"` // empty without a daemon
-	Ready        string        `json:"ready"`          // the Node's condition: True, False or Unknown; empty without a Node
+	Ready        string        `json:"ready"`          // the Node's condition: True, False or Unknown; empty if there is no Node
 	InstanceID   string        `json:"instanceID,omitempty"`
 	InstanceType string        `json:"instanceType,omitempty"`
 	Zone         string        `json:"zone,omitempty"`
 	Daemon       DaemonPod     `json:"daemon"`
-	Addresses    *Counts       `json:"addresses,omitempty"` // not there where they are not known
+	Addresses    *Counts       `json:"addresses,omitempty"` // nil if unknown
 	ENIs         int           `json:"enis"`                // that serve pods
 	Blocks       int           `json:"blocks"`              // of address pools
-	NICs         int           `json:"nics"`                // ports of VPCs, of pods there
-	Clients      int           `json:"egressClients"`       // pods there that use Egresses, or would
+	NICs         int           `json:"nics"`                // in VPCs, of pods on the node
+	Clients      int           `json:"egressClients"`       // pods on the node that use or request Egresses
 	Short        bool          `json:"short"`               // of addresses
 	Trouble      []string      `json:"trouble"`
 }
@@ -76,7 +76,7 @@ type DaemonPod struct {
 	Restarts int32  `json:"restarts"`
 }
 
-// objects are what a Status is made of.
+// objects are the inputs of a Status and of the other views.
 type objects struct {
 	now      time.Time
 	nodes    []corev1.Node
@@ -90,18 +90,18 @@ type objects struct {
 	nics     []v1alpha1.PodNIC
 	egresses []v1alpha1.Egress
 	clients  []v1alpha1.EgressClient
-	pods     map[string]*corev1.Pod // of NICs, by namespace/name; nil: they were not looked for
-	answers  map[string]answer      // of nodes that were asked
+	pods     map[string]*corev1.Pod // of NICs, by NAMESPACE/NAME; nil if pods were not read
+	answers  map[string]answer      // of the nodes that were queried
 	unread   []string
 }
 
-// operatorObjects are berth-operator's.
+// operatorObjects are the pods and the Lease of berth-operator.
 type operatorObjects struct {
 	pods  []corev1.Pod
 	lease diagnose.Fact[coordinationv1.Lease]
 }
 
-// statusOf is the whole cluster's.
+// statusOf returns the status of the whole cluster.
 func statusOf(o objects) Status {
 	s := Status{Time: o.now, Modes: []diagnose.Mode{}, Versions: []Version{}, Trouble: []string{}, Pools: poolsOf(o), VPCs: vpcRows(o), Egresses: egressRows(o), Unread: append([]string{}, o.unread...)}
 	s.Nodes = nodesOf(o)
@@ -142,13 +142,13 @@ func statusOf(o objects) Status {
 	return s
 }
 
-// needOperator tells whether somebody has need of one: a node, a VPC, an Egress or a
-// pod that would use one.
+// needOperator reports whether anything needs an operator: a node, a VPC, an Egress or a
+// pod that requests an Egress.
 func (o objects) needOperator() bool {
 	return len(o.vpcs)+len(o.egresses)+len(o.clients) > 0 || slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode })
 }
 
-// operatorsFact is how many operators there are.
+// operatorsFact counts the pods of berth-operator, for a diagnosis.
 func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
 	if isUnread(o.unread, "pods of berth-operator") {
 		return diagnose.Unread[diagnose.Operators]("reading the operator's pods is not allowed")
@@ -157,7 +157,7 @@ func operatorsFact(o objects) diagnose.Fact[diagnose.Operators] {
 	return diagnose.Of(diagnose.Operators{Ready: op.Ready, All: op.Pods})
 }
 
-// daemonFact is the berthd of a node.
+// daemonFact returns the berthd of a node, for a diagnosis.
 func (o objects) daemonFact(node string) diagnose.Fact[diagnose.Daemon] {
 	if d, ok := o.daemons[node]; ok {
 		return diagnose.Of(d.facts())
@@ -165,7 +165,7 @@ func (o objects) daemonFact(node string) diagnose.Fact[diagnose.Daemon] {
 	return known[diagnose.Daemon](nil, whyUnread(o.unread, "pods of berthd"))
 }
 
-// conditionsOf are an object's conditions.
+// conditionsOf converts an object's conditions.
 func conditionsOf(list []metav1.Condition) []introspect.Condition {
 	out := []introspect.Condition{}
 	for _, c := range list {
@@ -174,7 +174,7 @@ func conditionsOf(list []metav1.Condition) []introspect.Condition {
 	return out
 }
 
-// operator tells how the operator does, where a node has need of one.
+// operator sets the state of the operator, if anything needs one.
 func (s *Status) operator(o objects) {
 	if !o.needOperator() {
 		return
@@ -200,8 +200,8 @@ func (s *Status) operator(o objects) {
 	}
 }
 
-// nodesOf are the rows of all nodes that are to have a berthd, or have something
-// of Berth's, by name.
+// nodesOf returns the rows of all nodes that can run berthd or that have a daemon or a
+// NodeNetwork, by name.
 func nodesOf(o objects) []Node {
 	networks, nodes := map[string]*v1alpha1.NodeNetwork{}, map[string]*corev1.Node{}
 	names := map[string]bool{}
@@ -256,14 +256,13 @@ func isUnread(list []string, what string) bool {
 	return slices.ContainsFunc(list, func(why string) bool { return strings.HasPrefix(why, what) })
 }
 
-// takesDaemons tells whether a node can run berthd: not one of another
-// system, and none without a kubelet of its own.
+// takesDaemons reports whether a node can run berthd: it runs Linux and has a real kubelet.
 func takesDaemons(n corev1.Node) bool {
 	os := cmp.Or(n.Labels[corev1.LabelOSStable], "linux")
 	return os == "linux" && n.Labels["eks.amazonaws.com/compute-type"] != "fargate" && n.Labels["type"] != "virtual-kubelet"
 }
 
-// nodeFacts are what is known of a node; nil is not there, or not asked.
+// nodeFacts are the inputs of a node's row. A nil field does not exist or was not read.
 type nodeFacts struct {
 	name     string
 	now      time.Time
@@ -340,7 +339,7 @@ func (f nodeFacts) kubernetes(r *Node) {
 	}
 }
 
-// nodeCondition is what a Node's condition says, to follow a text.
+// nodeCondition returns reason and message of a Node's condition, to append to a text.
 func nodeCondition(n *corev1.Node, kind corev1.NodeConditionType) string {
 	for _, c := range n.Status.Conditions {
 		if c.Type == kind && c.Reason+c.Message != "" {
@@ -359,7 +358,7 @@ func (f nodeFacts) daemons(r *Node) {
 	}
 }
 
-// growing is how long an operator may take to give a node what it needs.
+// growing is how long the operator may take to give a node the addresses that it needs.
 const growing = 30 * time.Second
 
 func (f nodeFacts) networks(r *Node) {
@@ -411,8 +410,7 @@ func (f nodeFacts) pools(r *Node) {
 	}
 }
 
-// ofNode are the verdicts of NICs that a node, or what the provider has there, is to be
-// seen to for.
+// ofNode are the verdicts of NICs whose cause may be the node or the provider's agent on it.
 var ofNode = []diagnose.Verdict{
 	diagnose.NotBound, diagnose.BoundElsewhere, diagnose.NotPlugged, diagnose.PlugFailed, diagnose.NotActive, diagnose.PodMissing, diagnose.NotReleased,
 }
@@ -424,7 +422,7 @@ func (f nodeFacts) ports(r *Node) {
 	}
 }
 
-// egress is about clients of Egresses that the node has not set up.
+// egress adds the clients of Egresses that the node has not set up.
 func (f nodeFacts) egress(r *Node) {
 	its := slices.DeleteFunc(unwell(f.clients), func(c EgressClient) bool { return c.Diagnosis.Verdict != diagnose.NotSetUp })
 	for _, line := range told(its, "pods") {

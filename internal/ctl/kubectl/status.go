@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/view"
 )
 
-// listed is up to how many nodes are all in the table of `status`.
+// listed is the number of rows up to which tables list healthy rows too.
 const listed = 50
 
 // leaseName is the Lease that the leading operator holds.
@@ -68,8 +68,8 @@ func (p *program) status(ctx context.Context, cmd *cobra.Command, details bool) 
 	return statusOf(o), nil
 }
 
-// gather reads what the API server has, and asks the nodes that have no objects,
-// or with details all.
+// gather reads objects from the API server, and queries the nodes that have none, or with
+// details all nodes.
 func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) (objects, error) {
 	o, err := p.read(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 	return o, nil
 }
 
-// read lists what the API server has of Berth's.
+// read lists Berth's objects.
 func (p *program) read(ctx context.Context) (objects, error) {
 	a, err := p.connect()
 	if err != nil {
@@ -105,7 +105,7 @@ func (p *program) read(ctx context.Context) (objects, error) {
 	o := objects{
 		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
 		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""), vpcs: a.vpcs(ctx), nics: a.nics(ctx, podnicsPath, nil),
-		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses where there is none
+		egresses: a.egresses(ctx), clients: a.egressClients(ctx, nil), // pods may name Egresses that do not exist
 	}
 	if o.needOperator() {
 		o.operator.pods = p.operatorPods(ctx, a)
@@ -143,7 +143,7 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 	unread(p, s.Unread)
 }
 
-// troubles prints what is wrong, a line each.
+// troubles prints all problems, one line each.
 func troubles(p *view.Printer, s Status) {
 	some := false
 	say := func(what string, lines []string) {
@@ -169,7 +169,7 @@ func troubles(p *view.Printer, s Status) {
 	}
 }
 
-// head says in a few lines how the cluster does.
+// head prints a summary of the cluster.
 func head(p *view.Printer, s Status) {
 	modes := make([]string, 0, len(s.Modes))
 	for _, m := range s.Modes {
@@ -221,7 +221,7 @@ func nodeHead(s Status, wide bool) []string {
 	return h
 }
 
-// egress tells whether there are Egresses, or pods that use some or would.
+// egress reports whether there are Egresses, or pods that use or request one.
 func (s Status) egress() bool {
 	return len(s.Egresses) > 0 || slices.ContainsFunc(s.Nodes, func(n Node) bool { return n.Clients > 0 })
 }
@@ -276,7 +276,7 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	}
 }
 
-// yesNo is a condition's status as people read it.
+// yesNo returns a condition's status for a table.
 func yesNo(status string) string {
 	switch status {
 	case "True":

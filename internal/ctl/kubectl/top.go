@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Top is what `kubectl berth top -o json` prints: the fullest first.
+// Top is the output of `kubectl berth top -o json`, fullest first.
 type Top struct {
 	Subnets []Subnet `json:"subnets"`
 	ENIs    []ENI    `json:"enis"`
@@ -28,14 +28,14 @@ type Top struct {
 	Unread  []string `json:"unread"`
 }
 
-// Subnet is what Berth has of a subnet, as far as nodes tell. What others have
-// there, and how much is free, EC2 knows alone.
+// Subnet is Berth's use of a subnet, as reported by nodes. Only EC2 knows how many
+// addresses others use, and how many are free.
 type Subnet struct {
 	ID        string `json:"id"`
 	CIDR      string `json:"cidr,omitempty"`
 	Nodes     int    `json:"nodes"`
 	ENIs      int    `json:"enis"`
-	Addresses int    `json:"addresses"` // of pods, warm, cooling or to be given back
+	Addresses int    `json:"addresses"` // used by pods, warm, cooling, or being released
 	Used      int    `json:"used"`      // of pods
 }
 
@@ -48,10 +48,10 @@ type ENI struct {
 	Used        int    `json:"used"`
 	Capacity    int    `json:"capacity"` // 0: not known
 	Ready       bool   `json:"ready"`
-	Reason      string `json:"reason,omitempty"` // why not
+	Reason      string `json:"reason,omitempty"` // why it is not ready
 }
 
-// Use is one node's.
+// Use is a node's use of its addresses.
 type Use struct {
 	Name string `json:"name"`
 	Counts
@@ -92,7 +92,7 @@ have all.`,
 	return cmd
 }
 
-// topOf sorts what there is by use. What a node says itself outranks its object.
+// topOf sorts subnets, ENIs, pools and nodes by use. A node's own data takes precedence over its object.
 func topOf(o objects) Top {
 	t := Top{Subnets: []Subnet{}, ENIs: []ENI{}, Pools: poolsOf(o), Nodes: []Use{}, Unread: append([]string{}, o.unread...)}
 	for _, n := range nodesOf(o) {
@@ -157,8 +157,8 @@ func (t *Top) addDocument(node string, doc introspect.Document, subnet func(stri
 		s.Addresses += max(e.Used, e.Prefixes*ipam.PrefixAddresses)
 		here[e.Subnet] = true
 	}
-	// Which ENI a warm or cooling address is of was not kept: of a node whose ENIs
-	// are all of one subnet, they are of that.
+	// The lists that name the ENI of each warm or cooling address were dropped. If all ENIs
+	// of the node are in one subnet, those addresses are in it too.
 	if len(here) == 1 {
 		for id := range here {
 			s := subnet(id)
@@ -185,7 +185,7 @@ func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(st
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		e := n.Status.ENI.ENIs[id]
 		s := subnet(e.SubnetID)
-		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // of IPv6 alone it has no other
+		s.CIDR = cmp.Or(s.CIDR, e.SubnetCIDR, strings.Join(e.SubnetIPv6CIDRs, ",")) // an IPv6-only subnet has no other
 		if told[n.Name] {
 			continue
 		}

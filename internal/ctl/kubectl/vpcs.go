@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// VPCs is what `kubectl berth vpcs -o json` prints.
+// VPCs is the output of `kubectl berth vpcs -o json`.
 type VPCs struct {
 	VPCs   []VPC    `json:"vpcs"` // by name
 	Unread []string `json:"unread"`
@@ -36,8 +36,8 @@ type VPC struct {
 	NICs       int                    `json:"nics"`
 	Phases     map[string]int         `json:"phases"` // NICs by phase
 	Subnets    []VPCSubnet            `json:"subnets"`
-	Troubled   []NIC                  `json:"troubled"` // NICs that somebody has to see to, by namespace and name
-	Trouble    []string               `json:"trouble"`  // in words
+	Troubled   []NIC                  `json:"troubled"` // NICs that need attention, by namespace and name
+	Trouble    []string               `json:"trouble"`  // problems, one sentence each
 }
 
 // VPCSubnet is a subnet of a VPC.
@@ -47,7 +47,7 @@ type VPCSubnet struct {
 	CIDR     string `json:"cidr"`
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"` // besides, of a subnet with both families
 	Gateway  string `json:"gateway,omitempty"`
-	Waiting  int    `json:"waiting"` // NICs that get no address of it, as it is full
+	Waiting  int    `json:"waiting"` // NICs that wait because the subnet is full
 }
 
 func newVPCs(p *program) *cobra.Command {
@@ -110,7 +110,7 @@ func (p *program) vpcList(cmd *cobra.Command, args []string, details bool) (VPCs
 	return list, ctx.Err()
 }
 
-// vpcRows are all VPCs, and those that NICs name and that are not there, by name.
+// vpcRows returns all VPCs, including those that NICs name and that do not exist, by name.
 func vpcRows(o objects) []VPC {
 	rows, around := map[string]*VPC{}, o.around()
 	for i := range o.vpcs {
@@ -168,8 +168,8 @@ func vpcOf(v *v1alpha1.VPC) VPC {
 	return row
 }
 
-// full counts a NIC that waits for a full subnet: of those that it may get an address of,
-// as the provider does not say which.
+// full counts a NIC that waits for a full subnet. If the provider does not name the subnet,
+// it counts for every subnet that the NIC may get an address from.
 func (row *VPC) full(o *v1alpha1.PodNIC) {
 	c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionPortReady)
 	if c == nil || c.Reason != "SubnetFull" || c.Status != metav1.ConditionFalse {

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Tunnels is a table of a pod's tunnels to gateways, as its node has set them up.
+// Tunnels returns a table of the tunnels to gateways that a node has set up for a pod.
 func Tunnels(e introspect.Egress) *Grid {
 	g := NewGrid("EGRESS", "DESTINATIONS", "TUNNEL TO", "NEW CONNECTIONS", "ID")
 	for _, u := range e.Egresses {
