@@ -78,7 +78,7 @@ func TestInterfaceOfAMachine(t *testing.T) {
 	if err := f.Plugger().Check(ctx, w); !errors.As(err, &m) {
 		t.Errorf("Check without the link: %v, want a mismatch", err)
 	}
-	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "only a new pod") {
+	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "recreate the pod") {
 		t.Errorf("Plug in place of what a runtime had: %v", err)
 	}
 	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
@@ -170,7 +170,7 @@ func TestOVSDBConfiguredNoMore(t *testing.T) {
 	}
 	_, err = without.Plug(ctx, w)
 	for what, err := range map[string]error{"Plug": err, "Await": without.Await(ctx, w), "Check": without.Check(ctx, w)} {
-		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "not told where its database is") {
+		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "runs without --ovsdb") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -76,7 +76,7 @@ func TestOthersRows(t *testing.T) {
 	}{
 		"a port with the same first 11 characters": {port.Link, map[string]string{"iface-id": plugtest.PortA2, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrNameTaken, plugtest.PortA2},
 		"the port of another attachment":           {port.Link, map[string]string{"iface-id": plugtest.PortA, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrPortInUse, "bthbbbbbbbbbbbb"},
-		"a link that is not Berth's":               {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not Berth's"},
+		"a link that was not created by Berth":     {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not created by Berth"},
 		"the port by another link":                 {"vnet7", map[string]string{"iface-id": plugtest.PortA}, plug.ErrPortInUse, "vnet7"},
 	} {
 		t.Run(name, func(t *testing.T) {

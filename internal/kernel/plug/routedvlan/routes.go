@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// ownTable is the table of what the pod sends.
+// ownTable is the routing table for packets from the pod.
 func (b branch) ownTable() int { return datapath.BranchTableBase + b.id }
 
-// podTable is the table that leads to the pod, and to others of its mode.
+// podTable is the shared table with the routes to all pods of the same mode.
 func (b branch) podTable() int {
 	if b.enforcing == plug.Strict {
 		return datapath.StrictTable
@@ -27,8 +27,9 @@ func (b branch) podTable() int {
 	return datapath.StandardTable
 }
 
-// routes are those of a branch, of each family: the subnet's router, all by it, and the pod. The pod is in its
-// own table too, as a Service may lead back to it.
+// routes are the routes of a branch for each family: to the subnet's router, the default route, and
+// the routes to the pod. The pod's own table includes a route to the pod, because a Service may
+// have the pod itself as its endpoint.
 func (b branch) routes(e ends) (list []netlink.Route) {
 	route := func(table, link int, dst netip.Prefix) netlink.Route {
 		return netlink.Route{
@@ -47,8 +48,8 @@ func (b branch) routes(e ends) (list []netlink.Route) {
 	return list
 }
 
-// route has the node know the pod as its neighbour, and puts the routes in place. Those to the pod that it
-// had with another VLAN are removed: the branch that gets that VLAN would reach the pod past its groups.
+// route adds the pod as a neighbour and sets the routes. It removes routes to the pod in tables of
+// an earlier VLAN: the next branch with that VLAN would reach the pod past its security groups.
 func (p *Plugger) route(b branch, e ends, mac net.HardwareAddr) error {
 	for _, h := range b.hops {
 		if err := p.node.NL.NeighSet(neighbour(e.pod, h.addr, mac)); err != nil {
@@ -72,7 +73,7 @@ func (p *Plugger) route(b branch, e ends, mac net.HardwareAddr) error {
 	return nil
 }
 
-// toPod lists the routes to the pod that are in a table that is not to have them.
+// toPod lists stale routes to the pod: those in tables other than the branch's.
 func (p *Plugger) toPod(b branch, e ends) (stale []netlink.Route, err error) {
 	for _, h := range b.hops {
 		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
@@ -88,7 +89,7 @@ func (p *Plugger) toPod(b branch, e ends) (stale []netlink.Route, err error) {
 	return stale, nil
 }
 
-// checkRoutes notes which routes are missing.
+// checkRoutes adds missing and stale routes to the differences.
 func (p *Plugger) checkRoutes(b branch, e ends, found *plug.Differences) error {
 	for _, r := range b.routes(e) {
 		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
@@ -108,7 +109,7 @@ func (p *Plugger) checkRoutes(b branch, e ends, found *plug.Differences) error {
 	return err
 }
 
-// checkNeighbours notes whether the two ends of the veth know each other.
+// checkNeighbours adds missing neighbour entries of both ends of the veth.
 func (p *Plugger) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlink.LinkAttrs, found *plug.Differences) error {
 	l, err := pod.Link(w.Pod.IfName)
 	if err != nil {

@@ -15,10 +15,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Policy rules are of a family: a branch has those of the families of its addresses. Calls that concern
-// rules of all branches do both.
+// Policy rules belong to one IP family. A branch has rules for the families of its addresses. Calls
+// about the rules of all branches cover both families.
 
-// mark is a value of the bits datapath.MarkUplink.
+// mark shifts a value of the bits datapath.MarkUplink.
 func (p *Plugger) mark(value uint32) (mark, mask uint32) {
 	return value << p.shift, datapath.MarkUplink << p.shift
 }
@@ -35,8 +35,8 @@ func (p *Plugger) marked(r netlink.Rule, value uint32) netlink.Rule {
 	return r
 }
 
-// shared are the rules that all branches of a mode need, in the order in which they are made: until
-// the last of them is there, none takes a packet from where it went before.
+// shared are the rules that all branches of a mode need, in the order of creation: no rule
+// redirects packets before the last one exists.
 func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
 	rule := func(priority, table int) netlink.Rule { return rule(family, priority, table) }
 	if mode == plug.Standard {
@@ -55,20 +55,20 @@ func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
 	}
 }
 
-// localRule looks up the node's own addresses, as the kernel has it with priority 0. It carries the
-// kernel's mark, so that nobody who takes away what is Berth's takes it away.
+// localRule is the kernel's rule for the node's local addresses, which has priority 0 by default.
+// It keeps the kernel's protocol number, so that a cleanup of Berth's rules does not remove it.
 func localRule(family, priority int) netlink.Rule {
 	r := rule(family, priority, unix.RT_TABLE_LOCAL)
 	r.Protocol = unix.RTPROT_KERNEL
 	return r
 }
 
-// own are the rules of one branch, of a family. By the first what its pod sends leaves.
+// own are the rules of one branch for a family. The first one routes the packets of the pod.
 //
-// Of IPv4 there is one more. Before the kernel passes a packet on it asks where the source of one that came back the other way would be
-// (rp_filter). Of what came by the VLAN that is, by the first rule, behind the VLAN, whatever the source is: it
-// may be the node itself, or another pod on it. Of what came from the pod it is behind the pod's link, by
-// the other rule, which no packet meets.
+// In mode strict, IPv4 has one more for reverse path filtering (rp_filter): the kernel looks up the
+// route back to the source before it forwards a packet. For packets from the VLAN, the first rule
+// leads back to the VLAN for every source, which may be the node or another pod on it. For packets
+// from the pod, the second rule leads back to the pod's veth. Forwarded packets never match it.
 func (p *Plugger) own(b branch, family int) []netlink.Rule {
 	priority := datapath.RuleBranchStandard
 	if b.enforcing == plug.Strict {
@@ -84,12 +84,12 @@ func (p *Plugger) own(b branch, family int) []netlink.Rule {
 	return []netlink.Rule{out, back}
 }
 
-// isOwn tells the rules of a port's branch, by the names of its links.
+// isOwn reports whether a rule belongs to the branch of a port, by the names of its links.
 func isOwn(h netlink.Rule, r plug.Ref) bool {
 	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
 }
 
-// present tells of which modes there are branches, by their rules of a family.
+// present returns the modes of the branches that have rules in a family.
 func present(have []netlink.Rule) map[plug.Enforcing]bool {
 	of := map[plug.Enforcing]bool{}
 	for _, h := range have {
@@ -104,7 +104,7 @@ func present(have []netlink.Rule) map[plug.Enforcing]bool {
 	return of
 }
 
-// lead makes the rules of a branch, and removes those that it had by another VLAN or mode.
+// lead ensures the rules of a branch and removes its rules for an earlier VLAN or mode.
 func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
 	for _, h := range b.hops {
 		family := h.family()
@@ -129,7 +129,7 @@ func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
 	return nil
 }
 
-// leadNoMore removes the rules of a port, and what no other of its mode needs.
+// leadNoMore removes the rules of a port, and the shared rules if it was the last of its mode.
 func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if err := p.change(ctx, family, func(have []netlink.Rule) error { return p.unlead(have, r, nil) }); err != nil {
@@ -139,8 +139,8 @@ func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
 	return nil
 }
 
-// change has a call see and change the rules of a family while no other does, and then removes those that all
-// branches share and none needs any more.
+// change calls do with the rules of a family while no other call changes them. Then it removes
+// shared rules that no branch needs any more.
 func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
 	done, err := p.turns.Take(ctx, "the rules")
 	if err != nil {
@@ -160,7 +160,7 @@ func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink
 	return p.shareNoMore(family, have)
 }
 
-// unlead removes the rules of a port that are not wanted.
+// unlead removes the rules of a port that are not in want.
 func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
 	for _, h := range have {
 		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
@@ -173,8 +173,8 @@ func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) e
 	return nil
 }
 
-// shareNoMore removes the rules that branches share and none needs any more. The kernel's own rule of local
-// addresses is back in its place first.
+// shareNoMore removes shared rules that no branch needs any more. It first restores the kernel's
+// rule for local addresses.
 func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 	of := present(have)
 	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
@@ -196,7 +196,7 @@ func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 	return nil
 }
 
-// rules lists those of a family; none of one that the kernel does not have.
+// rules lists the rules of a family; none if the kernel lacks the family.
 func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
 	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(family) })
 	if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -218,7 +218,7 @@ func (p *Plugger) ensure(have []netlink.Rule, r netlink.Rule) error {
 	return nil
 }
 
-// removeLike removes the rules that are as one is.
+// removeLike removes the rules that equal r.
 func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
 	for _, h := range have {
 		if same(h, r) {
@@ -237,8 +237,8 @@ func (p *Plugger) remove(r netlink.Rule) error {
 	return nil
 }
 
-// same tells whether two rules take the same packets to the same place. One that lists them does not
-// tell what is prohibited: that has no table.
+// same reports whether two rules send the same packets to the same place. Listed rules do not
+// include the action "prohibit", but such rules have no table.
 func same(a, b netlink.Rule) bool {
 	type identity struct {
 		priority, table, to int
@@ -266,7 +266,7 @@ func same(a, b netlink.Rule) bool {
 	return of(a) == of(b)
 }
 
-// checkRules notes which rules are missing.
+// checkRules adds missing rules to the differences.
 func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
 	for _, h := range b.hops {
 		have, err := p.rules(h.family())
@@ -278,11 +278,11 @@ func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
 		}
 		for _, r := range append(p.shared(h.family(), b.enforcing), p.own(b, h.family())...) {
 			if !has(r) {
-				found.Add("the node lacks the policy rule %d of %s branches, of %s", r.Priority, b.enforcing, ipfamily.Of(h.addr))
+				found.Add("the node lacks the %s policy rule %d of %s branches", ipfamily.Of(h.addr), r.Priority, b.enforcing)
 			}
 		}
 		if b.enforcing == plug.Strict && has(localRule(h.family(), 0)) {
-			found.Add("the node's own addresses are looked up before %s leads to its VLAN (policy rule 0), of %s", b.pod, ipfamily.Of(h.addr))
+			found.Add("the %s policy rule 0 looks up the node's local addresses before the rules of %s", ipfamily.Of(h.addr), b.pod)
 		}
 	}
 	return nil

@@ -14,21 +14,22 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// settings are those of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
+// settings are the sysctls of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
 //
-// In mode strict the rules by which the kernel finds where a source is (rp_filter) are those of the packet's mark
-// (src_valid_mark). And what a pod answers to the node's own sockets is on its way to the VLAN when it comes
-// from the pod, and must not be given to them there: the kernel drops what has found a socket and is
-// to be forwarded (tcp_early_demux, udp_early_demux).
+// In mode strict, reverse path filtering (rp_filter) uses the rules for the packet's mark
+// (src_valid_mark). Packets from the pod to sockets of the node must leave by the VLAN first, so
+// early demultiplexing is off (tcp_early_demux, udp_early_demux): the kernel drops packets that
+// have been assigned to a socket and are then forwarded.
 //
-// With addresses of IPv6 the links have it, also on a node that switches it off for new ones. The VPC's router
-// advertises itself on the VLAN, and must not become the node's.
+// With IPv6 addresses, IPv6 is on for both links, even if the node turns it off for new links.
+// Router advertisements of the VPC's router are ignored, so that it does not become the node's
+// default router.
 func (b branch) settings() (list []rtnl.Sysctl) {
 	if b.enforcing == plug.Strict {
 		if b.has(unix.AF_INET) {
 			list = append(list, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.pod + "/src_valid_mark", Value: "1"}, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.vlan + "/src_valid_mark", Value: "1"})
 		}
-		// These two are of both families.
+		// These two apply to both IP families.
 		list = append(list, rtnl.Sysctl{Path: "net/ipv4/tcp_early_demux", Value: "0"}, rtnl.Sysctl{Path: "net/ipv4/udp_early_demux", Value: "0"})
 	}
 	if b.has(unix.AF_INET6) {
@@ -39,8 +40,9 @@ func (b branch) settings() (list []rtnl.Sysctl) {
 	return list
 }
 
-// own6 gives the VLAN's link an address of its own by which the node asks the router for its MAC address. The kernel
-// makes one too, which it does not use for seconds, and never again once somebody removed it.
+// own6 adds a link-local address to the VLAN link, which the node uses to resolve the MAC address
+// of the router. The kernel's own link-local address is unusable for some seconds, and does not
+// return once removed.
 func (p *Plugger) own6(b branch, vlan *netlink.Vlan) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
@@ -51,12 +53,12 @@ func (p *Plugger) own6(b branch, vlan *netlink.Vlan) error {
 	return nil
 }
 
-// own6 is that address. Nobody else in a VPC can have it, so that no duplicate is looked for.
+// own6 is that address. It is unique in the VPC, so it needs no duplicate address detection.
 func own6(vlan *netlink.Vlan) *netlink.Addr {
 	return &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(rtnl.LinkLocal(vlan.HardwareAddr), 64)), Flags: unix.IFA_F_NODAD}
 }
 
-// checkOwn6 notes whether the VLAN's link lacks its own address.
+// checkOwn6 adds a missing link-local address of the VLAN link to the differences.
 func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Differences) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
@@ -71,7 +73,7 @@ func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Difference
 	return nil
 }
 
-// set writes the settings of a branch whose links are there.
+// set writes the sysctls of a branch. Its links must exist.
 func (p *Plugger) set(b branch) error {
 	return rtnl.InNetns(p.node.NS, func() error {
 		for _, s := range b.settings() {
@@ -83,13 +85,13 @@ func (p *Plugger) set(b branch) error {
 	})
 }
 
-// checkSettings finds settings that somebody has changed.
+// checkSettings adds changed sysctls to the differences.
 func (p *Plugger) checkSettings(b branch, found *plug.Differences) error {
 	return rtnl.InNetns(p.node.NS, func() error {
 		for _, s := range b.settings() {
 			now, right, err := s.Look(p.node.Sysctls)
 			switch {
-			case errors.Is(err, os.ErrNotExist): // with its link, which is found to be missing itself
+			case errors.Is(err, os.ErrNotExist): // its link is missing, which is reported separately
 			case err != nil:
 				return err
 			case !right:

@@ -196,7 +196,7 @@ func TestOwnerOfTheDevice(t *testing.T) {
 
 func TestCheckOfAMachinesLinks(t *testing.T) {
 	for says, spoil := range map[string]func(*podif.Namespace) error{
-		"does not hand frames": func(pod *podif.Namespace) error {
+		"does not redirect frames": func(pod *podif.Namespace) error {
 			l, err := pod.NL.LinkByName("nic3f2a9c10-76")
 			if err != nil {
 				return err

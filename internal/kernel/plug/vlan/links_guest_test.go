@@ -85,7 +85,7 @@ func TestSwappedVLANs(t *testing.T) {
 	plugged(t, p, one)
 	plugged(t, p, two)
 	one.VLAN, two.VLAN = 8, 7
-	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", that of port "+plugtest.PortB+" of "+plugtest.Two) {
+	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", which belongs to port "+plugtest.PortB+" of "+plugtest.Two) {
 		t.Errorf("Plug of a VLAN that another has: %v", err)
 	}
 	plugged(t, p, two)
@@ -97,9 +97,9 @@ func TestSwappedVLANs(t *testing.T) {
 // A VLAN has one link. Who has it is told, as far as it can be.
 func TestVLANThatIsTaken(t *testing.T) {
 	for says, take := range map[string]func(w *world, by *podif.Namespace){
-		"is ens6.7 in the node's own network namespace, which is not Berth's": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
-		", which is not Berth's": func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
-		", which is half made": func(w *world, by *podif.Namespace) {
+		"is ens6.7 in the node's own network namespace, which was not created by Berth": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
+		", which was not created by Berth":                                              func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
+		", which is incomplete": func(w *world, by *podif.Namespace) {
 			want := wantOn(w.t, 7, plugtest.Two, plugtest.PortB, by)
 			dies(w.t, "plug.vlan.made.after", func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(w.t), want); return err })
 		},
@@ -121,7 +121,7 @@ func TestVLANThatIsTaken(t *testing.T) {
 	w, pod, by := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
 	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.Two, plugtest.PortB, by))
 	_, err := w.plugger(Options{Dir: t.TempDir(), Wait: soon}).Plug(plugtest.Bounded(t), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
-	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace that is not in") {
+	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace outside") {
 		t.Errorf("Plug of a VLAN that is nowhere to be seen: %v", err)
 	}
 }

@@ -18,10 +18,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// find finds the node's link that is a port's trunk; nil: none has its MAC address. VLANs and
-// their like carry the MAC address of the link below them, so they do not count. The address
-// comes from elsewhere, and must not lead to a pod's link, or to a bridge. Errors:
-// plug.ErrInvalid.
+// find returns the trunk of a port, or nil if no link of the node has its MAC address. It ignores
+// VLANs and similar links, which share the MAC address of their parent. The address comes from the
+// provider, so it must not select a link of a pod or a bridge. Errors: plug.ErrInvalid.
 func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 	links, err := rtnl.Whole(p.node.NL.LinkList)
 	if err != nil {
@@ -44,22 +43,22 @@ func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 	case len(fit) == 1:
 		return fit[0], nil
 	case len(fit) > 1:
-		return nil, fmt.Errorf("Trunk: %q: want the MAC address of one link of the node, not that of %s: %w", r.Trunk, strings.Join(names, " and "), plug.ErrInvalid)
+		return nil, fmt.Errorf("Trunk: %q: want the MAC address of one link of the node, not of %s: %w", r.Trunk, strings.Join(names, " and "), plug.ErrInvalid)
 	case len(unfit) > 0:
-		return nil, fmt.Errorf("Trunk: %q: want the MAC address of a network card of the node, not that of %s: %w", r.Trunk, strings.Join(unfit, " and "), plug.ErrInvalid)
+		return nil, fmt.Errorf("Trunk: %q: want the MAC address of a network card of the node, not of %s: %w", r.Trunk, strings.Join(unfit, " and "), plug.ErrInvalid)
 	}
 	return nil, nil
 }
 
-// unfitAs tells why a link is no trunk; empty: it may be one. A card has no kind at the kernel
-// ("device"); in the lab cards are veths whose other ends are elsewhere.
+// unfitAs returns why a link cannot be a trunk, or "". Network cards have no kind in netlink
+// ("device"). In the lab, they are veths whose peers are in another namespace.
 func unfitAs(l netlink.Link) string {
 	a := l.Attrs()
 	switch kind := l.Type(); {
 	case a.Group >= plug.LinkGroup && a.Group>>16 <= rtnl.Protocol:
-		return "which Berth made for a pod"
+		return "which Berth created for a pod"
 	case kind == "veth" && a.NetNsID < 0:
-		return "a veth between places on the node"
+		return "a veth with both ends on the node"
 	case kind != "device" && kind != "veth":
 		return "which is of kind " + kind
 	case a.Flags&net.FlagLoopback != 0 || a.EncapType != "ether":
@@ -75,9 +74,9 @@ func sameMAC(a net.HardwareAddr, text string) bool {
 	return err == nil && bytes.Equal(a, b)
 }
 
-// parent is the link of the node's that a VLAN is on; nil: it is on none.
+// parent returns the link of the node that a VLAN is on, or nil.
 func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
-	if !at.hasParent(l) { // in its own namespace
+	if !at.hasParent(l) { // the parent is in the VLAN's own namespace
 		return nil, nil
 	}
 	on, err := p.node.NL.LinkByIndex(l.ParentIndex)
@@ -90,11 +89,11 @@ func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) 
 	return on.Attrs(), nil
 }
 
-// again is how often the trunk's link is looked for at least, besides when the kernel tells of it.
+// again is the polling interval for the trunk, in addition to netlink events.
 const again = 100 * time.Millisecond
 
-// await waits until the node has a port's trunk, for so long at most. Errors: plug.ErrInvalid,
-// plug.ErrNotReady with what is missing.
+// await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid;
+// plug.ErrNotReady, which names what is missing.
 func (p *Plugger) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
 	if l, err := p.find(r); err != nil || l != nil {
 		return l, err
@@ -112,24 +111,24 @@ func (p *Plugger) await(ctx context.Context, r plug.Ref, most time.Duration) (*n
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
 	for {
-		l, err := p.find(r) // after the subscription, so nothing is missed
+		l, err := p.find(r) // after the subscription, so that no event is missed
 		if err != nil || l != nil {
 			return l, err
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w: Trunk: %q: no link of the node has this MAC address after %s: the trunk is not attached, or its link has not come up yet",
+			return nil, fmt.Errorf("%w: Trunk: %q: no link of the node has this MAC address after %s: the trunk is not attached, or its link has not appeared yet",
 				plug.ErrNotReady, r.Trunk, time.Since(began).Round(time.Millisecond))
 		}
 		news(events, r.Trunk)
 	}
 }
 
-// news returns when the kernel tells of a link with a MAC address, or of nothing for a while.
+// news returns when the kernel reports a link with the MAC address, or after the polling interval.
 func news(events *nl.NetlinkSocket, mac string) {
 	for end := time.Now().Add(again); time.Now().Before(end); {
 		messages, _, err := events.Receive()
 		if err != nil {
-			return // lost events (ENOBUFS) and the timeout (EAGAIN) mean: look again
+			return // look again after lost events (ENOBUFS) and after the timeout (EAGAIN)
 		}
 		for _, m := range messages {
 			l, err := netlink.LinkDeserialize(nil, m.Data)
@@ -140,30 +139,30 @@ func news(events *nl.NetlinkSocket, mac string) {
 	}
 }
 
-// mostMTU is that of EC2's links (EC2 user guide, "Jumbo frames (9001 MTU)").
+// mostMTU is the largest MTU of EC2 links (EC2 user guide, "Jumbo frames (9001 MTU)").
 const mostMTU = 9001
 
-// raise has the trunk carry what a VLAN on it is to carry: a VLAN cannot have a larger MTU
-// than its link, nor be up without it. Nobody else sets the link of a trunk up: it is no
-// uplink of the data path. Its MTU is raised only, as other ports have theirs by it. The node
-// itself takes no IPv6 address, and no route, by a trunk that nobody has set up.
+// raise prepares the trunk for a VLAN, which cannot have a larger MTU than its parent and cannot be
+// up while the parent is down. The data path does not set trunks up, as they are no uplinks. raise
+// never lowers the MTU, because other VLANs may need it. The node takes no IPv6 address or route on
+// a trunk that raise sets up.
 func (p *Plugger) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
 	done, err := p.turns.Take(ctx, "link "+trunk.Name)
 	if err != nil {
 		return err
 	}
 	defer done()
-	l, err := p.node.NL.LinkByIndex(trunk.Index) // as the turn before left it
+	l, err := p.node.NL.LinkByIndex(trunk.Index) // the previous turn may have changed it
 	if err != nil {
 		return fmt.Errorf("look up the trunk %s: %w", trunk.Name, err)
 	}
 	a := l.Attrs()
 	if mtu > a.MTU {
 		if mtu > mostMTU {
-			return fmt.Errorf("Interface.MTU: %d: want %d at most on the trunk %s: %w", mtu, mostMTU, a.Name, plug.ErrInvalid)
+			return fmt.Errorf("Interface.MTU: %d: want at most %d on the trunk %s: %w", mtu, mostMTU, a.Name, plug.ErrInvalid)
 		}
 		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
-			return fmt.Errorf("give the trunk %s the MTU %d: %w", a.Name, mtu, err)
+			return fmt.Errorf("set the MTU of the trunk %s to %d: %w", a.Name, mtu, err)
 		}
 	}
 	if a.Flags&net.FlagUp != 0 {

@@ -72,15 +72,15 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 	}
 	for says, lay := range map[string]func(node, elsewhere *podif.Namespace) error{
 		"br0, which is of kind bridge": func(node, _ *podif.Namespace) error { return bridge(node, "br0", trunkMAC) },
-		"one link of the node, not that of ens6 and ens7": func(node, elsewhere *podif.Namespace) error {
+		"one link of the node, not of ens6 and ens7": func(node, elsewhere *podif.Namespace) error {
 			wire(t, node, elsewhere, "ens6", trunkMAC)
 			wire(t, node, elsewhere, "ens7", trunkMAC)
 			return nil
 		},
-		"bthaaaaaaaaaaaa, which Berth made for a pod": func(node, pod *podif.Namespace) error {
+		"bthaaaaaaaaaaaa, which Berth created for a pod": func(node, pod *podif.Namespace) error {
 			return node.NL.LinkSetGroup(wire(t, node, pod, "bthaaaaaaaaaaaa", trunkMAC), rtnl.Protocol<<16)
 		},
-		"tap3f2a9c10-76, which Berth made for a pod": func(node, pod *podif.Namespace) error {
+		"tap3f2a9c10-76, which Berth created for a pod": func(node, pod *podif.Namespace) error {
 			return node.NL.LinkSetGroup(wire(t, node, pod, "tap3f2a9c10-76", trunkMAC), plug.LinkGroup)
 		},
 		"ens6, a port of a bridge or bond": func(node, elsewhere *podif.Namespace) error {
@@ -90,7 +90,7 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 			}
 			return node.NL.LinkSetMaster(l, plugtest.Link(t, node, "br0"))
 		},
-		"x0, a veth between places on the node": func(node, _ *podif.Namespace) error {
+		"x0, a veth with both ends on the node": func(node, _ *podif.Namespace) error {
 			if err := plugtest.Veth(node, "x0", "x1"); err != nil {
 				return err
 			}
@@ -241,7 +241,7 @@ func TestTrunkIsRaised(t *testing.T) {
 			t.Errorf("for a port with MTU %d the trunk has %d, %s; want %d, up", tc.mtu, a.MTU, a.Flags, tc.want)
 		}
 	}
-	if err := raise(9002); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "Interface.MTU: 9002: want 9001 at most on the trunk ens6") {
+	if err := raise(9002); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "Interface.MTU: 9002: want at most 9001 on the trunk ens6") {
 		t.Errorf("an MTU that no trunk has: %v", err)
 	}
 	if got := read("ens6", "disable_ipv6"); got != "1" {
