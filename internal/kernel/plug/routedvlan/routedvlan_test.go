@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// What takes a kernel with VLANs is in files of the build tag guest.
+// Tests that need a kernel with VLANs are in the files with the build tag guest.
 
 func branchFor(mode plug.Enforcing, id int) branch {
 	return branch{
@@ -25,11 +25,11 @@ func branchFor(mode plug.Enforcing, id int) branch {
 	}
 }
 
-// families are those of policy rules.
+// families are the IP families of policy rules.
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// Marks keep to the six bits of the ENI's number, wherever these are, and the rules of strict branches come before
-// all others: between them and the kernel's is nothing that takes a packet of theirs elsewhere.
+// Marks use the six bits of the ENI's number only, also when shifted. The rules of strict branches
+// precede all others, so that no other rule takes their packets.
 func TestRules(t *testing.T) {
 	for _, shift := range []uint{0, 8, 24} {
 		p := &Plugger{shift: shift}
@@ -51,7 +51,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// Two rules that take other packets, or take them elsewhere, are not the same, whoever made them.
+// Rules with different selectors or actions differ, whoever created them.
 func TestSame(t *testing.T) {
 	p := &Plugger{}
 	const family = unix.AF_INET
@@ -66,7 +66,7 @@ func TestSame(t *testing.T) {
 	all = append(all, foreign)
 	for i, a := range all {
 		for j, b := range all {
-			// The rules by a VLAN's link are alike for any VLAN.
+			// The rules for a VLAN link are the same for every VLAN.
 			alike := i == j || a.IifName == "vl0123456789a" && b.IifName == "vl0123456789a"
 			if same(a, b) != alike {
 				t.Errorf("%s %s and %s %s: same is %v", a, a.IifName, b, b.IifName, !alike)
@@ -75,7 +75,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// Which rules are shared follows from whose there are.
+// present derives the modes from the rules of branches.
 func TestPresent(t *testing.T) {
 	p := &Plugger{}
 	for _, family := range families {
@@ -95,7 +95,7 @@ func TestPresent(t *testing.T) {
 	}
 }
 
-// No two branches of a node share a table, and none has one of the data path's.
+// Each branch of a node has a routing table of its own, different from those of the data path.
 func TestTables(t *testing.T) {
 	seen := map[int]bool{datapath.PodTable: true, datapath.StrictTable: true, datapath.StandardTable: true}
 	for i := 1; i <= datapath.MaxUplink; i++ {
@@ -110,7 +110,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// Chains are told apart by their content: by address, mode and VLAN.
+// The tag of a chain depends on its content: address, mode and VLAN.
 func TestTags(t *testing.T) {
 	p := &Plugger{}
 	seen := map[string]string{}

@@ -25,10 +25,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 )
 
-// soon ends a wait for what does not come.
+// soon bounds waits that are expected to time out.
 const soon = 300 * time.Millisecond
 
-// wants holds a namespace's VLANs against what they are to be.
+// wants compares a namespace's VLANs with the expected ones.
 func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	t.Helper()
 	if got := vlans(t, s); !maps.Equal(got, want) {
@@ -36,8 +36,8 @@ func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	}
 }
 
-// A branch that is associated anew has another VLAN, or is on another trunk: the link makes
-// place for another, wherever that ends.
+// A branch that is associated again has another VLAN or trunk. Plug replaces the link, also after a
+// crash at any failpoint.
 func TestAssociatedAnew(t *testing.T) {
 	w := newWorld(t)
 	other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
@@ -75,8 +75,8 @@ func TestAssociatedAnew(t *testing.T) {
 	}
 }
 
-// Two branches that get each other's VLANs come to them, as the one that cannot have its new one
-// yet gives the old one up.
+// Two branches swap their VLANs: the first Plug fails and releases its old VLAN, so the second one
+// succeeds.
 func TestSwappedVLANs(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
@@ -94,7 +94,7 @@ func TestSwappedVLANs(t *testing.T) {
 	wants(t, b, map[string]int{"eth0": 7})
 }
 
-// A VLAN has one link. Who has it is told, as far as it can be.
+// The error of a VLAN that is in use names the owner, if it is known.
 func TestVLANThatIsTaken(t *testing.T) {
 	for says, take := range map[string]func(w *world, by *podif.Namespace){
 		"is ens6.7 in the node's own network namespace, which was not created by Berth": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
@@ -126,7 +126,7 @@ func TestVLANThatIsTaken(t *testing.T) {
 	}
 }
 
-// foreign makes a VLAN that is not Berth's.
+// foreign creates a VLAN without Berth's group and alias.
 func (w *world) foreign(in *podif.Namespace, name string) {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -134,8 +134,8 @@ func (w *world) foreign(in *podif.Namespace, name string) {
 	plugtest.Must(w.t, w.node.NL.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}))
 }
 
-// The kernel takes its time to remove the links of a namespace that is gone: the VLAN's next
-// port waits for that.
+// The kernel removes the links of a deleted namespace asynchronously. The VLAN's next port waits
+// for that.
 func TestVLANOfANamespaceThatGoes(t *testing.T) {
 	w, next := newWorld(t), plugtest.Space(t, "pod")
 	for n := range 5 {
@@ -152,7 +152,7 @@ func TestVLANOfANamespaceThatGoes(t *testing.T) {
 	}
 }
 
-// What an attachment has left of its port in another namespace is in nobody's way.
+// Plug removes a leftover of the same port in another namespace.
 func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
 	w, was, is := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
 	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
@@ -161,7 +161,7 @@ func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
 	wants(t, is, map[string]int{"eth0": 7})
 }
 
-// All that is Berth's is found, wherever it is, and can be removed, and nothing else is.
+// List finds all of Berth's links in every namespace and nothing else, and Remove removes them.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
@@ -203,7 +203,7 @@ func TestList(t *testing.T) {
 	plugtest.Must(t, p.Remove(plugtest.Bounded(t), gone))
 }
 
-// What is of another node, whose pods' namespaces are in the same folder, is not found.
+// List skips the links of another node whose pods' namespaces are in the same folder.
 func TestListOfTwoNodes(t *testing.T) {
 	one, two := newWorld(t), newWorld(t)
 	p, other := one.plugger(Options{}), two.plugger(Options{})
@@ -222,8 +222,8 @@ func TestListOfTwoNodes(t *testing.T) {
 	}
 }
 
-// With the trunk's link the VLANs go, and they come again with it. When it was set down they are
-// down, and lack what the kernel takes then.
+// The VLANs disappear with the trunk, and Plug creates them again once it is back. While the trunk
+// is down, the VLANs are down and lack the state that the kernel flushes.
 func TestTrunkGoesAndComes(t *testing.T) {
 	w, pod := newWorld(t), plugtest.Space(t, "pod")
 	p, want := w.plugger(Options{Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
@@ -263,7 +263,7 @@ func TestTrunkGoesAndComes(t *testing.T) {
 	wants(t, pod, map[string]int{})
 }
 
-// Many calls at once, of several ports of each pod, leave what the last of each asked for.
+// Concurrent calls about several ports of each pod leave the result of the last call for each port.
 func TestManyAtOnce(t *testing.T) {
 	w := newWorld(t)
 	p, ctx, before := w.plugger(Options{}), plugtest.Bounded(t), plugtest.Describe(t, w.node)
