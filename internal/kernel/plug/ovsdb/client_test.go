@@ -128,7 +128,7 @@ func TestAttachMovesFromAnotherBridge(t *testing.T) {
 func TestAwait(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
-	endsWith(t, c, "is no interface")
+	endsWith(t, c, "has no interface")
 	plugtest.Must(t, c.Attach(ctx, port))
 	ready := make(chan error, 1)
 	go func() { ready <- c.Await(ctx, port, true) }()
@@ -158,7 +158,7 @@ func TestAwaitTellsWhatIsMissing(t *testing.T) {
 		says string
 	}{
 		{lib.Row{}, "is ovs-vswitchd running?"},
-		{lib.Row{"ofport": -1}, "cannot take"},
+		{lib.Row{"ofport": -1}, "cannot open"},
 		{lib.Row{"error": lib.OvsSet{GoSet: []any{"No such device"}}}, "No such device"},
 		{lib.Row{"error": lib.OvsSet{}, "ofport": 1}, "ovn-installed"},
 	} {
