@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -19,6 +20,12 @@ import (
 // The table inet berth-branches has two maps from link names to the chains of branches: one for the
 // incoming and one for the outgoing link. The cost for a packet so does not grow with the number of
 // branches.
+
+// filter manages the chains of branches in the node's namespace.
+type filter struct {
+	ns    netns.NsHandle
+	marks marks
+}
 
 // zoneBase plus the VLAN ID is the connection tracking zone of a branch. Lower zones are left to
 // other software.
@@ -72,7 +79,7 @@ const (
 func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
 
 // chains are the chains of a branch.
-func (p *Plugger) chains(b branch) []chain {
+func (f *filter) chains(b branch) []chain {
 	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
 	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
 	to := chain{toVLAN + short, b.vlan, leaving, nil}
@@ -84,7 +91,7 @@ func (p *Plugger) chains(b branch) []chain {
 		return append(list, in, out)
 	}
 	zone := setZone(uint16(zoneBase + b.id))
-	mark := func(value uint32) nft.Exprs { return nft.SetMark(p.mark(value)) }
+	mark := func(value uint32) nft.Exprs { return nft.SetMark(f.marks.of(value)) }
 	in.rules = append(in.rules, nft.Join(zone, mark(datapath.BranchIn)))
 	out.rules = []nft.Exprs{nft.Join(zone, mark(datapath.BranchOut))}
 	return append(list, in, out)
@@ -147,22 +154,22 @@ func (c chain) element() []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.LinkName(c.link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: c.name}}}
 }
 
-func (p *Plugger) conn() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(p.node.NS)))
+func (f *filter) conn() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)))
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	return c, nil
 }
 
-// filter creates the chains of a branch in one transaction. It does not rewrite chains that are
+// set creates the chains of a branch in one transaction. It does not rewrite chains that are
 // correct, because the kernel waits for packets in flight on each change of rules.
-func (p *Plugger) filter(b branch) error {
-	conn, err := p.conn()
+func (f *filter) set(b branch) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
-	missing, err := p.unlike(conn, b)
+	missing, err := f.missing(conn, b)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
@@ -199,13 +206,13 @@ func (c chain) add(conn *nftables.Conn) error {
 	return nil
 }
 
-// unlike lists the missing or changed chains of a branch, the shared chains first.
-func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err error) {
+// missing lists the missing or changed chains of a branch, the shared chains first.
+func (f *filter) missing(conn *nftables.Conn, b branch) (missing []chain, err error) {
 	have, err := look(conn)
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range append([]chain{entering.lead(), leaving.lead()}, p.chains(b)...) {
+	for _, c := range append([]chain{entering.lead(), leaving.lead()}, f.chains(b)...) {
 		alike, err := have.has(conn, c)
 		if err != nil {
 			return nil, err
@@ -265,9 +272,9 @@ func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
 	return content.Has(conn, content.Chains[0]), nil
 }
 
-// unfilter removes the chains of a port.
-func (p *Plugger) unfilter(r plug.Ref) error {
-	conn, err := p.conn()
+// remove removes the chains of a port.
+func (f *filter) remove(r plug.Ref) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
@@ -298,13 +305,13 @@ func (p *Plugger) unfilter(r plug.Ref) error {
 	return nil
 }
 
-// checkFilter adds missing or changed chains of a branch to the differences.
-func (p *Plugger) checkFilter(b branch, found *plug.Differences) error {
-	conn, err := p.conn()
+// check adds missing or changed chains of a branch to the differences.
+func (f *filter) check(b branch, found *plug.Differences) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
-	missing, err := p.unlike(conn, b)
+	missing, err := f.missing(conn, b)
 	for _, c := range missing {
 		found.Add("chain %s of the nftables table %s is missing or changed", c.name, datapath.BranchNftTable)
 	}

@@ -59,10 +59,13 @@ type Options struct {
 
 // Plugger plugs ports of kind RoutedVLAN.
 type Plugger struct {
-	node  *hostlink.Node
-	vlans *vlan.Plugger
-	shift uint
-	turns plug.Turns // by the name of a port's veth, and one turn for the shared rules
+	node     *hostlink.Node
+	vlans    *vlan.Plugger
+	rules    rules
+	filter   filter
+	routes   routes
+	settings settings
+	turns    plug.Turns // by the name of a port's veth
 }
 
 // New makes a Plugger. Close releases it.
@@ -75,7 +78,11 @@ func New(o Options) (*Plugger, error) {
 		return nil, err
 	}
 	node.Sysctls = o.Sysctls
-	return &Plugger{node: node, vlans: o.VLANs, shift: o.MarkShift}, nil
+	return &Plugger{
+		node: node, vlans: o.VLANs,
+		rules: rules{nl: node.NL, marks: marks(o.MarkShift)}, filter: filter{node.NS, marks(o.MarkShift)},
+		routes: routes{node.NL}, settings: settings{node},
+	}, nil
 }
 
 // Close releases the handles of the node's namespace. Ports stay plugged.
@@ -136,14 +143,14 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		name string
 		do   func() error
 	}{
-		{"link", func() error { return errors.Join(p.set(b), p.own6(b, out)) }},
-		{"filter", func() error { return p.filter(b) }},
-		{"rules", func() error { return p.lead(ctx, b, w.Ref) }},
+		{"link", func() error { return errors.Join(p.settings.set(b), p.settings.own6(b, out)) }},
+		{"filter", func() error { return p.filter.set(b) }},
+		{"rules", func() error { return p.rules.set(ctx, b, w.Ref) }},
 		{"pod", func() error {
 			return errors.Join(p.raise(b, link), p.configure(pod, w, link))
 		}},
 		{"routes", func() error {
-			return errors.Join(p.raise(b, hostlink.Link{Name: out.Name, Index: out.Index}), p.route(b, ends, w.Interface.MAC))
+			return errors.Join(p.raise(b, hostlink.Link{Name: out.Name, Index: out.Index}), p.routes.set(b, ends, w.Interface.MAC))
 		}},
 	} {
 		if err := step.do(); err != nil {
@@ -260,8 +267,8 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 			p.node.ForgetInPod(r, LinkName(r))
 			return p.node.Remove(r, LinkName(r))
 		}},
-		{"rules", func() error { return p.leadNoMore(ctx, r) }},
-		{"filter", func() error { return p.unfilter(r) }},
+		{"rules", func() error { return p.rules.clear(ctx, r) }},
+		{"filter", func() error { return p.filter.remove(r) }},
 	} {
 		if err := step.do(); err != nil {
 			return err
@@ -321,10 +328,10 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		return err
 	}
 	b := branchOf(w)
-	if err := p.checkRules(b, found); err != nil {
+	if err := p.rules.check(b, found); err != nil {
 		return err
 	}
-	if err := errors.Join(p.checkFilter(b, found), p.checkSettings(b, found)); err != nil {
+	if err := errors.Join(p.filter.check(b, found), p.settings.check(b, found)); err != nil {
 		return err
 	}
 	if out == nil || link == nil {
@@ -333,13 +340,13 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if err := hostlink.CheckPair(w, link.Attrs(), pod, found); err != nil {
 		return err
 	}
-	if err := p.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
+	if err := p.routes.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
 		return err
 	}
-	if err := p.checkOwn6(b, out, found); err != nil {
+	if err := p.settings.checkOwn6(b, out, found); err != nil {
 		return err
 	}
-	return p.checkRoutes(b, ends{pod: link.Attrs().Index, vlan: out.Index}, found)
+	return p.routes.check(b, ends{pod: link.Attrs().Index, vlan: out.Index}, found)
 }
 
 // List implements plug.Plugger.

@@ -32,7 +32,7 @@ var families = []int{unix.AF_INET, unix.AF_INET6}
 // precede all others, so that no other rule takes their packets.
 func TestRules(t *testing.T) {
 	for _, shift := range []uint{0, 8, 24} {
-		p := &Plugger{shift: shift}
+		p := &rules{marks: marks(shift)}
 		for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 			for _, family := range families {
 				for _, r := range append(p.shared(family, mode), p.own(branchFor(mode, 7), family)...) {
@@ -53,7 +53,7 @@ func TestRules(t *testing.T) {
 
 // Rules with different selectors or actions differ, whoever created them.
 func TestSame(t *testing.T) {
-	p := &Plugger{}
+	p := &rules{}
 	const family = unix.AF_INET
 	all := append(append(p.shared(family, plug.Strict), p.shared(family, plug.Standard)...), localRule(family, 0))
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
@@ -77,7 +77,7 @@ func TestSame(t *testing.T) {
 
 // present derives the modes from the rules of branches.
 func TestPresent(t *testing.T) {
-	p := &Plugger{}
+	p := &rules{}
 	for _, family := range families {
 		strict, standard := p.own(branchFor(plug.Strict, 7), family), p.own(branchFor(plug.Standard, 8), family)
 		foreign := standard[0]
@@ -112,7 +112,6 @@ func TestTables(t *testing.T) {
 
 // The tag of a chain depends on its content: address, mode and VLAN.
 func TestTags(t *testing.T) {
-	p := &Plugger{}
 	seen := map[string]string{}
 	other, other6, alone, alone6 := branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7)
 	other.hops[0].addr = netip.MustParseAddr("10.0.64.8")
@@ -123,7 +122,7 @@ func TestTags(t *testing.T) {
 		"another address": other, "another IPv6 address": other6, "IPv4 alone": alone, "IPv6 alone": alone6,
 	} {
 		all := ""
-		for _, c := range p.chains(b) {
+		for _, c := range (&filter{}).chains(b) {
 			content, err := c.content()
 			if err != nil {
 				t.Fatal(err)

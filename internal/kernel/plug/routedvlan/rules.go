@@ -18,10 +18,19 @@ import (
 // Policy rules belong to one IP family. A branch has rules for the families of its addresses. Calls
 // about the rules of all branches cover both families.
 
-// mark shifts a value of the bits datapath.MarkUplink.
-func (p *Plugger) mark(value uint32) (mark, mask uint32) {
-	return value << p.shift, datapath.MarkUplink << p.shift
+// rules manages the policy rules of branches in the node's namespace. One call at a time changes
+// them, because branches share some.
+type rules struct {
+	nl    *netlink.Handle
+	marks marks
+	turn  plug.Turns
 }
+
+// marks is how far the data path shifts its marks left.
+type marks uint
+
+// of shifts a value of the bits datapath.MarkUplink.
+func (m marks) of(value uint32) (mark, mask uint32) { return value << m, datapath.MarkUplink << m }
 
 func rule(family, priority, table int) netlink.Rule {
 	r := netlink.NewRule()
@@ -29,29 +38,29 @@ func rule(family, priority, table int) netlink.Rule {
 	return *r
 }
 
-func (p *Plugger) marked(r netlink.Rule, value uint32) netlink.Rule {
-	mark, mask := p.mark(value)
+func (s *rules) marked(r netlink.Rule, value uint32) netlink.Rule {
+	mark, mask := s.marks.of(value)
 	r.Mark, r.Mask = mark, &mask
 	return r
 }
 
 // shared are the rules that all branches of a mode need, in the order of creation: no rule
 // redirects packets before the last one exists.
-func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
+func (s *rules) shared(family int, mode plug.Enforcing) []netlink.Rule {
 	rule := func(priority, table int) netlink.Rule { return rule(family, priority, table) }
 	if mode == plug.Standard {
 		return []netlink.Rule{rule(datapath.RuleBranchPod, datapath.StandardTable)}
 	}
-	none := p.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
+	none := s.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
 	none.Type = unix.RTN_PROHIBIT
-	past := p.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
+	past := s.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
 	past.Mask = &past.Mark
 	past.Invert, past.Goto = true, datapath.RuleLocal
-	source := p.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
+	source := s.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
 	source.IifName = "lo"
 	return []netlink.Rule{
 		localRule(family, datapath.RuleLocal), none, past, source,
-		p.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
+		s.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
 	}
 }
 
@@ -69,7 +78,7 @@ func localRule(family, priority int) netlink.Rule {
 // route back to the source before it forwards a packet. For packets from the VLAN, the first rule
 // leads back to the VLAN for every source, which may be the node or another pod on it. For packets
 // from the pod, the second rule leads back to the pod's veth. Forwarded packets never match it.
-func (p *Plugger) own(b branch, family int) []netlink.Rule {
+func (s *rules) own(b branch, family int) []netlink.Rule {
 	priority := datapath.RuleBranchStandard
 	if b.enforcing == plug.Strict {
 		priority = datapath.RuleBranchOut
@@ -79,7 +88,7 @@ func (p *Plugger) own(b branch, family int) []netlink.Rule {
 	if b.enforcing != plug.Strict || family != unix.AF_INET {
 		return []netlink.Rule{out}
 	}
-	back := p.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
+	back := s.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
 	back.IifName = b.vlan
 	return []netlink.Rule{out, back}
 }
@@ -104,21 +113,21 @@ func present(have []netlink.Rule) map[plug.Enforcing]bool {
 	return of
 }
 
-// lead ensures the rules of a branch and removes its rules for an earlier VLAN or mode.
-func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
+// set ensures the rules of a branch and removes its rules for an earlier VLAN or mode.
+func (s *rules) set(ctx context.Context, b branch, r plug.Ref) error {
 	for _, h := range b.hops {
 		family := h.family()
-		err := p.change(ctx, family, func(have []netlink.Rule) error {
-			for _, r := range append(p.shared(family, b.enforcing), p.own(b, family)...) {
-				if err := p.ensure(have, r); err != nil {
+		err := s.change(ctx, family, func(have []netlink.Rule) error {
+			for _, r := range append(s.shared(family, b.enforcing), s.own(b, family)...) {
+				if err := s.ensure(have, r); err != nil {
 					return err
 				}
 			}
-			if err := p.unlead(have, r, p.own(b, family)); err != nil {
+			if err := s.removeOthers(have, r, s.own(b, family)); err != nil {
 				return err
 			}
 			if b.enforcing == plug.Strict {
-				return p.removeLike(have, localRule(family, 0))
+				return s.removeLike(have, localRule(family, 0))
 			}
 			return nil
 		})
@@ -129,10 +138,10 @@ func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
 	return nil
 }
 
-// leadNoMore removes the rules of a port, and the shared rules if it was the last of its mode.
-func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
+// clear removes the rules of a port, and the shared rules if it was the last of its mode.
+func (s *rules) clear(ctx context.Context, r plug.Ref) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := p.change(ctx, family, func(have []netlink.Rule) error { return p.unlead(have, r, nil) }); err != nil {
+		if err := s.change(ctx, family, func(have []netlink.Rule) error { return s.removeOthers(have, r, nil) }); err != nil {
 			return err
 		}
 	}
@@ -141,45 +150,45 @@ func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
 
 // change calls do with the rules of a family while no other call changes them. Then it removes
 // shared rules that no branch needs any more.
-func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
-	done, err := p.turns.Take(ctx, "the rules")
+func (s *rules) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
+	done, err := s.turn.Take(ctx, "the rules")
 	if err != nil {
 		return err
 	}
 	defer done()
-	have, err := p.rules(family)
+	have, err := s.list(family)
 	if err != nil {
 		return err
 	}
 	if err := do(have); err != nil {
 		return err
 	}
-	if have, err = p.rules(family); err != nil {
+	if have, err = s.list(family); err != nil {
 		return err
 	}
-	return p.shareNoMore(family, have)
+	return s.removeShared(family, have)
 }
 
-// unlead removes the rules of a port that are not in want.
-func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
+// removeOthers removes the rules of a port that are not in want.
+func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
 	for _, h := range have {
 		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
 			continue
 		}
-		if err := p.remove(h); err != nil {
+		if err := s.remove(h); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// shareNoMore removes shared rules that no branch needs any more. It first restores the kernel's
+// removeShared removes shared rules that no branch needs any more. It first restores the kernel's
 // rule for local addresses.
-func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
+func (s *rules) removeShared(family int, have []netlink.Rule) error {
 	of := present(have)
 	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
 	if !of[plug.Strict] && moved {
-		if err := p.ensure(have, localRule(family, 0)); err != nil {
+		if err := s.ensure(have, localRule(family, 0)); err != nil {
 			return err
 		}
 	}
@@ -187,8 +196,8 @@ func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 		if of[mode] {
 			continue
 		}
-		for _, r := range slices.Backward(p.shared(family, mode)) {
-			if err := p.removeLike(have, r); err != nil {
+		for _, r := range slices.Backward(s.shared(family, mode)) {
+			if err := s.removeLike(have, r); err != nil {
 				return err
 			}
 		}
@@ -196,9 +205,9 @@ func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 	return nil
 }
 
-// rules lists the rules of a family; none if the kernel lacks the family.
-func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(family) })
+// list lists the rules of a family; none if the kernel lacks the family.
+func (s *rules) list(family int) ([]netlink.Rule, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return s.nl.RuleList(family) })
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
 	}
@@ -208,21 +217,21 @@ func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
 	return list, nil
 }
 
-func (p *Plugger) ensure(have []netlink.Rule, r netlink.Rule) error {
+func (s *rules) ensure(have []netlink.Rule, r netlink.Rule) error {
 	if slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
 		return nil
 	}
-	if err := p.node.NL.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := s.nl.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add %s: %w", r, err)
 	}
 	return nil
 }
 
 // removeLike removes the rules that equal r.
-func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
+func (s *rules) removeLike(have []netlink.Rule, r netlink.Rule) error {
 	for _, h := range have {
 		if same(h, r) {
-			if err := p.remove(h); err != nil {
+			if err := s.remove(h); err != nil {
 				return err
 			}
 		}
@@ -230,53 +239,30 @@ func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
 	return nil
 }
 
-func (p *Plugger) remove(r netlink.Rule) error {
-	if err := p.node.NL.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
+func (s *rules) remove(r netlink.Rule) error {
+	if err := s.nl.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
 		return fmt.Errorf("remove %s: %w", r, err)
 	}
 	return nil
 }
 
-// same reports whether two rules send the same packets to the same place. Listed rules do not
-// include the action "prohibit", but such rules have no table.
+// same reports whether two rules send the same packets to the same place, and are both Berth's or
+// both not. Listed rules do not include the action "prohibit", but such rules have no table.
 func same(a, b netlink.Rule) bool {
-	type identity struct {
-		priority, table, to int
-		mark, mask          uint32
-		iif                 string
-		invert              bool
-		ours                bool
-		further             bool
-	}
-	of := func(r netlink.Rule) identity {
-		i := identity{
-			priority: max(r.Priority, 0), mark: r.Mark, iif: r.IifName, invert: r.Invert,
-			ours: r.Protocol == rtnl.Protocol, further: r.Src != nil || r.Dst != nil || r.OifName != "",
-		}
-		if r.Mask != nil {
-			i.mask = *r.Mask
-		}
-		if r.Goto > 0 {
-			i.to = r.Goto
-		} else {
-			i.table = r.Table
-		}
-		return i
-	}
-	return of(a) == of(b)
+	return rtnl.RuleOf(a) == rtnl.RuleOf(b) && (a.Protocol == rtnl.Protocol) == (b.Protocol == rtnl.Protocol)
 }
 
-// checkRules adds missing rules to the differences.
-func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
+// check adds missing rules to the differences.
+func (s *rules) check(b branch, found *plug.Differences) error {
 	for _, h := range b.hops {
-		have, err := p.rules(h.family())
+		have, err := s.list(h.family())
 		if err != nil {
 			return err
 		}
 		has := func(want netlink.Rule) bool {
 			return slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, want) })
 		}
-		for _, r := range append(p.shared(h.family(), b.enforcing), p.own(b, h.family())...) {
+		for _, r := range append(s.shared(h.family(), b.enforcing), s.own(b, h.family())...) {
 			if !has(r) {
 				found.Add("the node lacks the %s policy rule %d of %s branches", ipfamily.Of(h.addr), r.Priority, b.enforcing)
 			}

@@ -11,10 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/hostlink"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// settings are the sysctls of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
+// settings manages the sysctls of branches and the addresses of VLAN links in the node's namespace.
+type settings struct{ node *hostlink.Node }
+
+// sysctls are the sysctls of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
 //
 // In mode strict, reverse path filtering (rp_filter) uses the rules for the packet's mark
 // (src_valid_mark). Packets from the pod to sockets of the node must leave by the VLAN first, so
@@ -24,7 +28,7 @@ import (
 // With IPv6 addresses, IPv6 is on for both links, even if the node turns it off for new links.
 // Router advertisements of the VPC's router are ignored, so that it does not become the node's
 // default router.
-func (b branch) settings() (list []rtnl.Sysctl) {
+func (b branch) sysctls() (list []rtnl.Sysctl) {
 	if b.enforcing == plug.Strict {
 		if b.has(unix.AF_INET) {
 			list = append(list, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.pod + "/src_valid_mark", Value: "1"}, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.vlan + "/src_valid_mark", Value: "1"})
@@ -43,11 +47,11 @@ func (b branch) settings() (list []rtnl.Sysctl) {
 // own6 adds a link-local address to the VLAN link, which the node uses to resolve the MAC address
 // of the router. The kernel's own link-local address is unusable for some seconds, and does not
 // return once removed.
-func (p *Plugger) own6(b branch, vlan *netlink.Vlan) error {
+func (n *settings) own6(b branch, vlan *netlink.Vlan) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
 	}
-	if err := rtnl.AddAddress(own6(vlan), vlan.Index, vlan.Name, p.node.NS, p.node.NL, p.node.Sysctls); err != nil {
+	if err := rtnl.AddAddress(own6(vlan), vlan.Index, vlan.Name, n.node.NS, n.node.NL, n.node.Sysctls); err != nil {
 		return fmt.Errorf("add address %s to %s: %w", own6(vlan).IPNet, vlan.Name, err)
 	}
 	return nil
@@ -59,11 +63,11 @@ func own6(vlan *netlink.Vlan) *netlink.Addr {
 }
 
 // checkOwn6 adds a missing link-local address of the VLAN link to the differences.
-func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Differences) error {
+func (n *settings) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Differences) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return p.node.NL.AddrList(rtnl.LinkRef(vlan.Index), unix.AF_INET6) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.node.NL.AddrList(rtnl.LinkRef(vlan.Index), unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", vlan.Name, err)
 	}
@@ -74,10 +78,10 @@ func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Difference
 }
 
 // set writes the sysctls of a branch. Its links must exist.
-func (p *Plugger) set(b branch) error {
-	return rtnl.InNetns(p.node.NS, func() error {
-		for _, s := range b.settings() {
-			if _, err := s.Set(p.node.Sysctls); err != nil {
+func (n *settings) set(b branch) error {
+	return rtnl.InNetns(n.node.NS, func() error {
+		for _, s := range b.sysctls() {
+			if _, err := s.Set(n.node.Sysctls); err != nil {
 				return err
 			}
 		}
@@ -85,11 +89,11 @@ func (p *Plugger) set(b branch) error {
 	})
 }
 
-// checkSettings adds changed sysctls to the differences.
-func (p *Plugger) checkSettings(b branch, found *plug.Differences) error {
-	return rtnl.InNetns(p.node.NS, func() error {
-		for _, s := range b.settings() {
-			now, right, err := s.Look(p.node.Sysctls)
+// check adds changed sysctls to the differences.
+func (n *settings) check(b branch, found *plug.Differences) error {
+	return rtnl.InNetns(n.node.NS, func() error {
+		for _, s := range b.sysctls() {
+			now, right, err := s.Look(n.node.Sysctls)
 			switch {
 			case errors.Is(err, os.ErrNotExist): // its link is missing, which is reported separately
 			case err != nil:

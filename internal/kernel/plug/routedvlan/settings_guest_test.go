@@ -37,7 +37,7 @@ func TestSettings(t *testing.T) {
 			plugtest.Must(t, p.Check(plugtest.Bounded(t), want))
 		}
 		plugged()
-		settings := branchOf(want).settings()
+		settings := branchOf(want).sysctls()
 		if len(settings) != tc.settings {
 			t.Errorf("%s %s: the settings are %v, want %d", tc.mode, tc.families, settings, tc.settings)
 		}

@@ -148,6 +148,29 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 	}
 }
 
+// holds finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link
+// is being created or removed, or was a leftover of the same port. Errors: plug.ErrNameTaken,
+// plug.ErrPortInUse.
+func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
+	again = true
+	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace outside %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.spaces.dir)
+	failed := p.spaces.each(ctx, func(s *podif.Namespace) (more bool, failed error) {
+		l, failed := p.spaces.vlanOf(s, w, trunk)
+		if l == nil || failed != nil {
+			return true, failed
+		}
+		again, err = whose(s, l, w, trunk)
+		if err == nil { // a leftover of this port in an earlier namespace of its attachment
+			return false, clean(s, w.Ref)
+		}
+		return false, nil
+	})
+	if failed != nil {
+		return false, failed
+	}
+	return again, err
+}
+
 func taken(w plug.Want, at place, name string) error {
 	if at.home() {
 		return fmt.Errorf("%w: %s belongs to another owner", plug.ErrNameTaken, name)

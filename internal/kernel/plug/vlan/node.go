@@ -16,7 +16,7 @@ import (
 // routedvlan). It is named after the port and has the port's MAC address. Otherwise it follows the
 // rules for links in pods.
 
-func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()} }
+func (p *Plugger) onNode(r plug.Ref) place { return place{p.spaces.home(), r.VLANLink()} }
 
 // MakeOnNode ensures that the link of a port exists on the node, and does not change whether it is
 // up. It waits briefly for the trunk and sets that up. Errors: plug.ErrNameTaken,
@@ -25,10 +25,10 @@ func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()
 // It waits before it takes the turn that all ports on the node share, so that it does not delay
 // ports whose trunk exists.
 func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
-	if _, err := p.await(ctx, w.Ref, p.briefly()); err != nil {
+	if _, err := p.trunks.await(ctx, w.Ref, p.briefly()); err != nil {
 		return nil, err
 	}
-	done, err := p.turn(ctx, p.home())
+	done, err := p.spaces.turn(ctx, p.spaces.home())
 	if err != nil {
 		return nil, err
 	}
@@ -55,21 +55,21 @@ func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, e
 // RemoveFromNode removes the link of a port from the node, and incomplete links. It succeeds if
 // there is none, and leaves the links of other ports alone.
 func (p *Plugger) RemoveFromNode(ctx context.Context, r plug.Ref) error {
-	done, err := p.turn(ctx, p.home())
+	done, err := p.spaces.turn(ctx, p.spaces.home())
 	if err != nil {
 		return err
 	}
 	defer done()
-	return clean(p.home(), r)
+	return clean(p.spaces.home(), r)
 }
 
 // CheckOnNode adds the differences of the trunk and of the link of a port on the node. The link is
 // nil if it is missing.
 func (p *Plugger) CheckOnNode(w plug.Want, found *plug.Differences) (*netlink.Vlan, error) {
-	if err := p.checkTrunk(w.Ref, found); err != nil {
+	if err := p.trunks.check(w.Ref, found); err != nil {
 		return nil, err
 	}
-	in, err := look(p.home(), w.Ref)
+	in, err := look(p.spaces.home(), w.Ref)
 	if err != nil {
 		return nil, err
 	}

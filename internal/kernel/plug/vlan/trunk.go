@@ -3,6 +3,7 @@ package vlan
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -18,11 +19,17 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
+// trunks finds trunks on the node and sets them up.
+type trunks struct {
+	node  *hostlink.Node
+	turns plug.Turns // by name of the link
+}
+
 // find returns the trunk of a port, or nil if no link of the node has its MAC address. It ignores
 // VLANs and similar links, which share the MAC address of their parent. The address comes from the
 // provider, so it must not select a link of a pod or a bridge. Errors: plug.ErrInvalid.
-func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
-	links, err := rtnl.Whole(p.node.NL.LinkList)
+func (t *trunks) find(r plug.Ref) (*netlink.LinkAttrs, error) {
+	links, err := rtnl.Whole(t.node.NL.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links of the node: %w", err)
 	}
@@ -75,11 +82,11 @@ func sameMAC(a net.HardwareAddr, text string) bool {
 }
 
 // parent returns the link of the node that a VLAN is on, or nil.
-func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
+func (t *trunks) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
 	if !at.hasParent(l) { // the parent is in the VLAN's own namespace
 		return nil, nil
 	}
-	on, err := p.node.NL.LinkByIndex(l.ParentIndex)
+	on, err := t.node.NL.LinkByIndex(l.ParentIndex)
 	if rtnl.IsNoLink(err) {
 		return nil, nil
 	}
@@ -94,14 +101,14 @@ const again = 100 * time.Millisecond
 
 // await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid;
 // plug.ErrNotReady, which names what is missing.
-func (p *Plugger) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
-	if l, err := p.find(r); err != nil || l != nil {
+func (t *trunks) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
+	if l, err := t.find(r); err != nil || l != nil {
 		return l, err
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	events, err := nl.SubscribeAt(p.node.NS, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+	events, err := nl.SubscribeAt(t.node.NS, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
@@ -111,7 +118,7 @@ func (p *Plugger) await(ctx context.Context, r plug.Ref, most time.Duration) (*n
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
 	for {
-		l, err := p.find(r) // after the subscription, so that no event is missed
+		l, err := t.find(r) // after the subscription, so that no event is missed
 		if err != nil || l != nil {
 			return l, err
 		}
@@ -146,13 +153,13 @@ const mostMTU = 9001
 // up while the parent is down. The data path does not set trunks up, as they are no uplinks. raise
 // never lowers the MTU, because other VLANs may need it. The node takes no IPv6 address or route on
 // a trunk that raise sets up.
-func (p *Plugger) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
-	done, err := p.turns.Take(ctx, "link "+trunk.Name)
+func (t *trunks) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
+	done, err := t.turns.Take(ctx, "link "+trunk.Name)
 	if err != nil {
 		return err
 	}
 	defer done()
-	l, err := p.node.NL.LinkByIndex(trunk.Index) // the previous turn may have changed it
+	l, err := t.node.NL.LinkByIndex(trunk.Index) // the previous turn may have changed it
 	if err != nil {
 		return fmt.Errorf("look up the trunk %s: %w", trunk.Name, err)
 	}
@@ -161,12 +168,28 @@ func (p *Plugger) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) 
 		if mtu > mostMTU {
 			return fmt.Errorf("Interface.MTU: %d: want at most %d on the trunk %s: %w", mtu, mostMTU, a.Name, plug.ErrInvalid)
 		}
-		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
+		if err := t.node.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
 			return fmt.Errorf("set the MTU of the trunk %s to %d: %w", a.Name, mtu, err)
 		}
 	}
 	if a.Flags&net.FlagUp != 0 {
 		return nil
 	}
-	return p.node.Raise(hostlink.Link{Name: a.Name, Index: a.Index})
+	return t.node.Raise(hostlink.Link{Name: a.Name, Index: a.Index})
+}
+
+// check adds the differences of the trunk.
+func (t *trunks) check(r plug.Ref, found *plug.Differences) error {
+	trunk, err := t.find(r)
+	switch {
+	case errors.Is(err, plug.ErrInvalid):
+		found.Add("%v", err)
+	case err != nil:
+		return err
+	case trunk == nil:
+		found.Add("no link of the node has the trunk's MAC address %s", r.Trunk)
+	case trunk.Flags&net.FlagUp == 0:
+		found.Add("the trunk %s is down", trunk.Name)
+	}
+	return nil
 }

@@ -22,7 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,10 +57,10 @@ type Options struct {
 
 // Plugger plugs ports of kind VLAN.
 type Plugger struct {
-	node  *hostlink.Node
-	dir   string
-	wait  time.Duration
-	turns plug.Turns // by namespace, so that no call sees the incomplete links of another; and by trunk
+	node   *hostlink.Node
+	trunks trunks
+	spaces spaces
+	wait   time.Duration
 }
 
 // New makes a Plugger. Close releases it.
@@ -73,7 +73,10 @@ func New(o Options) (*Plugger, error) {
 		return nil, err
 	}
 	node.Sysctls = o.Sysctls
-	return &Plugger{node: node, dir: cmp.Or(o.Dir, "/run/netns"), wait: cmp.Or(o.Wait, DefaultWait)}, nil
+	return &Plugger{
+		node: node, trunks: trunks{node: node}, wait: cmp.Or(o.Wait, DefaultWait),
+		spaces: spaces{node: node, dir: cmp.Or(o.Dir, "/run/netns")},
+	}, nil
 }
 
 // Close releases the handles of the node's namespace. Ports stay plugged.
@@ -90,7 +93,7 @@ func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 // ExpectTrunk waits up to Options.Wait for the trunk of a port. Errors: plug.ErrInvalid,
 // plug.ErrNotReady.
 func (p *Plugger) ExpectTrunk(ctx context.Context, r plug.Ref) error {
-	if _, err := p.await(ctx, r, p.wait); err != nil {
+	if _, err := p.trunks.await(ctx, r, p.wait); err != nil {
 		return fmt.Errorf("wait for port %s: %w", r.PortID, err)
 	}
 	return nil
@@ -110,7 +113,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 }
 
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
-	pod, leave, err := p.enter(ctx, w.Pod)
+	pod, leave, err := p.spaces.enter(ctx, w.Pod)
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -143,41 +146,17 @@ func (p *Plugger) briefly() time.Duration { return min(p.wait, briefly) }
 
 // make waits for the trunk for at most most, sets it up, and ensures the link of the port.
 func (p *Plugger) make(ctx context.Context, w plug.Want, at place, most time.Duration) (*netlink.Vlan, error) {
-	trunk, err := p.await(ctx, w.Ref, most)
+	trunk, err := p.trunks.await(ctx, w.Ref, most)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.raise(ctx, trunk, w.Interface.MTU); err != nil {
+	if err := p.trunks.raise(ctx, trunk, w.Interface.MTU); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("plug.vlan.trunk.after"); err != nil {
 		return nil, err
 	}
 	return p.ensure(ctx, w, at, trunk)
-}
-
-// enter opens the namespace of a pod and waits for its turn there.
-func (p *Plugger) enter(ctx context.Context, where plug.Pod) (pod *podif.Namespace, leave func(), err error) {
-	pod, err = podif.OpenPod(where, p.node.ID)
-	if err != nil {
-		return nil, nil, err
-	}
-	pod.Sysctls = p.node.Sysctls
-	done, err := p.turn(ctx, pod)
-	if err != nil {
-		pod.Close()
-		return nil, nil, err
-	}
-	return pod, func() { done(); pod.Close() }, nil
-}
-
-// turn waits for the turn of a namespace. It is the same for all paths of the namespace.
-func (p *Plugger) turn(ctx context.Context, s *podif.Namespace) (done func(), err error) {
-	id, err := rtnl.Identify(s.NS)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.Path, err)
-	}
-	return p.turns.Take(ctx, fmt.Sprintf("network namespace %d:%d", id.Dev, id.Inode))
 }
 
 // handedOver reports whether a VM runtime owns a link.
@@ -200,7 +179,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
-	pod, leave, err := p.enter(ctx, r.Pod)
+	pod, leave, err := p.spaces.enter(ctx, r.Pod)
 	switch {
 	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
 		return nil
@@ -232,7 +211,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		return err
 	}
 	defer pod.Close()
-	if err := p.checkTrunk(w.Ref, found); err != nil {
+	if err := p.trunks.check(w.Ref, found); err != nil {
 		return err
 	}
 	in, err := look(pod, w.Ref)
@@ -256,29 +235,13 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	return pod.Check(w.Pod.IfName, w.Interface, found)
 }
 
-// checkTrunk adds the differences of the trunk.
-func (p *Plugger) checkTrunk(r plug.Ref, found *plug.Differences) error {
-	trunk, err := p.find(r)
-	switch {
-	case errors.Is(err, plug.ErrInvalid):
-		found.Add("%v", err)
-	case err != nil:
-		return err
-	case trunk == nil:
-		found.Add("no link of the node has the trunk's MAC address %s", r.Trunk)
-	case trunk.Flags&net.FlagUp == 0:
-		found.Add("the trunk %s is down", trunk.Name)
-	}
-	return nil
-}
-
 // checkLink adds the differences of the VLAN link, except its name and the settings that podif
 // checks.
 func (p *Plugger) checkLink(w plug.Want, l *netlink.Vlan, at place, found *plug.Differences) error {
 	if l.VlanId != w.VLAN {
 		found.Add("%s has VLAN %d%s, not %d", l.Name, l.VlanId, at.text(), w.VLAN)
 	}
-	parent, err := p.parent(l, at)
+	parent, err := p.trunks.parent(l, at)
 	if err != nil {
 		return err
 	}
@@ -289,6 +252,61 @@ func (p *Plugger) checkLink(w plug.Want, l *netlink.Vlan, at place, found *plug.
 		found.Add("%s has the parent %s with MAC address %s, not the one with %s", l.Name, parent.Name, parent.HardwareAddr, w.Trunk)
 	}
 	return nil
+}
+
+// List implements plug.Plugger for links in the folder of pods' namespaces and on the node. It
+// skips links on the trunks of other nodes, whose pods may have their namespaces in the same
+// folder.
+func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
+	var list []plug.Found
+	err := p.spaces.each(ctx, func(s *podif.Namespace) (more bool, err error) {
+		in, err := look(s, plug.Ref{})
+		if err != nil {
+			return false, err
+		}
+		node, err := p.spaces.nodeIn(s)
+		if err != nil {
+			return false, err
+		}
+		there := slices.DeleteFunc(append(in.others, in.half...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
+		where := plug.Pod{}
+		if s.Path != nodePath && len(there) > 0 {
+			where.Netns = s.Path
+			if where.NetnsID, err = rtnl.Identify(s.NS); err != nil {
+				return false, fmt.Errorf("%s: %w", s.Path, err)
+			}
+		}
+		for _, l := range there {
+			r, ok := plug.ParseMark(l.Alias)
+			r.Kind, r.VLAN = plug.VLAN, l.VlanId
+			r.Pod.Netns, r.Pod.NetnsID = where.Netns, where.NetnsID
+			list = append(list, plug.Found{Ref: r, HalfMade: !ok, Link: l.Name})
+		}
+		return true, nil
+	})
+	slices.SortStableFunc(list, plug.Found.Compare)
+	return list, err
+}
+
+// Remove implements plug.Plugger.
+func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
+	var s *podif.Namespace
+	var leave func()
+	var err error
+	if f.Pod.Netns == "" {
+		s = p.spaces.home()
+		leave, err = p.spaces.turn(ctx, s)
+	} else {
+		s, leave, err = p.spaces.enter(ctx, f.Pod)
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer leave()
+	return clean(s, f.Ref)
 }
 
 var _ plug.Plugger = (*Plugger)(nil)

@@ -214,7 +214,7 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 func TestWaitsBeforeItsTurn(t *testing.T) {
 	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
 	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: 50 * time.Millisecond})
-	done, err := p.turn(plugtest.Bounded(t), p.home())
+	done, err := p.spaces.turn(plugtest.Bounded(t), p.spaces.home())
 	plugtest.Must(t, err)
 	defer done()
 	ctx, cancel := context.WithTimeout(plugtest.Bounded(t), 10*time.Second)
@@ -232,9 +232,9 @@ func TestTrunkIsRaised(t *testing.T) {
 	p, ctx := newPlugger(t, node, Options{Sysctls: dir}), plugtest.Bounded(t)
 	raise := func(mtu int) error {
 		t.Helper()
-		trunk, err := p.find(plug.Ref{Trunk: trunkMAC.String()})
+		trunk, err := p.trunks.find(plug.Ref{Trunk: trunkMAC.String()})
 		plugtest.Must(t, err)
-		return p.raise(ctx, trunk, mtu)
+		return p.trunks.raise(ctx, trunk, mtu)
 	}
 	for _, tc := range []struct{ mtu, want int }{{0, 1500}, {1400, 1500}, {9001, 9001}, {1500, 9001}} {
 		plugtest.Must(t, raise(tc.mtu))
@@ -254,9 +254,9 @@ func TestTrunkIsRaised(t *testing.T) {
 		t.Errorf("disable_ipv6 of one that somebody had set up is %q, want 0", got)
 	}
 	plugtest.Must(t, node.NL.LinkSetDown(l))
-	trunk, err := p.find(plug.Ref{Trunk: "0A:FF:FF:00:00:01"}) // in the notation of other programs
+	trunk, err := p.trunks.find(plug.Ref{Trunk: "0A:FF:FF:00:00:01"}) // in the notation of other programs
 	plugtest.Must(t, err)
-	plugtest.Must(t, p.raise(ctx, trunk, 0))
+	plugtest.Must(t, p.trunks.raise(ctx, trunk, 0))
 	if a := plugtest.Link(t, node, "ens6").Attrs(); a.Flags&net.FlagUp == 0 {
 		t.Error("the trunk stays down")
 	}
@@ -290,7 +290,7 @@ func TestFolderOfNamespaces(t *testing.T) {
 	}
 	seen := 0
 	p := newPlugger(t, node, Options{Dir: dir})
-	plugtest.Must(t, p.each(ctx, func(*podif.Namespace) (bool, error) { seen++; return true, nil }))
+	plugtest.Must(t, p.spaces.each(ctx, func(*podif.Namespace) (bool, error) { seen++; return true, nil }))
 	if seen != 1 {
 		t.Errorf("looked into %d namespaces, want the node's alone", seen)
 	}
