@@ -17,9 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// again is the polling interval for a VPC's namespace, and for its replacement. Changes of links in
+// pollInterval is the polling interval for a VPC's namespace, and for its replacement. Changes of links in
 // it arrive as netlink events.
-const again = 50 * time.Millisecond
+const pollInterval = 50 * time.Millisecond
 
 // await waits up to most until the agent has put the port's link into the VPC's namespace. Errors:
 // plug.ErrNotReady, which names what is missing.
@@ -65,7 +65,7 @@ func awaitIn(ctx context.Context, r plug.Ref, paths []string) (*podif.Namespace,
 		return nil, nil, fmt.Errorf("watch links in %s: %w", vpc.Path, err)
 	}
 	defer events.Close()
-	timeout := unix.NsecToTimeval(int64(again))
+	timeout := unix.NsecToTimeval(int64(pollInterval))
 	if err := events.SetReceiveTimeout(&timeout); err != nil {
 		vpc.Close()
 		return nil, nil, fmt.Errorf("watch links in %s: %w", vpc.Path, err)
@@ -76,7 +76,7 @@ func awaitIn(ctx context.Context, r plug.Ref, paths []string) (*podif.Namespace,
 			vpc.Close()
 			return nil, nil, err
 		}
-		if link != nil || ctx.Err() != nil || !stands(vpc) {
+		if link != nil || ctx.Err() != nil || !isCurrent(vpc) {
 			return vpc, link, nil
 		}
 		// Look again after an event, after lost events (ENOBUFS) and after the timeout (EAGAIN).
@@ -98,8 +98,8 @@ func openFirst(paths []string) (*podif.Namespace, error) {
 	return nil, nil
 }
 
-// stands reports whether a namespace is still the one at its path.
-func stands(s *podif.Namespace) bool {
+// isCurrent reports whether a namespace is still the one at its path.
+func isCurrent(s *podif.Namespace) bool {
 	now, err := rtnl.InspectNetns(s.Path)
 	if err != nil {
 		return false
@@ -109,7 +109,7 @@ func stands(s *podif.Namespace) bool {
 }
 
 func pause(ctx context.Context) {
-	wait := time.NewTimer(again)
+	wait := time.NewTimer(pollInterval)
 	defer wait.Stop()
 	select {
 	case <-wait.C:

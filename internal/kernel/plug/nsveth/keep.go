@@ -19,8 +19,8 @@ import (
 // alias keeps those that the agent set, so that an interrupted move loses nothing: "MARK MTU
 // ADDRESS,ADDRESS... GATEWAY,GATEWAY...".
 
-// remember returns the alias of a link that is about to be moved.
-func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error) {
+// saveSettings returns the alias of a link that is about to be moved.
+func saveSettings(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error) {
 	if _, ok := plug.ParseMark(l.Attrs().Alias); ok { // an interrupted move
 		return l.Attrs().Alias, nil
 	}
@@ -56,8 +56,8 @@ func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error)
 	return mark, nil
 }
 
-// recall fills in the addresses, gateways and MTU that a link had before it was moved.
-func recall(mark string, i plug.Interface) (plug.Interface, error) {
+// restoreSettings fills in the addresses, gateways and MTU that a link had before it was moved.
+func restoreSettings(mark string, i plug.Interface) (plug.Interface, error) {
 	parts := strings.Split(mark, " ")
 	if len(i.Addresses) > 0 || i.Bare || len(parts) != 8 {
 		return i, nil

@@ -172,7 +172,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want, paths []string) (plug.D
 	if l.Attrs().Name != w.Pod.IfName {
 		return plug.Done{}, fmt.Errorf("%w: the port is in the pod as %s; a container of the pod may have renamed it", plug.ErrInterfaceExists, l.Attrs().Name)
 	}
-	i, err := recall(l.Attrs().Alias, w.Interface)
+	i, err := restoreSettings(l.Attrs().Alias, w.Interface)
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -204,7 +204,7 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 	if id, err := rtnl.Identify(vpc.NS); err != nil || id == p.node {
 		return nil, errors.Join(err, fmt.Errorf("%s is the node's own network namespace, not a VPC's: %w", vpc.Path, plug.ErrInvalid))
 	}
-	mark, err := remember(w, link, vpc)
+	mark, err := saveSettings(w, link, vpc)
 	if err != nil {
 		return nil, err
 	}
@@ -370,7 +370,7 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	case l.Attrs().Name != w.Pod.IfName:
 		found.Add("the port's link has the name %s in the pod, not %s", l.Attrs().Name, w.Pod.IfName)
 	default:
-		if i, err = recall(l.Attrs().Alias, i); err != nil {
+		if i, err = restoreSettings(l.Attrs().Alias, i); err != nil {
 			return err
 		}
 	}

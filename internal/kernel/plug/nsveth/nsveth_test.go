@@ -123,7 +123,7 @@ func still(t *testing.T, plugged <-chan error) {
 	select {
 	case err := <-plugged:
 		t.Fatalf("Expect did not wait: %v", err)
-	case <-time.After(2 * again): // so that Expect is waiting; a shorter time only weakens the test
+	case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 	}
 }
 
@@ -198,7 +198,7 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 	want.Routes = nil
 	w.Interface = plug.Interface{MAC: want.MAC, Default: true}
 	p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
-	mark, err := remember(w, l, a.vpc)
+	mark, err := saveSettings(w, l, a.vpc)
 	plugtest.Must(t, err)
 	plugtest.Must(t, a.vpc.NL.LinkSetAlias(l, mark))
 	plugtest.Must(t, a.vpc.Move(l.Attrs().Index, pod, "eth0"))

@@ -35,8 +35,8 @@ func table() *nftables.Table {
 	return &nftables.Table{Name: datapath.BranchNftTable, Family: nftables.TableFamilyINet}
 }
 
-// way is a direction of packets, with the base chain that dispatches to the chains of branches.
-type way struct {
+// direction is incoming or outgoing packets, with the base chain that dispatches to the chains of branches.
+type direction struct {
 	name string
 	kind nftables.ChainType
 	hook *nftables.ChainHook
@@ -46,18 +46,18 @@ type way struct {
 
 var (
 	// entering runs before connection tracking and before the data path checks source addresses.
-	entering = way{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
+	entering = direction{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
 	// leaving runs before other software translates source addresses. kube-proxy's masquerading
 	// would choose the address of another link, and the VPC would drop the packet.
-	leaving = way{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
+	leaving = direction{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
 )
 
-func (w way) links() *nftables.Set {
+func (w direction) links() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: w.name + "_links", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict}
 }
 
-// lead is the base chain, which dispatches by link name.
-func (w way) lead() chain {
+// dispatch is the base chain, which jumps to the chain of the link.
+func (w direction) dispatch() chain {
 	return chain{w.name, "", w, []nft.Exprs{nft.Join(nft.Meta(w.key), nft.VerdictOf(w.links()))}}
 }
 
@@ -65,7 +65,7 @@ func (w way) lead() chain {
 type chain struct {
 	name  string
 	link  string // incoming or outgoing link of its packets
-	way   way
+	way   direction
 	rules []nft.Exprs
 }
 
@@ -174,7 +174,7 @@ func (f *filter) set(b branch) error {
 		return err
 	}
 	conn.AddTable(table())
-	for _, w := range []way{entering, leaving} {
+	for _, w := range []direction{entering, leaving} {
 		if err := conn.AddSet(w.links(), nil); err != nil {
 			return fmt.Errorf("create the nftables map %s: %w", w.links().Name, err)
 		}
@@ -212,7 +212,7 @@ func (f *filter) missing(conn *nftables.Conn, b branch) (missing []chain, err er
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range append([]chain{entering.lead(), leaving.lead()}, f.chains(b)...) {
+	for _, c := range append([]chain{entering.dispatch(), leaving.dispatch()}, f.chains(b)...) {
 		alike, err := have.has(conn, c)
 		if err != nil {
 			return nil, err
@@ -244,7 +244,7 @@ func look(conn *nftables.Conn) (content, error) {
 			have.chains[c.Name] = c
 		}
 	}
-	for _, w := range []way{entering, leaving} {
+	for _, w := range []direction{entering, leaving} {
 		if have.chains[w.name] == nil {
 			continue // then its map does not exist either
 		}

@@ -194,9 +194,9 @@ func (b branch) has(family int) bool {
 	return slices.ContainsFunc(b.hops, func(h hop) bool { return h.family() == family })
 }
 
-// inside is the interface that the pod sees: host addresses without a subnet, and the gateways of
+// podInterface is the interface that the pod sees: host addresses without a subnet, and the gateways of
 // all pods that the node routes to.
-func inside(w plug.Want) plug.Interface {
+func podInterface(w plug.Want) plug.Interface {
 	i := w.Interface
 	i.Addresses, i.Gateways, i.Routes = nil, nil, nil
 	for _, a := range w.Interface.Addresses {
@@ -223,10 +223,10 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 	if err != nil {
 		return fmt.Errorf("look up %s in %s: %w", w.Pod.IfName, pod.Path, err)
 	}
-	if err := pod.Configure(w.Pod.IfName, inside(w)); err != nil {
+	if err := pod.Configure(w.Pod.IfName, podInterface(w)); err != nil {
 		return err
 	}
-	for _, g := range inside(w).Gateways {
+	for _, g := range podInterface(w).Gateways {
 		if err := pod.NL.NeighSet(neighbour(l.Attrs().Index, g, link.MAC)); err != nil {
 			return fmt.Errorf("add neighbour %s in %s: %w", g, pod.Path, err)
 		}
@@ -324,7 +324,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if err != nil {
 		return err
 	}
-	if err := pod.Check(w.Pod.IfName, inside(w), found); err != nil {
+	if err := pod.Check(w.Pod.IfName, podInterface(w), found); err != nil {
 		return err
 	}
 	b := branchOf(w)

@@ -75,7 +75,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// present derives the modes from the rules of branches.
+// modesOf derives the modes from the rules of branches.
 func TestPresent(t *testing.T) {
 	p := &rules{}
 	for _, family := range families {
@@ -88,7 +88,7 @@ func TestPresent(t *testing.T) {
 			"map[standard:true]":             standard,
 			"map[standard:true strict:true]": slices.Concat(strict, standard),
 		} {
-			if got := fmt.Sprint(present(have)); got != want {
+			if got := fmt.Sprint(modesOf(have)); got != want {
 				t.Errorf("family %d: got %s, want %s", family, got, want)
 			}
 		}

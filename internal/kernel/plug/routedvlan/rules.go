@@ -93,13 +93,13 @@ func (s *rules) own(b branch, family int) []netlink.Rule {
 	return []netlink.Rule{out, back}
 }
 
-// isOwn reports whether a rule belongs to the branch of a port, by the names of its links.
-func isOwn(h netlink.Rule, r plug.Ref) bool {
+// isOf reports whether a rule belongs to the branch of a port, by the names of its links.
+func isOf(h netlink.Rule, r plug.Ref) bool {
 	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
 }
 
-// present returns the modes of the branches that have rules in a family.
-func present(have []netlink.Rule) map[plug.Enforcing]bool {
+// modesOf returns the modes of the branches that have rules in a family.
+func modesOf(have []netlink.Rule) map[plug.Enforcing]bool {
 	of := map[plug.Enforcing]bool{}
 	for _, h := range have {
 		switch {
@@ -172,7 +172,7 @@ func (s *rules) change(ctx context.Context, family int, do func(have []netlink.R
 // removeOthers removes the rules of a port that are not in want.
 func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
 	for _, h := range have {
-		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
+		if !isOf(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
 			continue
 		}
 		if err := s.remove(h); err != nil {
@@ -185,7 +185,7 @@ func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rul
 // removeShared removes shared rules that no branch needs any more. It first restores the kernel's
 // rule for local addresses.
 func (s *rules) removeShared(family int, have []netlink.Rule) error {
-	of := present(have)
+	of := modesOf(have)
 	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
 	if !of[plug.Strict] && moved {
 		if err := s.ensure(have, localRule(family, 0)); err != nil {

@@ -53,7 +53,7 @@ func ensureTap(pod *podif.Namespace, w plug.Want) (netlink.Link, error) {
 
 // makeTap creates the tap device under a temporary name, sets its alias, and renames it.
 func makeTap(pod *podif.Namespace, w plug.Want) error {
-	name := unfinished(w.Ref)
+	name := temporaryName(w.Ref)
 	l, err := pod.Link(name)
 	if err != nil {
 		return err

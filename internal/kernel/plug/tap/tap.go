@@ -45,8 +45,8 @@ func New(inner plug.Plugger, sysctls string) (*Plugger, error) {
 }
 
 // Names of a port's links in the pod. The tap device has the name of the interface.
-func portLink(r plug.Ref) string   { return "nic" + r.Short() }
-func unfinished(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its alias
+func portLink(r plug.Ref) string      { return "nic" + r.Short() }
+func temporaryName(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its alias
 
 // inner is what the wrapped Plugger plugs: a link without addresses.
 func inner(w plug.Want) plug.Want {
@@ -94,7 +94,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
-	if err := lead(pod, w); err != nil {
+	if err := connect(pod, w); err != nil {
 		return plug.Done{}, fmt.Errorf("plug port %s as tap device %s: %w", w.PortID, w.Pod.IfName, err)
 	}
 	return done, nil
@@ -120,8 +120,8 @@ func isTap(l netlink.Link) bool {
 	return ok && t.Mode == netlink.TUNTAP_MODE_TAP
 }
 
-// lead creates the tap device and the filters between it and the port's link.
-func lead(pod *podif.Namespace, w plug.Want) error {
+// connect creates the tap device and the filters between it and the port's link.
+func connect(pod *podif.Namespace, w plug.Want) error {
 	nic, err := pod.NL.LinkByName(portLink(w.Ref))
 	if err != nil {
 		return fmt.Errorf("look up %s in %s: %w", portLink(w.Ref), pod.Path, err)
@@ -178,14 +178,14 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	return p.Plugger.Unplug(ctx, r) // returns the error of opening the namespace, if it is one
 }
 
-// removeTap removes the device that lead created. Its filters go with it.
+// removeTap removes the device that connect created. Its filters go with it.
 func removeTap(pod *podif.Namespace, r plug.Ref) error {
 	links, err := rtnl.Whole(pod.NL.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links in %s: %w", pod.Path, err)
 	}
 	for _, l := range links {
-		begun := l.Attrs().Alias == "" && l.Attrs().Name == unfinished(r)
+		begun := l.Attrs().Alias == "" && l.Attrs().Name == temporaryName(r)
 		if !isTap(l) || !mine(l, r) && !begun {
 			continue
 		}

@@ -18,9 +18,9 @@ import (
 
 // inside lists Berth's VLAN links in a namespace, from the viewpoint of one port.
 type inside struct {
-	mine   []*netlink.Vlan // labelled for the port, under any name
-	half   []*netlink.Vlan // without an alias: creation was interrupted
-	others []*netlink.Vlan
+	mine       []*netlink.Vlan // labelled for the port, under any name
+	incomplete []*netlink.Vlan // without an alias: creation was interrupted
+	others     []*netlink.Vlan
 }
 
 // look lists Berth's VLAN links in a namespace.
@@ -36,7 +36,7 @@ func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 		}
 		switch other, ok := plug.ParseMark(v.Alias); {
 		case v.Alias == "":
-			in.half = append(in.half, v)
+			in.incomplete = append(in.incomplete, v)
 		case ok && other.Attachment == r.Attachment && other.PortID == r.PortID:
 			in.mine = append(in.mine, v)
 		case ok && other.Kind == plug.VLAN:
@@ -84,9 +84,9 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 			l = have
 			continue
 		}
-		in.half = append(in.half, have)
+		in.incomplete = append(in.incomplete, have)
 	}
-	for _, old := range in.half {
+	for _, old := range in.incomplete {
 		if err := remove(at.Namespace, old); err != nil {
 			return nil, err
 		}
@@ -96,16 +96,16 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 			return nil, err
 		}
 	}
-	if l.Name == unfinished(w.Ref) && l.Name != at.name {
+	if l.Name == temporaryName(w.Ref) && l.Name != at.name {
 		return l, name(w, at, l)
 	}
 	return l, nil
 }
 
-// unfinished is the name of a link until it has its alias. Kernels such as Debian's 6.1 refuse to
+// temporaryName is the name of a link until it has its alias. Kernels such as Debian's 6.1 refuse to
 // create a link in another namespace under a name that is in use on the node, such as eth0
 // (rtnl_newlink).
-func unfinished(r plug.Ref) string { return r.VLANLink() }
+func temporaryName(r plug.Ref) string { return r.VLANLink() }
 
 // create creates the VLAN link in its place, in the link group of ports, and labels it. If the
 // kernel refuses because the VLAN has a link already, that link may be disappearing with its
@@ -121,7 +121,7 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 		return nil, taken(w, at, at.name)
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = unfinished(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
+	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = temporaryName(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
 	attrs.ParentIndex, attrs.Namespace = trunk.Index, netlink.NsFd(at.NS)
 	v := &netlink.Vlan{LinkAttrs: attrs, VlanId: w.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
 	bounded, cancel := context.WithTimeout(ctx, p.briefly())
@@ -134,13 +134,13 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 		if !errors.Is(err, unix.EEXIST) {
 			return nil, explain(err, w, trunk)
 		}
-		if there, err := at.Link(unfinished(w.Ref)); err != nil {
+		if there, err := at.Link(temporaryName(w.Ref)); err != nil {
 			return nil, err
 		} else if there != nil {
-			return nil, taken(w, at, unfinished(w.Ref))
+			return nil, taken(w, at, temporaryName(w.Ref))
 		}
 		if last := bounded.Err() != nil; first || last {
-			if again, err := p.holds(ctx, w, trunk); err != nil && (last || !again) {
+			if again, err := p.findOwner(ctx, w, trunk); err != nil && (last || !again) {
 				return nil, err
 			}
 		}
@@ -148,10 +148,10 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 	}
 }
 
-// holds finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link
+// findOwner finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link
 // is being created or removed, or was a leftover of the same port. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse.
-func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
+func (p *Plugger) findOwner(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
 	again = true
 	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace outside %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.spaces.dir)
 	failed := p.spaces.each(ctx, func(s *podif.Namespace) (more bool, failed error) {
@@ -159,7 +159,7 @@ func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAtt
 		if l == nil || failed != nil {
 			return true, failed
 		}
-		again, err = whose(s, l, w, trunk)
+		again, err = checkOwner(s, l, w, trunk)
 		if err == nil { // a leftover of this port in an earlier namespace of its attachment
 			return false, clean(s, w.Ref)
 		}
@@ -192,7 +192,7 @@ func explain(err error, w plug.Want, trunk *netlink.LinkAttrs) error {
 }
 
 func pause(ctx context.Context) {
-	wait := time.NewTimer(again)
+	wait := time.NewTimer(pollInterval)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
@@ -205,13 +205,13 @@ func mark(w plug.Want, at place) (*netlink.Vlan, error) {
 	if err := failpoint.Hit("plug.vlan.made.after"); err != nil {
 		return nil, err
 	}
-	l, err := at.NL.LinkByName(unfinished(w.Ref))
+	l, err := at.NL.LinkByName(temporaryName(w.Ref))
 	if err != nil {
-		return nil, fmt.Errorf("look up %s in %s: %w", unfinished(w.Ref), at.Path, err)
+		return nil, fmt.Errorf("look up %s in %s: %w", temporaryName(w.Ref), at.Path, err)
 	}
 	v, ok := l.(*netlink.Vlan)
 	if !ok || v.Group != plug.LinkGroup { // a container of the pod replaced it
-		return nil, taken(w, at, unfinished(w.Ref))
+		return nil, taken(w, at, temporaryName(w.Ref))
 	}
 	if err := at.NL.LinkSetAlias(rtnl.LinkRef(v.Index), w.Mark()); err != nil {
 		return nil, fmt.Errorf("set the alias of %s in %s: %w", v.Name, at.Path, err)
@@ -242,7 +242,7 @@ func clean(s *podif.Namespace, r plug.Ref) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range append(in.mine, in.half...) {
+	for _, l := range append(in.mine, in.incomplete...) {
 		if err := remove(s, l); err != nil {
 			return err
 		}

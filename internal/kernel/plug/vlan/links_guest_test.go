@@ -182,7 +182,7 @@ func TestList(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %s %d %s %s %t", f.Kind, f.Attachment, f.PortID, f.VLAN, f.Link, filepath.Base(f.Pod.Netns), f.HalfMade))
 	}
 	want := []string{
-		"VLAN   6 " + unfinished(plug.Ref{Kind: plug.VLAN, PortID: plugtest.PortA2}) + " " + filepath.Base(half.Path) + " true",
+		"VLAN   6 " + temporaryName(plug.Ref{Kind: plug.VLAN, PortID: plugtest.PortA2}) + " " + filepath.Base(half.Path) + " true",
 		"VLAN " + plugtest.Two + " " + plugtest.PortA + " 8 eth7 . false",
 		"VLAN " + plugtest.One + " " + plugtest.PortB + " 9 eth0 " + filepath.Base(one.Path) + " false",
 	}

@@ -117,8 +117,8 @@ func (n *spaces) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttr
 	return nil, nil
 }
 
-// whose returns nil if a VLAN link belongs to the port itself, or an error that names its owner.
-func whose(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
+// checkOwner returns nil if a VLAN link belongs to the port itself, or an error that names its owner.
+func checkOwner(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
 	what := fmt.Sprintf("VLAN %d of the trunk %s is %s in %s", w.VLAN, trunk.Name, l.Name, s.Path)
 	other, ok := plug.ParseMark(l.Alias)
 	switch {

@@ -40,7 +40,7 @@ func (t *trunks) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 		if !sameMAC(a.HardwareAddr, r.Trunk) {
 			continue
 		}
-		if why := unfitAs(l); why != "" {
+		if why := unfitReason(l); why != "" {
 			unfit = append(unfit, a.Name+", "+why)
 			continue
 		}
@@ -57,9 +57,9 @@ func (t *trunks) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 	return nil, nil
 }
 
-// unfitAs returns why a link cannot be a trunk, or "". Network cards have no kind in netlink
+// unfitReason returns why a link cannot be a trunk, or "". Network cards have no kind in netlink
 // ("device"). In the lab, they are veths whose peers are in another namespace.
-func unfitAs(l netlink.Link) string {
+func unfitReason(l netlink.Link) string {
 	a := l.Attrs()
 	switch kind := l.Type(); {
 	case a.Group >= plug.LinkGroup && a.Group>>16 <= rtnl.Protocol:
@@ -96,8 +96,8 @@ func (t *trunks) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
 	return on.Attrs(), nil
 }
 
-// again is the polling interval for the trunk, in addition to netlink events.
-const again = 100 * time.Millisecond
+// pollInterval is the polling interval for the trunk, in addition to netlink events.
+const pollInterval = 100 * time.Millisecond
 
 // await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid;
 // plug.ErrNotReady, which names what is missing.
@@ -113,7 +113,7 @@ func (t *trunks) await(ctx context.Context, r plug.Ref, most time.Duration) (*ne
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
 	defer events.Close()
-	timeout := unix.NsecToTimeval(int64(again))
+	timeout := unix.NsecToTimeval(int64(pollInterval))
 	if err := events.SetReceiveTimeout(&timeout); err != nil {
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
@@ -126,13 +126,13 @@ func (t *trunks) await(ctx context.Context, r plug.Ref, most time.Duration) (*ne
 			return nil, fmt.Errorf("%w: Trunk: %q: no link of the node has this MAC address after %s: the trunk is not attached, or its link has not appeared yet",
 				plug.ErrNotReady, r.Trunk, time.Since(began).Round(time.Millisecond))
 		}
-		news(events, r.Trunk)
+		waitForLink(events, r.Trunk)
 	}
 }
 
-// news returns when the kernel reports a link with the MAC address, or after the polling interval.
-func news(events *nl.NetlinkSocket, mac string) {
-	for end := time.Now().Add(again); time.Now().Before(end); {
+// waitForLink returns when the kernel reports a link with the MAC address, or after the polling interval.
+func waitForLink(events *nl.NetlinkSocket, mac string) {
+	for end := time.Now().Add(pollInterval); time.Now().Before(end); {
 		messages, _, err := events.Receive()
 		if err != nil {
 			return // look again after lost events (ENOBUFS) and after the timeout (EAGAIN)

@@ -268,7 +268,7 @@ func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 		if err != nil {
 			return false, err
 		}
-		there := slices.DeleteFunc(append(in.others, in.half...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
+		there := slices.DeleteFunc(append(in.others, in.incomplete...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
 		where := plug.Pod{}
 		if s.Path != nodePath && len(there) > 0 {
 			where.Netns = s.Path

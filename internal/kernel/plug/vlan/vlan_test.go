@@ -170,7 +170,7 @@ func TestWaitsForTheTrunk(t *testing.T) {
 		select {
 		case err := <-there:
 			t.Fatalf("Expect did not wait: %v", err)
-		case <-time.After(2 * again): // so that Expect is waiting; a shorter time only weakens the test
+		case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 		}
 	}
 	still()
