@@ -52,7 +52,7 @@ func TestAssociatedAnew(t *testing.T) {
 			old := want
 			for says, change := range map[string]func(*plug.Want){
 				"has VLAN 8 in the pod, not 7": func(n *plug.Want) { n.VLAN = 8 },
-				"is on ens7 of the node with MAC address 0a:ff:ff:00:00:02, not on that with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
+				"has the parent ens7 with MAC address 0a:ff:ff:00:00:02, not the one with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
 			} {
 				plugged(t, w.plugger(Options{}), old)
 				want := old
@@ -255,7 +255,7 @@ func TestTrunkGoesAndComes(t *testing.T) {
 	plugged(t, p, want)
 	plugtest.Must(t, pod.NL.LinkSetDown(plugtest.Link(t, pod, "eth0")))
 	plugtest.Must(t, pod.NL.LinkSetName(plugtest.Link(t, pod, "eth0"), "eth9"))
-	differs("the port's link is called eth9 in the pod, not eth0")
+	differs("the port's link has the name eth9 in the pod, not eth0")
 	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "as eth9") {
 		t.Errorf("Plug of a link that the pod renamed: %v", err)
 	}
