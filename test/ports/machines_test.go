@@ -157,7 +157,7 @@ func (b *bench) withoutTun() {
 	o := pod("[{binding: tap}]")
 	o.VM = true
 	_, err := b.a.AddPod(ctx, "no-tun", o)
-	harness.Fails(b.T, err, 11, "/dev/net/tun", "no tap device can be made")
+	harness.Fails(b.T, err, 11, "/dev/net/tun", "cannot create a tap device")
 	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // which needs none
 	harness.OK(b.T, err)
 	restore()

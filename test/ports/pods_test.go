@@ -286,7 +286,7 @@ func (b *bench) agentAway() {
 	harness.OK(b.T, b.alcor.Crash(b.a.Name))
 	ctx := harness.Deadline(b.T, harness.Patience)
 	_, err := b.a.AddPod(ctx, "early", pod("[{}]"))
-	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not made the port's link")
+	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not created the port's link")
 	added := make(chan error, 1)
 	go func() { _, err := b.a.AddPod(ctx, "late", node.PodOptions{}); added <- err }()
 	harness.Eventually(b.T, harness.Patience, "its ADD waits for the link", func() error {

@@ -1,23 +1,22 @@
-// Package plug has what the packages below it have in common, which plug a VPC's ports
-// into pods: what is wanted, what can go wrong, and what each of them promises (Plugger).
+// Package plug defines what the packages below it share, which plug ports of a VPC into pods: the
+// desired state (Want), the errors, and the contract (Plugger).
 //
 //	podif       the pod's end: name, MAC address, addresses, MTU, routes, source rules
-//	ovs         straight on the integration bridge of Open vSwitch, for OVN and Neutron's OVS agent
-//	hybrid      by a Linux bridge of the port's own before it, for firewalls that filter there
-//	nsveth      an interface that an agent (Alcor's) has put into the VPC's namespace
-//	vlan        a VLAN on a link of the node's, as EC2's branch interfaces are on a trunk's
+//	ovs         directly on the integration bridge of Open vSwitch, for OVN and Neutron's OVS agent
+//	hybrid      through a Linux bridge for each port, for firewalls that filter there
+//	nsveth      an interface that an agent (Alcor's) puts into the VPC's namespace
+//	vlan        a VLAN on a link of the node, such as an EC2 branch interface on a trunk ENI
 //	routedvlan  the same with the VLAN on the node, which routes between it and the pod
-//	tap         a tap device before any of them, for a virtual machine in the pod
+//	tap         a tap device in front of any of them, for a virtual machine in the pod
 //
-// Nothing here knows Kubernetes or asks a provider: what to plug comes in a Want, and
-// everything in it that came from elsewhere is checked (Want.Validate) before the
-// kernel or Open vSwitch is touched.
+// These packages know neither Kubernetes nor providers. The caller describes the port in a Want.
+// All values from other systems are validated (Want.Validate) before the kernel or Open vSwitch is
+// changed.
 //
 // # Ownership
 //
-// What was made for a port can be told apart, whoever looks: links on the node,
-// and VLANs in pods, are in the link group LinkGroup from their creation on and carry the
-// attachment and the whole port ID in their alias (Mark); rows of OVSDB carry both in their
-// external IDs. A link of the group without an alias was being made when the program
-// ended. Nothing else is ever changed or removed.
+// Everything that is created for a port records its owner. Links on the node and VLANs in pods are
+// created in the link group LinkGroup, and their alias has the attachment and the full port ID
+// (Mark). Rows of OVSDB have both in their external IDs. A link of the group without an alias is
+// incomplete: the program ended while creating it. Berth never changes or removes anything else.
 package plug

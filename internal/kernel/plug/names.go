@@ -11,12 +11,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// LinkGroup is the link group of the links that are made for ports.
+// LinkGroup is the link group of the links of ports.
 const LinkGroup = rtnl.PortGroup
 
-// Short is what of a port's ID is in the names of its links: the first 11 characters,
-// as Neutron's agents and Alcor's expect. Two ports may share it. Of a VLAN it is as many of a
-// hash: IDs of EC2, such as eni-0a1b2c3d4e5f67890, begin alike, and no agent looks for its links.
+// Short is the part of a port ID in its link names: the first 11 characters, which Neutron's and
+// Alcor's agents expect. Two ports may share it. For VLANs it is part of a hash, because EC2's IDs,
+// such as eni-0a1b2c3d4e5f67890, start alike and no agent looks for these links.
 func (r Ref) Short() string {
 	if r.Kind == VLAN || r.Kind == RoutedVLAN {
 		sum := sha256.Sum256([]byte(r.PortID))
@@ -25,26 +25,25 @@ func (r Ref) Short() string {
 	return r.PortID[:PrefixLen]
 }
 
-// VLANPrefix begins the names of VLANs on the node: of those that stay there, and of those that have not
-// got their names in their pods yet.
+// VLANPrefix is the prefix of VLAN names on the node. VLANs in pods have it until they are renamed.
 const VLANPrefix = "vl"
 
-// VLANLink is what a port's VLAN is called on the node.
+// VLANLink is the name of a port's VLAN on the node.
 func (r Ref) VLANLink() string { return VLANPrefix + r.Short() }
 
-// IsLinkOf tells whether a link on the node is called as those of a port are that has any there:
-// tap, qbr, qvb or qvo, and the beginning of its ID.
+// IsLinkOf reports whether a link on the node has a name that Neutron's agents use for a port: tap,
+// qbr, qvb or qvo, and the first characters of the port ID.
 func IsLinkOf(link, portID string) bool {
 	const prefix = len("tap")
 	return len(link) == prefix+PrefixLen && len(portID) >= PrefixLen && link[prefix:] == portID[:PrefixLen]
 }
 
-// Mark is what links that are made for a port carry as their alias.
+// Mark is the alias of the links of a port. It records their owner.
 func (r Ref) Mark() string {
 	return strings.Join([]string{"berth", string(r.Kind), r.Attachment, r.PortID, r.Pod.IfName}, " ")
 }
 
-// ParseMark reads an alias that Mark made. More words may follow.
+// ParseMark parses an alias that Mark returned. Further words may follow.
 func ParseMark(alias string) (r Ref, ok bool) {
 	parts := strings.Split(alias, " ")
 	if len(parts) < 5 || parts[0] != "berth" {
@@ -58,20 +57,20 @@ func ParseMark(alias string) (r Ref, ok bool) {
 	return r, true
 }
 
-// Owner is whose a link on the node is.
+// Owner is the owner of a link on the node.
 type Owner int
 
-// The owners, as a port sees them.
+// The owners, from the viewpoint of one port.
 const (
-	Mine     Owner = iota // made for this port and attachment
-	HalfMade              // Berth's, and the program ended before it said for whom
-	Others                // another attachment's, another port's, or not Berth's
+	Mine     Owner = iota // this port and attachment
+	HalfMade              // Berth, but creation was interrupted before the alias was written
+	Others                // another attachment or port, or other software
 )
 
-// OwnerOf tells whose a link is, with an error that says so if it is another's.
+// OwnerOf returns the owner of a link. For Others, the error names the owner.
 func (r Ref) OwnerOf(l *netlink.LinkAttrs) (Owner, error) {
 	if l.Group != LinkGroup {
-		return Others, fmt.Errorf("%w: %s is not Berth's", ErrNameTaken, l.Name)
+		return Others, fmt.Errorf("%w: %s was not created by Berth", ErrNameTaken, l.Name)
 	}
 	if l.Alias == "" {
 		return HalfMade, nil
@@ -79,11 +78,11 @@ func (r Ref) OwnerOf(l *netlink.LinkAttrs) (Owner, error) {
 	other, ok := ParseMark(l.Alias)
 	switch {
 	case !ok:
-		return Others, fmt.Errorf("%w: %s has the unknown mark %q", ErrNameTaken, l.Name, l.Alias)
+		return Others, fmt.Errorf("%w: %s has the unknown alias %q", ErrNameTaken, l.Name, l.Alias)
 	case other.PortID != r.PortID:
-		return Others, fmt.Errorf("%w: %s is that of port %s, whose ID has the same first %d characters", ErrNameTaken, l.Name, other.PortID, PrefixLen)
+		return Others, fmt.Errorf("%w: %s belongs to port %s, whose ID has the same first %d characters", ErrNameTaken, l.Name, other.PortID, PrefixLen)
 	case other.Attachment != r.Attachment:
-		return Others, fmt.Errorf("%w: %s has it, by %s", ErrPortInUse, other.Attachment, l.Name)
+		return Others, fmt.Errorf("%w: %s uses it with link %s", ErrPortInUse, other.Attachment, l.Name)
 	}
 	return Mine, nil
 }

@@ -8,15 +8,15 @@ import (
 	"slices"
 )
 
-// Set is a Plugger of several kinds: each port goes to that of its kind.
+// Set is a Plugger of several kinds. It passes each port to the Plugger of its kind.
 type Set map[Kind]Plugger
 
-// of finds the Plugger of a kind. Errors: ErrInvalid.
+// of returns the Plugger of a kind. Errors: ErrInvalid.
 func (s Set) of(k Kind) (Plugger, error) {
 	if p := s[k]; p != nil {
 		return p, nil
 	}
-	return nil, fmt.Errorf("Kind: %q: want one of %q, which this node plugs: %w", k, slices.Sorted(maps.Keys(s)), ErrInvalid)
+	return nil, fmt.Errorf("Kind: %q: want one of %q, the kinds that this node plugs: %w", k, slices.Sorted(maps.Keys(s)), ErrInvalid)
 }
 
 // Expect implements Plugger.
@@ -46,10 +46,9 @@ func (s Set) Await(ctx context.Context, w Want) error {
 	return p.Await(ctx, w)
 }
 
-// Unplug implements Plugger. Of a kind that this node does not plug, such as OVS where berthd is
-// told of no Open vSwitch, there is nothing that could be taken away here, and the pod must go all
-// the same. What an earlier berthd plugged of it is taken away once the kind is plugged again: its
-// start looks for what is nobody's.
+// Unplug implements Plugger. It succeeds for kinds that this node does not plug, such as OVS
+// without --ovsdb, so that the pod can be deleted. Once the kind is plugged again, berthd removes
+// the leftovers at its start.
 func (s Set) Unplug(ctx context.Context, r Ref) error {
 	if p := s[r.Kind]; p != nil {
 		return p.Unplug(ctx, r)
@@ -66,7 +65,7 @@ func (s Set) Check(ctx context.Context, w Want) error {
 	return p.Check(ctx, w)
 }
 
-// List implements Plugger. What one kind cannot tell does not hide what others do.
+// List implements Plugger. It lists the ports of all other kinds even if one kind fails.
 func (s Set) List(ctx context.Context) ([]Found, error) {
 	var all []Found
 	var errs []error

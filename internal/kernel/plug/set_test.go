@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// recorder notes what it is called with.
+// recorder records its calls.
 type recorder struct {
 	Plugger
 	calls []string
@@ -45,11 +45,11 @@ func TestSet(t *testing.T) {
 		func() error { _, err := s.Plug(ctx, Want{Ref: Ref{Kind: "vhostuser"}}); return err }(),
 	} {
 		if !errors.Is(err, ErrInvalid) {
-			t.Errorf("a kind that nobody plugs: %v", err)
+			t.Errorf("a kind that is not plugged: %v", err)
 		}
 	}
 	if err := s.Unplug(ctx, Ref{Kind: OVSHybrid}); err != nil {
-		t.Errorf("unplugging what is not plugged on this node keeps its pod: %v", err)
+		t.Errorf("Unplug of a kind that is not plugged on this node: %v", err)
 	}
 	list, err := s.List(ctx)
 	if !errors.Is(err, broken) || len(list) != 2 || list[0].PortID != "a" {

@@ -6,13 +6,13 @@ import (
 	"sync"
 )
 
-// Turns makes calls about one thing take turns. The zero value is ready.
+// Turns serializes calls about the same name. The zero value is ready to use.
 type Turns struct {
 	mu   sync.Mutex
 	busy map[string]chan struct{} // guarded by mu; closed when the turn ends
 }
 
-// Take waits for the turn of a name; done ends it. It fails when ctx ends first.
+// Take waits for the turn of a name. done ends the turn. Take fails when ctx ends first.
 func (t *Turns) Take(ctx context.Context, name string) (done func(), err error) {
 	for {
 		t.mu.Lock()

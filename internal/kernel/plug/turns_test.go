@@ -28,7 +28,7 @@ func TestTurns(t *testing.T) {
 		if err := <-late; !errors.Is(err, context.Canceled) {
 			t.Errorf("Take with a context that ended: %v", err)
 		}
-		// One at a time.
+		// Only one caller has the turn at a time.
 		busy, most := 0, 0
 		var group sync.WaitGroup
 		for range 10 {

@@ -9,24 +9,24 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Bounds of what comes from elsewhere.
+// Limits for values from other systems.
 const (
-	PrefixLen = 11 // characters of link names that are made of a port ID, as Neutron's agents do
+	PrefixLen = 11 // characters of a port ID in link names, as in Neutron's agents
 
 	maxID        = 64   // a UUID has 36
-	maxAddresses = 16   // of one port
-	maxRoutes    = 128  // of one port; a Neutron subnet may have 30
-	minMTU       = 68   // RFC 791: every link carries that
-	minMTU6      = 1280 // RFC 8200 section 5: the kernel refuses IPv6 below
+	maxAddresses = 16   // for each port
+	maxRoutes    = 128  // for each port; a Neutron subnet may have 30
+	minMTU       = 68   // RFC 791: every link supports it
+	minMTU6      = 1280 // RFC 8200, section 5: the kernel refuses IPv6 below
 	maxMTU       = 65535
 
-	// IEEE 802.1Q, 9.6: 0 is of no VLAN, and 4095 is reserved.
+	// IEEE 802.1Q, 9.6: 0 means no VLAN, and 4095 is reserved.
 	minVLAN = 1
 	maxVLAN = 4094
 )
 
-// Validate refuses what cannot be plugged, with the field and what is expected. Each error is
-// an ErrInvalid.
+// Validate rejects invalid ports. Each error is an ErrInvalid and names the field and what is
+// expected.
 func (w Want) Validate() error {
 	if err := w.Ref.Validate(); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (w Want) Validate() error {
 	case "", BindingTap:
 	case BindingBridge:
 		if w.Kind == Netns {
-			return invalid("Binding", string(w.Binding), "%s, or none, for a port that an agent puts into a namespace: its link must go back there as it was", BindingTap)
+			return invalid("Binding", string(w.Binding), "%s, or none, for kind Netns, whose link must go back to the VPC's namespace unchanged", BindingTap)
 		}
 	default:
 		return invalid("Binding", string(w.Binding), "%s, %s or none", BindingBridge, BindingTap)
@@ -54,25 +54,26 @@ func (w Want) Validate() error {
 	return w.Interface.Validate()
 }
 
-// validRouted is Validate for what is special to RoutedVLAN.
+// validRouted validates what is specific to RoutedVLAN.
 func (w Want) validRouted() error {
 	switch {
 	case w.Binding != "":
-		return invalid("Binding", string(w.Binding), "none for an interface that the node routes to")
+		return invalid("Binding", string(w.Binding), "none for a RoutedVLAN")
 	case w.Enforcing != Strict && w.Enforcing != Standard:
 		return invalid("Enforcing", string(w.Enforcing), "%s or %s", Strict, Standard)
 	}
-	// A gateway is of a family that there is an address of, and of another than the other (validRoutes).
+	// validRoutes ensures that there is at most one gateway for each family, and only for families
+	// with an address.
 	switch a := w.Interface.Addresses; {
 	case len(a) < 1 || len(a) > 2 || len(a) == 2 && a[0].Addr().Is4() == a[1].Addr().Is4():
-		return invalid("Interface.Addresses", fmt.Sprint(a), "one of a family, or one of each, for an interface that the node routes to")
+		return invalid("Interface.Addresses", fmt.Sprint(a), "one address, or one of each IP family, for a RoutedVLAN")
 	case len(w.Interface.Gateways) != len(a):
-		return invalid("Interface.Gateways", fmt.Sprint(w.Interface.Gateways), "the router of each address's subnet, which the node sends to")
+		return invalid("Interface.Gateways", fmt.Sprint(w.Interface.Gateways), "the router of the subnet of each address")
 	}
 	return nil
 }
 
-// ValidateFor is Validate for a Plugger of one kind.
+// ValidateFor validates a port for a Plugger of one kind.
 func (w Want) ValidateFor(kind Kind) error {
 	if err := w.Validate(); err != nil {
 		return err
@@ -83,7 +84,8 @@ func (w Want) ValidateFor(kind Kind) error {
 	return nil
 }
 
-// ValidateName refuses what names no port, such as for Unplug. Each error is an ErrInvalid.
+// ValidateName validates the identity of a port, which is enough for Unplug. Each error is an
+// ErrInvalid.
 func (r Ref) ValidateName() error {
 	switch {
 	case !validMark(r.Attachment):
@@ -94,7 +96,7 @@ func (r Ref) ValidateName() error {
 	return nil
 }
 
-// Validate is Want.Validate for what names a port and its place.
+// Validate validates the identity and the place of a port. Each error is an ErrInvalid.
 func (r Ref) Validate() error {
 	if err := r.ValidateName(); err != nil {
 		return err
@@ -113,7 +115,7 @@ func (r Ref) Validate() error {
 		}
 	case VLAN, RoutedVLAN:
 		if mac, err := net.ParseMAC(r.Trunk); err != nil || !unicast(mac) {
-			return invalid("Trunk", r.Trunk, "the MAC address of a link of the node's, a unicast address of six bytes")
+			return invalid("Trunk", r.Trunk, "the MAC address of a link of the node, a unicast address of six bytes")
 		}
 		if r.VLAN < minVLAN || r.VLAN > maxVLAN {
 			return invalid("VLAN", fmt.Sprint(r.VLAN), "%d to %d", minVLAN, maxVLAN)
@@ -124,7 +126,7 @@ func (r Ref) Validate() error {
 	return nil
 }
 
-// Validate is Want.Validate for what the pod sees.
+// Validate validates what the pod sees. Each error is an ErrInvalid.
 func (i Interface) Validate() error {
 	if !unicast(i.MAC) {
 		return invalid("Interface.MAC", i.MAC.String(), "a unicast address of six bytes")
@@ -171,11 +173,11 @@ func (i Interface) validRoutes() error {
 		case !g.IsValid() || g.Is4In6() || g.Zone() != "" || !(usable(g) || g.IsLinkLocalUnicast()):
 			return invalid(field, g.String(), "a unicast address")
 		case families[g.Is4()]:
-			return invalid(field, g.String(), "one gateway a family")
+			return invalid(field, g.String(), "one gateway for each IP family")
 		case i.own(g):
 			return invalid(field, g.String(), "another address than the port's own")
 		case !i.has(g.Is4()):
-			return invalid(field, g.String(), "a gateway of a family that the port has an address of")
+			return invalid(field, g.String(), "a gateway of an IP family in which the port has an address")
 		}
 		families[g.Is4()] = true
 	}
@@ -196,18 +198,18 @@ func (i Interface) validRoute(field string, r Route) error {
 	case !dst.IsValid() || dst.Masked() != dst || dst.Addr().Is4In6() || dst.Addr().Zone() != "":
 		return invalid(field+".Dst", dst.String(), "a prefix without host bits")
 	case dst.Bits() == 0:
-		return invalid(field+".Dst", dst.String(), "a gateway for the default route")
+		return invalid(field+".Dst", dst.String(), "the default route as a gateway")
 	case dst.Addr().IsLoopback() || dst.Addr().IsMulticast():
 		return invalid(field+".Dst", dst.String(), "a unicast prefix")
 	case !i.has(dst.Addr().Is4()):
-		return invalid(field+".Dst", dst.String(), "a prefix of a family that the port has an address of")
+		return invalid(field+".Dst", dst.String(), "a prefix of an IP family in which the port has an address")
 	case r.Via.IsValid() && (r.Via.Is4() != dst.Addr().Is4() || r.Via.Zone() != "" || !(usable(r.Via) || r.Via.IsLinkLocalUnicast()) || i.own(r.Via)):
 		return invalid(field+".Via", r.Via.String(), "a unicast address of the family of %s, not the port's own", dst)
 	}
 	return nil
 }
 
-// own tells whether an address is the port's own.
+// own reports whether an address is the port's own.
 func (i Interface) own(a netip.Addr) bool {
 	for _, p := range i.Addresses {
 		if p.Addr() == a {
@@ -217,7 +219,7 @@ func (i Interface) own(a netip.Addr) bool {
 	return false
 }
 
-// has tells whether the port has an address of a family.
+// has reports whether the port has an address of a family.
 func (i Interface) has(v4 bool) bool {
 	for _, p := range i.Addresses {
 		if p.Addr().Is4() == v4 {
@@ -227,8 +229,8 @@ func (i Interface) has(v4 bool) bool {
 	return false
 }
 
-// usable tells addresses that a host may have. 169.254.0.0/16 is among them: it is no
-// different from others in a VPC.
+// usable reports whether a host in a VPC may have an address. 169.254.0.0/16 is an ordinary prefix
+// there.
 func usable(a netip.Addr) bool {
 	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255}) &&
 		!(a.Is6() && a.IsLinkLocalUnicast())
@@ -248,7 +250,7 @@ func validID(s string) bool {
 	return s != "" && len(s) <= maxID && strings.Trim(s, alphanumeric+"-") == ""
 }
 
-// validNetnsName: a file below a folder, never a way out of it.
+// validNetnsName accepts file names only, so that the path stays in its folder.
 func validNetnsName(s string) bool {
 	return s != "" && len(s) <= 100 && s[0] != '.' && strings.Trim(s, alphanumeric+"-._") == ""
 }

@@ -104,7 +104,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// What names no VLAN of a link is refused by its field, and all kinds are told.
+// An invalid trunk or VLAN ID is rejected with its field, and the error for Kind lists all kinds.
 func TestValidateVLAN(t *testing.T) {
 	for _, trunk := range []string{"", "ens6", "0a:ff:ff:00:00", "0a:ff:ff:00:00:01:02:03", "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"} {
 		w := branch()
@@ -124,13 +124,12 @@ func TestValidateVLAN(t *testing.T) {
 	w.Kind = "vhostuser"
 	for _, kind := range []Kind{OVS, OVSHybrid, Netns, VLAN} {
 		if err := w.Validate(); err == nil || !strings.Contains(err.Error(), string(kind)) {
-			t.Errorf("kind %s is not among those that are told: %v", kind, err)
+			t.Errorf("kind %s is not listed: %v", kind, err)
 		}
 	}
 }
 
-// Names of links are those that agents look for, and of VLANs such that IDs which begin alike
-// have others.
+// Link names are those that agents expect. Names of VLANs differ for IDs with the same prefix.
 func TestShort(t *testing.T) {
 	w := whole()
 	if got := w.Short(); got != "3f2a9c10-76" || !IsLinkOf("tap"+got, w.PortID) {
@@ -156,7 +155,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// What the node cannot route to, or not in a mode, is refused by its field.
+// Ports that the node cannot route to, or not in their mode, are rejected with their field.
 func TestValidateRoutedVLAN(t *testing.T) {
 	routed := func() Want {
 		w := branch()

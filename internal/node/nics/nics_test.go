@@ -377,7 +377,7 @@ func TestExpect(t *testing.T) {
 	if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, portID(1, 0)) {
 		t.Error(err)
 	}
-	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "no link of the agent's") {
+	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
 		t.Errorf("%+v", got)
 	}
 	done := make(chan error, 1)

@@ -11,48 +11,49 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// NftTable is the name of the nftables table (family inet) of KeepFromNode. It stays when the
-// last port goes.
+// NftTable is the nftables table (family inet) of KeepFromNode. It stays when the last port is
+// unplugged.
 const NftTable = datapath.PortNftTable
 
-// KeepFromNode keeps what pods send to links of ports from the node's own network stack, which
-// would take frames for the links' own MAC addresses: a pod would reach the node's sockets, and by
-// the node other networks, past the VPC's security groups. That is so for a Linux bridge of a
-// port, and for links that a switch in user space reads beside the stack. (Filters of tc would
-// not last: Open vSwitch removes those of its ports.)
+// KeepFromNode drops frames from pods before they reach the node's own network stack by the links
+// of ports. The stack would accept frames for the MAC addresses of these links, so a pod could
+// reach the node's sockets, and other networks through the node, past the VPC's security groups.
+// This concerns the Linux bridge of a port, and links that a user space switch reads next to the
+// stack. tc filters would not last, because Open vSwitch removes them from its ports.
 //
-// The rules are for all ports, by link group and the beginning of the name. Netfilter may see
-// frames that a bridge passes on too (br_netfilter): they come in and leave by the bridge.
+// The rules cover all ports, by link group and name prefix. Frames that a bridge forwards stay
+// allowed if netfilter sees them (br_netfilter): both their incoming and their outgoing link is the
+// bridge.
 func (n *Node) KeepFromNode() error {
 	table, conn, err := n.keepTable()
 	if err != nil {
 		return err
 	}
 	if table.InKernel(conn) {
-		return nil // a change of rules has the kernel wait for packets under way: half of a Plug's time
+		return nil // a change of rules waits for packets in flight, which is half of the time of a Plug
 	}
 	if err := table.Replace(conn); err != nil {
 		return err
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("keep what pods send to links of ports from the node: %w", err)
+		return fmt.Errorf("drop frames from pods to the node: %w", err)
 	}
 	return nil
 }
 
-// CheckKept notes when the rules of KeepFromNode are not as it makes them.
+// CheckKept adds missing or changed rules of KeepFromNode to the differences.
 func (n *Node) CheckKept(found *plug.Differences) error {
 	table, conn, err := n.keepTable()
 	if err != nil {
 		return err
 	}
 	if !table.InKernel(conn) {
-		found.Add("nftables table inet %s does not keep what the pod sends from the node", NftTable)
+		found.Add("nftables table inet %s lacks a rule that drops frames from the pod to the node", NftTable)
 	}
 	return nil
 }
 
-// keepTable is the table of KeepFromNode, with a connection to nftables on the node.
+// keepTable is the table of KeepFromNode, with an nftables connection in the node's namespace.
 func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
 	drop := func(comment string, matches ...nft.Exprs) nft.Rule {
 		return nft.NewRule(comment, append(matches, nft.Drop())...)
@@ -73,7 +74,7 @@ func (n *Node) keepTable() (table nft.Table, conn *nftables.Conn, err error) {
 	return table, conn, nil
 }
 
-// comesBy matches what comes in by links of ports whose names begin so.
+// comesBy matches packets that enter by links of ports with a name prefix.
 func comesBy(prefix string) nft.Exprs {
 	return nft.Join(nft.Meta(expr.MetaKeyIIFGROUP), nft.Is(nft.Word(plug.LinkGroup)...), nft.Meta(expr.MetaKeyIIFNAME), nft.Is([]byte(prefix)...))
 }

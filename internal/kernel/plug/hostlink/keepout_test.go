@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 )
 
-// Rules that are there stay as they are, with their handles: a change of them takes long. What
-// somebody took away or added is mended.
+// Correct rules are not rewritten and keep their handles, because changes are slow. Changed rules
+// are repaired.
 func TestKeepFromNode(t *testing.T) {
 	space := plugtest.Space(t, "node")
 	n, err := hostlink.Open(space.Path)

@@ -1,7 +1,7 @@
-// Package hostlink makes and removes the links on the node that lead to ports: veths to
-// pods, veths between bridges, and Linux bridges. Each carries the mark of its port from
-// a moment after its creation on, and the link group of ports from its creation on, so that
-// what a program left that ended in between is found (package plug, "Ownership").
+// Package hostlink creates and removes the links of ports on the node: veths to pods, veths between
+// bridges, and Linux bridges. Each is created in the link group of ports, and gets the port's alias
+// right after that, so that leftovers of an interrupted program are found (package plug,
+// "Ownership").
 package hostlink
 
 import (
@@ -24,10 +24,10 @@ type Node struct {
 	ID rtnl.NetnsID
 	NL *netlink.Handle
 
-	Sysctls string // the folder of the kernel's settings; empty: /proc/sys
+	Sysctls string // the sysctl folder; empty: /proc/sys
 }
 
-// Open binds to the network namespace at a path, or to the calling thread's if that is empty.
+// Open opens the network namespace at a path; empty: that of the calling thread.
 func Open(path string) (*Node, error) {
 	var ns netns.NsHandle
 	var err error
@@ -50,13 +50,13 @@ func Open(path string) (*Node, error) {
 	return n, nil
 }
 
-// Close releases the handles.
+// Close closes the handles.
 func (n *Node) Close() {
 	n.NL.Close()
 	_ = n.NS.Close()
 }
 
-// Find looks a link up; it is nil when missing.
+// Find returns a link, or nil if it is missing.
 func (n *Node) Find(name string) (netlink.Link, error) {
 	l, err := n.NL.LinkByName(name)
 	if rtnl.IsNoLink(err) {
@@ -68,8 +68,8 @@ func (n *Node) Find(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// mine looks a link up that this port may have. nil: there is none, or one half made, which
-// is removed first. Errors: plug.ErrNameTaken, plug.ErrPortInUse.
+// mine returns a link of the port, or nil if there is none. It removes an incomplete one. Errors:
+// plug.ErrNameTaken, plug.ErrPortInUse.
 func (n *Node) mine(r plug.Ref, name string) (netlink.Link, error) {
 	l, err := n.Find(name)
 	if err != nil || l == nil {
@@ -85,7 +85,8 @@ func (n *Node) mine(r plug.Ref, name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// Check notes when a link of the port is missing or another's. The link is nil then.
+// Check adds a difference if the link is missing, incomplete or not the port's, and returns nil
+// then.
 func (n *Node) Check(r plug.Ref, name string, found *plug.Differences) (netlink.Link, error) {
 	l, err := n.Find(name)
 	if err != nil {
@@ -100,13 +101,13 @@ func (n *Node) Check(r plug.Ref, name string, found *plug.Differences) (netlink.
 		found.Add("%v", err)
 		return nil, nil
 	case owner == plug.HalfMade:
-		found.Add("link %s is half made", name)
+		found.Add("link %s is incomplete", name)
 		return nil, nil
 	}
 	return l, nil
 }
 
-// CheckPair notes when a port's veth is down on the node, or leads to something else than the pod's
+// CheckPair adds a difference if a port's veth is down on the node, or if its peer is not the pod's
 // interface.
 func CheckPair(w plug.Want, host *netlink.LinkAttrs, pod *podif.Namespace, found *plug.Differences) error {
 	if host.Flags&net.FlagUp == 0 {
@@ -117,13 +118,13 @@ func CheckPair(w plug.Want, host *netlink.LinkAttrs, pod *podif.Namespace, found
 		return err
 	}
 	if peer == nil || w.Binding != plug.BindingBridge && peer.Attrs().Name != w.Pod.IfName {
-		found.Add("%s on the node and %s in the pod are not one link", host.Name, w.Pod.IfName)
+		found.Add("%s on the node and %s in the pod are not peers", host.Name, w.Pod.IfName)
 	}
 	return nil
 }
 
-// ForgetInPod removes the rules of a port's interface in the pod that a veth leads to, if that is there:
-// they are nothing that anybody meets once the interface is gone, so what fails is not told.
+// ForgetInPod removes the policy rules of a port's interface from the pod that a veth leads to. It
+// ignores errors, because such rules match nothing once the interface is gone.
 func (n *Node) ForgetInPod(r plug.Ref, name string) {
 	pod, err := podif.OpenPod(r.Pod, n.ID)
 	if err != nil {
@@ -142,8 +143,8 @@ func (n *Node) ForgetInPod(r plug.Ref, name string) {
 	}
 }
 
-// Remove deletes links of the port, with their other ends if they are veths, and what is
-// half made under their names. One that is missing, or another's, is no error.
+// Remove deletes links of the port, with their peers if they are veths, and incomplete links with
+// their names. It ignores links that are missing or belong to another port.
 func (n *Node) Remove(r plug.Ref, names ...string) error {
 	for _, name := range names {
 		l, err := n.Find(name)
@@ -163,7 +164,7 @@ func (n *Node) Remove(r plug.Ref, names ...string) error {
 	return nil
 }
 
-// RemoveHalfMade deletes a link that was being made when the program ended.
+// RemoveHalfMade deletes an incomplete link.
 func (n *Node) RemoveHalfMade(name string) error {
 	l, err := n.Find(name)
 	if err != nil || l == nil || l.Attrs().Group != plug.LinkGroup || l.Attrs().Alias != "" {
@@ -179,8 +180,8 @@ func (n *Node) delete(l netlink.Link) error {
 	return nil
 }
 
-// List names the ports that have links of a kind, and links half made whose names begin with
-// one of some prefixes. Each port is named once, with the first of its links.
+// List lists the ports with links of a kind, and incomplete links with one of the name prefixes. It
+// lists each port once, with its first link.
 func (n *Node) List(kind plug.Kind, prefixes ...string) ([]plug.Found, error) {
 	links, err := rtnl.Whole(n.NL.LinkList)
 	if err != nil {

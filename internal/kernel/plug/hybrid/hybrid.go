@@ -1,6 +1,6 @@
-// Package hybrid plugs ports into the integration bridge of Open vSwitch by a Linux bridge of
-// the port's own, for firewalls that filter by iptables there (Neutron's iptables_hybrid). The
-// names are those that Neutron's agent looks for, of the first 11 characters of the port's ID:
+// Package hybrid plugs ports into the integration bridge of Open vSwitch through a Linux bridge for
+// each port, for firewalls that filter there with iptables (Neutron's iptables_hybrid). Neutron's
+// agent expects these names, which end with the first 11 characters of the port ID:
 //
 //	pod's interface = tap - qbr (a Linux bridge) - qvb = qvo - integration bridge
 package hybrid
@@ -34,7 +34,7 @@ func qbr(r plug.Ref) string { return "qbr" + r.Short() }
 func qvb(r plug.Ref) string { return "qvb" + r.Short() }
 func qvo(r plug.Ref) string { return "qvo" + r.Short() }
 
-// makeLinks makes all links, and sets those up that do not lead to the pod.
+// makeLinks creates all links, and sets up all but the one to the pod.
 func makeLinks(node *hostlink.Node, w plug.Want, pod *podif.Namespace) (toPod hostlink.Link, err error) {
 	var own, inner, outer hostlink.Link
 	for _, step := range []struct {
@@ -61,7 +61,7 @@ func makeLinks(node *hostlink.Node, w plug.Want, pod *podif.Namespace) (toPod ho
 	return toPod, nil
 }
 
-// removeLinks removes all, the one to the pod first.
+// removeLinks removes all links, the one to the pod first.
 func removeLinks(node *hostlink.Node, r plug.Ref) error {
 	err := node.Remove(r, tap(r))
 	if err := failpoint.Hit("plug.hybrid.links.after"); err != nil {
@@ -70,7 +70,7 @@ func removeLinks(node *hostlink.Node, r plug.Ref) error {
 	return errors.Join(err, node.Remove(r, qvb(r), qvo(r), qbr(r)))
 }
 
-// checkLinks notes what is wrong between the pod's link and the integration bridge.
+// checkLinks adds differences of the links between the pod's link and the integration bridge.
 func checkLinks(node *hostlink.Node, w plug.Want, found *plug.Differences) error {
 	own, err := node.Check(w.Ref, qbr(w.Ref), found)
 	if err != nil {
@@ -78,7 +78,7 @@ func checkLinks(node *hostlink.Node, w plug.Want, found *plug.Differences) error
 	}
 	for _, name := range []string{tap(w.Ref), qvb(w.Ref), qvo(w.Ref)} {
 		l, err := node.Find(name)
-		if name != tap(w.Ref) { // which is checked with the pod
+		if name != tap(w.Ref) { // tap is checked together with the pod
 			l, err = node.Check(w.Ref, name, found)
 		}
 		if err != nil {
@@ -88,7 +88,7 @@ func checkLinks(node *hostlink.Node, w plug.Want, found *plug.Differences) error
 			continue
 		}
 		if name != qvo(w.Ref) && own != nil && l.Attrs().MasterIndex != own.Attrs().Index {
-			found.Add("%s is not joined to %s", name, qbr(w.Ref))
+			found.Add("%s is not a port of bridge %s", name, qbr(w.Ref))
 		}
 		if name != tap(w.Ref) && l.Attrs().Flags&net.FlagUp == 0 {
 			found.Add("%s is down", name)

@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-// vpc is a VPC of an Alcor with the agent of a node, and a provider of it.
+// vpc is a VPC in an Alcor cloud, with the agent of a node and a provider.
 type vpc struct {
 	t        *testing.T
 	cloud    *alcorfake.Cloud
@@ -55,7 +55,7 @@ func (v *vpc) start() {
 	v.agent = v.cloud.StartAgent(alcorfake.AgentOptions{Host: "node-a", Netns: v.node.Path, Prefix: v.prefix})
 }
 
-// port makes a port that is bound to the node, and says how it is to be plugged.
+// port creates a port bound to the node, and returns it with its Want.
 func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, plug.Want) {
 	v.t.Helper()
 	made, err := v.provider.Create(v.t.Context(), []vpcport.NewPort{{
@@ -82,7 +82,7 @@ func (v *vpc) port(uid, attachment string, pod *podif.Namespace) (vpcport.Port, 
 	return p, w
 }
 
-// active waits until the agent has a port ready.
+// active waits until the agent reports a port as active.
 func (v *vpc) active(id string) {
 	v.t.Helper()
 	plugtest.Within(v.t, "port "+id+" is active", func() bool {
@@ -91,8 +91,8 @@ func (v *vpc) active(id string) {
 	})
 }
 
-// Two pods of a VPC on a node talk by ports that Alcor's agent has made ready. A port that is
-// let go goes back under its old name, and for good with Alcor's port.
+// Two pods of a VPC on a node communicate by ports that Alcor's agent has prepared. Unplug moves a
+// link back under its old name, and deleting the port in Alcor removes it.
 func TestPacketsByAlcorsAgent(t *testing.T) {
 	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
 		t.Run(prefix, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestPacketsByAlcorsAgent(t *testing.T) {
 				t.Errorf("left in the pod: %v", got)
 			}
 			plugtest.Must(t, v.provider.Delete(ctx, portOne.ID))
-			plugtest.Must(t, v.provider.Delete(ctx, portTwo.ID)) // which is plugged
+			plugtest.Must(t, v.provider.Delete(ctx, portTwo.ID)) // while it is plugged
 			plugtest.Within(t, "the links go with the ports", func() bool {
 				return len(plugtest.Links(t, vpcNetns)) == 0 && len(plugtest.Links(t, two)) == 0 && !strings.Contains(plugtest.Describe(t, v.node), "alcp")
 			})
@@ -163,8 +163,8 @@ func talk(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
 	}
 }
 
-// A port that moves to another node and back, an agent that starts anew, and a port that is
-// not bound by anybody's asking: the agent's link is there when, and only when, it should be.
+// The agent's link exists exactly while the port is bound to the node: after the port moves to
+// another node and back, after the agent restarts, and after the port is unbound.
 func TestAlcorsAgentFollowsPorts(t *testing.T) {
 	v := newVPC(t, "vpc-ns")
 	v.cloud.AddHost("node-b", alcorfake.Host{})
@@ -183,10 +183,10 @@ func TestAlcorsAgentFollowsPorts(t *testing.T) {
 		return !strings.Contains(plugtest.Describe(t, v.node), "alcp"+gone.ID[:11])
 	})
 	here, there := "node-a", "node-b"
-	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &here}) // programmed anew
+	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &here}) // the agent programs it again
 	plugtest.Must(t, err)
 	v.active(port.ID)
-	plugtest.Must(t, p.Check(ctx, w)) // the pod has kept its link
+	plugtest.Must(t, p.Check(ctx, w)) // the link is still in the pod
 	_, err = v.provider.Update(ctx, port.ID, 0, vpcport.Change{Host: &there})
 	plugtest.Must(t, err)
 	plugtest.Within(t, "the link leaves the pod with the port", func() bool { return len(plugtest.Links(t, pod)) == 0 })

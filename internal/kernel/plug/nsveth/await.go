@@ -17,12 +17,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// again is how often a VPC's namespace is looked for, and whether it is still the one that was
-// found. Links in it are told by the kernel.
-const again = 50 * time.Millisecond
+// pollInterval is the polling interval for a VPC's namespace, and for its replacement. Changes of links in
+// it arrive as netlink events.
+const pollInterval = 50 * time.Millisecond
 
-// await waits until the agent has put the port's link into the VPC's namespace, for so long at
-// most. Errors: plug.ErrNotReady with what is missing.
+// await waits up to most until the agent has put the port's link into the VPC's namespace. Errors:
+// plug.ErrNotReady, which names what is missing.
 func await(ctx context.Context, r plug.Ref, paths []string, most time.Duration) (*podif.Namespace, netlink.Link, error) {
 	bounded, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -39,7 +39,7 @@ func await(ctx context.Context, r plug.Ref, paths []string, most time.Duration) 
 			} else {
 				vpc.Close()
 			}
-			return nil, nil, fmt.Errorf("%w: %s after %s: the agent of the VPC on this node has not made the port's link", plug.ErrNotReady,
+			return nil, nil, fmt.Errorf("%w: %s after %s: the agent of the VPC on this node has not created the port's link", plug.ErrNotReady,
 				what, time.Since(began).Round(time.Millisecond))
 		}
 		if vpc != nil {
@@ -48,8 +48,8 @@ func await(ctx context.Context, r plug.Ref, paths []string, most time.Duration) 
 	}
 }
 
-// awaitIn waits in the namespace that is there now. It gives up without an error when there is
-// none, when another takes its place, or when ctx ends.
+// awaitIn waits in the current namespace. It returns without a link and without an error if there
+// is none, if the namespace is replaced, or if ctx ends.
 func awaitIn(ctx context.Context, r plug.Ref, paths []string) (*podif.Namespace, netlink.Link, error) {
 	vpc, err := openFirst(paths)
 	if err != nil {
@@ -65,26 +65,26 @@ func awaitIn(ctx context.Context, r plug.Ref, paths []string) (*podif.Namespace,
 		return nil, nil, fmt.Errorf("watch links in %s: %w", vpc.Path, err)
 	}
 	defer events.Close()
-	timeout := unix.NsecToTimeval(int64(again))
+	timeout := unix.NsecToTimeval(int64(pollInterval))
 	if err := events.SetReceiveTimeout(&timeout); err != nil {
 		vpc.Close()
 		return nil, nil, fmt.Errorf("watch links in %s: %w", vpc.Path, err)
 	}
 	for {
-		link, err := vpc.Link(LinkName(r)) // after the subscription, so nothing is missed
+		link, err := vpc.Link(LinkName(r)) // after the subscription, so that no event is missed
 		if err != nil {
 			vpc.Close()
 			return nil, nil, err
 		}
-		if link != nil || ctx.Err() != nil || !stands(vpc) {
+		if link != nil || ctx.Err() != nil || !isCurrent(vpc) {
 			return vpc, link, nil
 		}
-		// An event, lost events (ENOBUFS) and the timeout (EAGAIN) all mean: look again.
+		// Look again after an event, after lost events (ENOBUFS) and after the timeout (EAGAIN).
 		_, _, _ = events.Receive()
 	}
 }
 
-// openFirst opens the first namespace that is there; nil: none is.
+// openFirst opens the first namespace that exists, or returns nil.
 func openFirst(paths []string) (*podif.Namespace, error) {
 	for _, path := range paths {
 		vpc, err := podif.Open(path)
@@ -98,8 +98,8 @@ func openFirst(paths []string) (*podif.Namespace, error) {
 	return nil, nil
 }
 
-// stands tells whether a namespace is still what is at its path.
-func stands(s *podif.Namespace) bool {
+// isCurrent reports whether a namespace is still the one at its path.
+func isCurrent(s *podif.Namespace) bool {
 	now, err := rtnl.InspectNetns(s.Path)
 	if err != nil {
 		return false
@@ -109,7 +109,7 @@ func stands(s *podif.Namespace) bool {
 }
 
 func pause(ctx context.Context) {
-	wait := time.NewTimer(again)
+	wait := time.NewTimer(pollInterval)
 	defer wait.Stop()
 	select {
 	case <-wait.C:

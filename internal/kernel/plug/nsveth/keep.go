@@ -15,13 +15,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// A link loses its addresses and routes when it is moved. Where the provider did not tell them,
-// they are what the agent set; the mark keeps them, so that a move that nobody finished loses
-// nothing: "MARK MTU ADDRESS,ADDRESS... GATEWAY,GATEWAY...".
+// A link loses its addresses and routes when it is moved. If the provider does not tell them, the
+// alias keeps those that the agent set, so that an interrupted move loses nothing: "MARK MTU
+// ADDRESS,ADDRESS... GATEWAY,GATEWAY...".
 
-// remember makes the mark of a link that is to be moved.
-func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error) {
-	if _, ok := plug.ParseMark(l.Attrs().Alias); ok { // a move that was not finished
+// saveSettings returns the alias of a link that is about to be moved.
+func saveSettings(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error) {
+	if _, ok := plug.ParseMark(l.Attrs().Alias); ok { // an interrupted move
 		return l.Attrs().Alias, nil
 	}
 	if len(w.Interface.Addresses) > 0 || w.Interface.Bare {
@@ -51,20 +51,20 @@ func remember(w plug.Want, l netlink.Link, vpc *podif.Namespace) (string, error)
 	mark := fmt.Sprintf("%s %d %s %s", w.Mark(), l.Attrs().MTU, strings.Join(own, ","), strings.Join(via, ","))
 	const longest = 255 // IFALIASZ of linux/if.h
 	if len(mark) > longest {
-		return "", fmt.Errorf("%s in %s has too many addresses to be kept: %v; the provider must tell them", l.Attrs().Name, vpc.Path, own)
+		return "", fmt.Errorf("the alias of %s in %s cannot hold that many addresses: %v; the provider must tell them", l.Attrs().Name, vpc.Path, own)
 	}
 	return mark, nil
 }
 
-// recall completes what is wanted by what a link had before it was moved.
-func recall(mark string, i plug.Interface) (plug.Interface, error) {
+// restoreSettings fills in the addresses, gateways and MTU that a link had before it was moved.
+func restoreSettings(mark string, i plug.Interface) (plug.Interface, error) {
 	parts := strings.Split(mark, " ")
 	if len(i.Addresses) > 0 || i.Bare || len(parts) != 8 {
 		return i, nil
 	}
 	mtu, err := strconv.Atoi(parts[5])
 	if err != nil {
-		return i, fmt.Errorf("the mark %q: %w", mark, err)
+		return i, fmt.Errorf("parse the alias %q: %w", mark, err)
 	}
 	if i.MTU == 0 {
 		i.MTU = mtu

@@ -1,9 +1,9 @@
-// Package nsveth plugs ports that an agent of the VPC (Alcor's control agent) has made ready on
-// the node: the agent makes a veth, keeps one end, and puts the other, called veth and the
-// first 11 characters of the port's ID, into a network namespace of the VPC, called vpc-ns (or
-// vpc-ns-) and the VPC's ID. Once it is there the port is ready (the design of NICs and VPCs in
-// Arktos, "Alcor CNI Plugin"). Expect waits for it, Plug takes it to the pod and names it; Unplug
-// gives it back under its old name.
+// Package nsveth plugs ports that an agent of the VPC (Alcor's control agent) prepares on the node.
+// The agent creates a veth, keeps one end, and puts the other into a network namespace of the VPC.
+// That end is named veth and the first 11 characters of the port ID; the namespace is named vpc-ns
+// (or vpc-ns-) and the ID of the VPC. The port is ready once the end is there (the design of NICs
+// and VPCs in Arktos, "Alcor CNI Plugin"). Expect waits for it, Plug moves it into the pod and
+// renames it, and Unplug moves it back under its old name.
 package nsveth
 
 import (
@@ -28,21 +28,21 @@ import (
 var _ = failpoint.Register("plug.nsveth.mark.after", "plug.nsveth.move.after", "plug.nsveth.pod.after",
 	"plug.nsveth.return.before", "plug.nsveth.return.after")
 
-// Limits of how long the agent is waited for.
+// Limits for the wait for the agent.
 const (
 	DefaultWait = 3 * time.Second
 	MaxWait     = time.Minute
-	// briefly is how long Plug itself waits at most: who calls it holds the pod's lock, and
-	// has the kernel's time only. Expect waits as long as was told.
+	// briefly is the longest that Plug waits: its caller holds the lock of the pod. Expect waits
+	// for Options.Wait.
 	briefly = DefaultWait
 )
 
 // Options of New.
 type Options struct {
 	Dir      string        // where network namespaces are mounted; empty: /run/netns
-	Prefixes []string      // of the names of VPCs' namespaces, all of which are tried; nil: vpc-ns and vpc-ns-
+	Prefixes []string      // name prefixes of VPCs' namespaces, all of which are tried; nil: vpc-ns and vpc-ns-
 	Wait     time.Duration // for the agent; 0: DefaultWait, at most MaxWait
-	Sysctls  string        // the folder of the kernel's settings; empty: /proc/sys
+	Sysctls  string        // the sysctl folder; empty: /proc/sys
 }
 
 // Plugger plugs ports of kind Netns.
@@ -55,7 +55,7 @@ type Plugger struct {
 	turns    plug.Turns
 }
 
-// New makes a Plugger in the calling thread's network namespace, the node's.
+// New makes a Plugger for the node, whose network namespace is that of the calling thread.
 func New(o Options) (*Plugger, error) {
 	if o.Wait < 0 || o.Wait > MaxWait {
 		return nil, fmt.Errorf("Wait: %s: want 0 to %s", o.Wait, MaxWait)
@@ -65,7 +65,7 @@ func New(o Options) (*Plugger, error) {
 	}
 	for _, p := range o.Prefixes {
 		if p == "" || strings.ContainsAny(p, "/ ") || p[0] == '.' {
-			return nil, fmt.Errorf("Prefixes: %q: want the beginning of a file name", p)
+			return nil, fmt.Errorf("Prefixes: %q: want a file name prefix", p)
 		}
 	}
 	prefixes := slices.Clone(o.Prefixes)
@@ -77,7 +77,7 @@ func New(o Options) (*Plugger, error) {
 	return &Plugger{dir: cmp.Or(o.Dir, "/run/netns"), prefixes: prefixes, sysctls: o.Sysctls, wait: cmp.Or(o.Wait, DefaultWait), node: node}, nil
 }
 
-// candidates are the paths of a VPC's namespace: as it is named, and with other prefixes.
+// candidates are the possible paths of a VPC's namespace: its name, with each of the prefixes.
 func (p *Plugger) candidates(name string) ([]string, error) {
 	for _, prefix := range p.prefixes {
 		id, ok := strings.CutPrefix(name, prefix)
@@ -92,13 +92,13 @@ func (p *Plugger) candidates(name string) ([]string, error) {
 		}
 		return paths, nil
 	}
-	return nil, fmt.Errorf("VPCNetns: %q: want a name that begins with one of %q, which are those of VPCs here: %w", name, p.prefixes, plug.ErrInvalid)
+	return nil, fmt.Errorf("VPCNetns: %q: want a name that begins with one of %q, the prefixes of VPCs' namespaces: %w", name, p.prefixes, plug.ErrInvalid)
 }
 
 // LinkName is the name of a port's link in the VPC's namespace.
 func LinkName(r plug.Ref) string { return "veth" + r.Short() }
 
-// Expect implements plug.Plugger: it waits for the agent, unless the port is in the pod already.
+// Expect implements plug.Plugger: it waits for the agent, unless the port is already in the pod.
 func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 	paths, err := p.accept(w)
 	if err != nil {
@@ -128,8 +128,8 @@ func (p *Plugger) expect(ctx context.Context, r plug.Ref, paths []string) error 
 	return nil
 }
 
-// Plug implements plug.Plugger. Without Addresses in w, the interface has those, the gateways
-// and the MTU that the agent gave it. It waits for the agent too, but briefly.
+// Plug implements plug.Plugger. If w has no addresses, the interface keeps the addresses, gateways
+// and MTU that the agent set. Plug waits briefly for the agent.
 func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	paths, err := p.accept(w)
 	if err != nil {
@@ -170,9 +170,9 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want, paths []string) (plug.D
 		}
 	}
 	if l.Attrs().Name != w.Pod.IfName {
-		return plug.Done{}, fmt.Errorf("%w: the port is in the pod as %s, which a container of the pod may have named so", plug.ErrInterfaceExists, l.Attrs().Name)
+		return plug.Done{}, fmt.Errorf("%w: the port is in the pod as %s; a container of the pod may have renamed it", plug.ErrInterfaceExists, l.Attrs().Name)
 	}
-	i, err := recall(l.Attrs().Alias, w.Interface)
+	i, err := restoreSettings(l.Attrs().Alias, w.Interface)
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -204,12 +204,12 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 	if id, err := rtnl.Identify(vpc.NS); err != nil || id == p.node {
 		return nil, errors.Join(err, fmt.Errorf("%s is the node's own network namespace, not a VPC's: %w", vpc.Path, plug.ErrInvalid))
 	}
-	mark, err := remember(w, link, vpc)
+	mark, err := saveSettings(w, link, vpc)
 	if err != nil {
 		return nil, err
 	}
 	if err := vpc.NL.LinkSetAlias(rtnl.LinkRef(link.Attrs().Index), mark); err != nil {
-		return nil, fmt.Errorf("mark %s in %s: %w", link.Attrs().Name, vpc.Path, err)
+		return nil, fmt.Errorf("set the alias of %s in %s: %w", link.Attrs().Name, vpc.Path, err)
 	}
 	if err := failpoint.Hit("plug.nsveth.mark.after"); err != nil {
 		return nil, err
@@ -231,25 +231,27 @@ func (p *Plugger) take(ctx context.Context, w plug.Want, paths []string, pod *po
 	return l, nil
 }
 
-// mayTake tells whether a link of the right name is this port's, as far as that can be seen.
+// mayTake returns nil if a link with the port's name can be the port's, or an error that names its
+// owner.
 func mayTake(r plug.Ref, l *netlink.LinkAttrs) error {
 	other, ok := plug.ParseMark(l.Alias)
 	switch {
-	case !ok: // the agent's, as it made it
+	case !ok: // the agent created it and nobody has labelled it
 		return nil
 	case other.PortID != r.PortID:
-		return fmt.Errorf("%w: %s is that of port %s, whose ID has the same first %d characters", plug.ErrNameTaken, l.Name, other.PortID, plug.PrefixLen)
+		return fmt.Errorf("%w: %s belongs to port %s, whose ID has the same first %d characters", plug.ErrNameTaken, l.Name, other.PortID, plug.PrefixLen)
 	case other.Attachment != r.Attachment:
-		return fmt.Errorf("%w: %s has it, by %s", plug.ErrPortInUse, other.Attachment, l.Name)
+		return fmt.Errorf("%w: %s uses it with link %s", plug.ErrPortInUse, other.Attachment, l.Name)
 	}
 	return nil
 }
 
-// Await implements plug.Plugger: where the agent's link is, the port works.
+// Await implements plug.Plugger. It returns at once: a port works as soon as the agent's link
+// exists.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
-// Unplug implements plug.Plugger. When the VPC has no namespace any more, or the agent has
-// made the link anew, the one in the pod is removed.
+// Unplug implements plug.Plugger. It removes the link in the pod if the VPC's namespace is gone, or
+// if the agent has created a new link there.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
@@ -276,7 +278,7 @@ func (p *Plugger) unplug(r plug.Ref) error {
 	pod, err := podif.OpenPod(r.Pod, p.node)
 	switch {
 	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
-		return unmark(r, vpc) // the link went with the pod, or never came to it
+		return unmark(r, vpc) // the link went with the pod, or never reached it
 	case err != nil:
 		return err
 	}
@@ -315,8 +317,8 @@ func (p *Plugger) giveBack(r plug.Ref, index int, pod, vpc *podif.Namespace) err
 	return nil
 }
 
-// openVPC opens a VPC's namespace; it is nil when there is none, or none that may be entered:
-// a pod must go also when the prefixes of VPCs' namespaces are others than at its ADD.
+// openVPC opens a VPC's namespace. It returns nil if the namespace is missing or its name does not
+// match the prefixes, which may have changed since the ADD: the pod must be deleted in any case.
 func (p *Plugger) openVPC(name string) (*podif.Namespace, error) {
 	paths, _ := p.candidates(name)
 	for _, path := range paths {
@@ -331,7 +333,7 @@ func (p *Plugger) openVPC(name string) (*podif.Namespace, error) {
 	return nil, nil
 }
 
-// unmark takes the mark off a link of the port in the VPC's namespace, so that it is as the agent made it.
+// unmark clears the alias of the port's link in the VPC's namespace, as the agent created it.
 func unmark(r plug.Ref, vpc *podif.Namespace) error {
 	if vpc == nil {
 		return nil
@@ -341,7 +343,7 @@ func unmark(r plug.Ref, vpc *podif.Namespace) error {
 		return err
 	}
 	if err := vpc.NL.LinkSetAlias(rtnl.LinkRef(l.Attrs().Index), ""); err != nil && !rtnl.IsNoLink(err) {
-		return fmt.Errorf("unmark %s in %s: %w", l.Attrs().Name, vpc.Path, err)
+		return fmt.Errorf("clear the alias of %s in %s: %w", l.Attrs().Name, vpc.Path, err)
 	}
 	return nil
 }
@@ -366,9 +368,9 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	case l == nil:
 		found.Add("the pod lacks the port's link")
 	case l.Attrs().Name != w.Pod.IfName:
-		found.Add("the port's link is called %s in the pod, not %s", l.Attrs().Name, w.Pod.IfName)
+		found.Add("the port's link has the name %s in the pod, not %s", l.Attrs().Name, w.Pod.IfName)
 	default:
-		if i, err = recall(l.Attrs().Alias, i); err != nil {
+		if i, err = restoreSettings(l.Attrs().Alias, i); err != nil {
 			return err
 		}
 	}
@@ -378,8 +380,8 @@ func (p *Plugger) Check(_ context.Context, w plug.Want) error {
 	return found.Of(w.PortID)
 }
 
-// List implements plug.Plugger, for links that are in VPCs' namespaces still. Those in pods are
-// found by the pods' records only, and go with the pods.
+// List implements plug.Plugger for links in VPCs' namespaces. Links in pods are removed with their
+// pod, and are found by the record of the pod only.
 func (p *Plugger) List(context.Context) ([]plug.Found, error) {
 	var list []plug.Found
 	err := p.eachVPC(func(vpc *podif.Namespace) error {
@@ -399,7 +401,7 @@ func (p *Plugger) List(context.Context) ([]plug.Found, error) {
 	return list, err
 }
 
-// eachVPC calls f with each namespace whose name is a VPC's.
+// eachVPC calls f for each namespace that is named like a VPC's.
 func (p *Plugger) eachVPC(f func(*podif.Namespace) error) error {
 	seen := map[string]bool{}
 	for _, prefix := range p.prefixes {
@@ -414,7 +416,7 @@ func (p *Plugger) eachVPC(f func(*podif.Namespace) error) error {
 			seen[path] = true
 			vpc, err := podif.Open(path)
 			if err != nil {
-				continue // it went, or is being made
+				continue // it is being created or removed
 			}
 			err = f(vpc)
 			vpc.Close()

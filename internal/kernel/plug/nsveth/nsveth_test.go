@@ -37,7 +37,8 @@ func newAgent(t testing.TB) *agent {
 	return &agent{t: t, node: plugtest.Space(t, "node"), vpc: plugtest.NamedSpace(t, name), name: name}
 }
 
-// provision makes a port's veth, as the agent does: one end ready in the VPC's namespace.
+// provision creates a port's veth as the agent does, with one end configured in the VPC's
+// namespace.
 func (a *agent) provision(portID string, i plug.Interface) {
 	a.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -78,10 +79,10 @@ func TestContract(t *testing.T) {
 	}, "plug.nsveth.")
 }
 
-// plugWait only ends what hangs.
+// plugWait only bounds calls that hang.
 const plugWait = MaxWait
 
-// The link, and the VPC's namespace before it, may come while somebody waits, who then has it.
+// The VPC's namespace and then the link appear while a call waits for them.
 func TestWaitsForTheAgent(t *testing.T) {
 	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
 		t.Run(prefix, func(t *testing.T) {
@@ -108,7 +109,7 @@ func TestWaitsForTheAgent(t *testing.T) {
 	}
 }
 
-// expectAndPlug is what an ADD does.
+// expectAndPlug makes the calls of an ADD.
 func expectAndPlug(t *testing.T, p *Plugger, w plug.Want) error {
 	if err := p.Expect(plugtest.Bounded(t), w); err != nil {
 		return err
@@ -121,12 +122,12 @@ func still(t *testing.T, plugged <-chan error) {
 	t.Helper()
 	select {
 	case err := <-plugged:
-		t.Fatalf("nobody waited: %v", err)
-	case <-time.After(2 * again): // so that it waits where it is to wait; sooner makes the test weaker only
+		t.Fatalf("Expect did not wait: %v", err)
+	case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 	}
 }
 
-// An agent that starts anew makes the VPC's namespace anew, while somebody waits in the old one.
+// A restarted agent replaces the VPC's namespace while a call waits in the old one.
 func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
@@ -139,7 +140,7 @@ func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
 	plugtest.Must(t, <-plugged)
 }
 
-// A container that is not privileged has the kernel's settings elsewhere than in /proc/sys.
+// An unprivileged container has the sysctl folder outside /proc/sys.
 func TestFolderOfSettings(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
@@ -179,8 +180,8 @@ func TestAgentThatMakesNothing(t *testing.T) {
 	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
 }
 
-// What the provider does not tell is kept as the agent set it, also across a crash between the
-// move and the set-up.
+// The settings of the agent that the provider does not tell are kept, also across a crash between
+// the move and the configuration.
 func TestKeepsWhatTheAgentSet(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
@@ -197,7 +198,7 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 	want.Routes = nil
 	w.Interface = plug.Interface{MAC: want.MAC, Default: true}
 	p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
-	mark, err := remember(w, l, a.vpc)
+	mark, err := saveSettings(w, l, a.vpc)
 	plugtest.Must(t, err)
 	plugtest.Must(t, a.vpc.NL.LinkSetAlias(l, mark))
 	plugtest.Must(t, a.vpc.Move(l.Attrs().Index, pod, "eth0"))
@@ -213,7 +214,7 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 
 const againName = "the agent made the link anew"
 
-// When there is no place to go back to, the link does not stay in the pod.
+// If the link cannot be moved back, it does not stay in the pod.
 func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 	for name, spoil := range map[string]func(*agent, plug.Want){
 		"the VPC has no namespace any more": func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) },
@@ -242,8 +243,8 @@ func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 	}
 }
 
-// A pod goes also when namespaces of its VPC may be entered no longer, as berthd was given other
-// prefixes: its link goes with it, and the namespace is left alone.
+// Unplug succeeds if the prefixes of berthd no longer match the VPC's namespace. It removes the
+// link and leaves the namespace alone.
 func TestUnplugAfterThePrefixesChanged(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
@@ -260,7 +261,7 @@ func TestUnplugAfterThePrefixesChanged(t *testing.T) {
 	}
 }
 
-// A link that was marked and never moved is the agent's again, also when the pod went meanwhile.
+// Unplug clears the alias of a link that was never moved, also if the pod is gone.
 func TestCrashBeforeTheMove(t *testing.T) {
 	a, pod := newAgent(t), plugtest.Space(t, "pod")
 	w := a.want(plugtest.One, plugtest.PortA, pod)
@@ -286,8 +287,7 @@ func TestCrashBeforeTheMove(t *testing.T) {
 	}
 }
 
-// A name that comes from the API leads to VPCs' namespaces and to no others: neither a pod's
-// nor a file elsewhere.
+// A name from the API selects only namespaces of VPCs, never those of pods or other files.
 func TestOtherNamespacesAreNotEntered(t *testing.T) {
 	pod, victim := plugtest.Space(t, "pod"), plugtest.Space(t, "victim")
 	w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)

@@ -1,9 +1,9 @@
-// Package ovs plugs ports straight into the integration bridge of Open vSwitch: a veth whose
-// end on the node, tap and the first 11 characters of the port's ID, is a port of the
-// bridge. So OVN wants it, and Neutron's OVS agent with its firewall in Open vSwitch.
+// Package ovs plugs ports directly into the integration bridge of Open vSwitch: the node's end of a
+// veth is a port of the bridge. Its name is tap and the first 11 characters of the port ID. OVN,
+// and Neutron's OVS agent with its firewall in Open vSwitch, expect this.
 //
-// A Plugger does what all kinds of ports into Open vSwitch have in common; a Wiring is what
-// is a kind's own.
+// Plugger has what all kinds of ports in Open vSwitch share. Wiring has what is specific to one
+// kind.
 package ovs
 
 import (
@@ -21,20 +21,19 @@ var _ = failpoint.Register("plug.ovs.pod.before", "plug.ovs.pod.after", "plug.ov
 
 // Options of New.
 type Options struct {
-	Netns string // path of the node's network namespace; empty: the calling thread's
-	// OVSDB is not closed by the Plugger. Without one (nil) nothing can be plugged, and what
-	// was plugged before loses its links.
+	Netns string // path of the node's network namespace; empty: that of the calling thread
+	// OVSDB is not closed by the Plugger. If it is nil, Plug fails, and Unplug removes links only.
 	OVSDB   *ovsdb.Client
-	Bridges []string     // that ports may be plugged into; empty: br-int
-	Turns   *plug.Turns  // of all pluggers of the node, as they share names of links; nil: of this one
-	Sysctls string       // the folder of the kernel's settings; empty: /proc/sys
-	Logger  *slog.Logger // discards when nil
+	Bridges []string     // allowed bridges; empty: br-int
+	Turns   *plug.Turns  // shared by all Pluggers of the node, which share link names; nil: none share
+	Sysctls string       // the sysctl folder; empty: /proc/sys
+	Logger  *slog.Logger // nil: log nothing
 }
 
 // New makes a Plugger of ports of kind OVS. Close releases it.
 func New(o Options) (*Plugger, error) { return NewWired(o, straight) }
 
-// straight is the link to the pod, and nothing else.
+// straight is the wiring with a veth to the pod only.
 var straight = Wiring{
 	Kind: plug.OVS, Failpoints: "plug.ovs.", Port: "tap", Links: []string{"tap"},
 	Make: func(n *hostlink.Node, w plug.Want, pod *podif.Namespace) (hostlink.Link, error) {
@@ -43,5 +42,5 @@ var straight = Wiring{
 	Remove: func(n *hostlink.Node, r plug.Ref) error { return n.Remove(r, LinkName(r)) },
 }
 
-// LinkName is the name of the node's end of a port's link to its pod.
+// LinkName is the name of the node's end of the veth to a pod.
 func LinkName(r plug.Ref) string { return "tap" + r.Short() }

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/lab/network/guest"
 )
 
-// open makes a node with an OVSDB server.
+// open returns a node with an OVSDB server.
 func open(t *testing.T) plugtest.Fixture {
 	node, server := plugtest.Space(t, "node"), plugtest.NewServer(t)
 	return plugtest.Fixture{
@@ -42,7 +42,7 @@ func TestContract(t *testing.T) {
 	t.Run("bridge", func(t *testing.T) { plugtest.Run(t, openForMachines, "plug.bridge.") })
 }
 
-// openForMachines is open, whose ports have the bridge binding.
+// openForMachines is open for ports with the bridge binding.
 func openForMachines(t *testing.T) plugtest.Fixture {
 	f := open(t)
 	want := f.Want
@@ -54,8 +54,8 @@ func openForMachines(t *testing.T) plugtest.Fixture {
 	return f
 }
 
-// What a machine's runtime did with its interface stays so, whatever is checked and plugged
-// again; with the node's part gone a second port takes no other's place.
+// Check and Plug keep the changes of a VM runtime. If the node's end is gone, Plug does not replace
+// the interface that the runtime took over.
 func TestInterfaceOfAMachine(t *testing.T) {
 	f, pod, ctx := openForMachines(t), plugtest.Space(t, "pod"), plugtest.Bounded(t)
 	w, before := f.Want(plugtest.One, plugtest.PortA, pod), f.State()
@@ -78,7 +78,7 @@ func TestInterfaceOfAMachine(t *testing.T) {
 	if err := f.Plugger().Check(ctx, w); !errors.As(err, &m) {
 		t.Errorf("Check without the link: %v, want a mismatch", err)
 	}
-	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "only a new pod") {
+	if _, err := f.Plugger().Plug(ctx, w); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "recreate the pod") {
 		t.Errorf("Plug in place of what a runtime had: %v", err)
 	}
 	plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref))
@@ -87,7 +87,7 @@ func TestInterfaceOfAMachine(t *testing.T) {
 	}
 }
 
-// Many calls at once, some about one port, leave what the last of each asked for.
+// Concurrent calls, also about the same port, leave the result of the last call for each port.
 func TestManyAtOnce(t *testing.T) {
 	f := open(t)
 	p, ctx, before := f.Plugger(), plugtest.Bounded(t), f.State()
@@ -120,8 +120,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// Without OVSDB nothing is made; what is plugged loses its link at least, and Unplug fails, so
-// that it is called again.
+// Without OVSDB, Plug creates nothing. Unplug removes the links and fails, so that it is called
+// again.
 func TestWithoutOVSDB(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
@@ -147,8 +147,8 @@ func TestWithoutOVSDB(t *testing.T) {
 	}
 }
 
-// On a node that has no OVSDB any more nothing can be plugged, and what was plugged can be
-// unplugged: its links go, its row once there is an OVSDB again.
+// If OVSDB is no longer configured, Plug fails and Unplug removes the links. The row is removed
+// once OVSDB is configured again.
 func TestOVSDBConfiguredNoMore(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	var logged bytes.Buffer
@@ -170,7 +170,7 @@ func TestOVSDBConfiguredNoMore(t *testing.T) {
 	}
 	_, err = without.Plug(ctx, w)
 	for what, err := range map[string]error{"Plug": err, "Await": without.Await(ctx, w), "Check": without.Check(ctx, w)} {
-		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "not told where its database is") {
+		if !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "runs without --ovsdb") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -216,7 +216,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A container that is not privileged has the kernel's settings elsewhere than in /proc/sys.
+// An unprivileged container has the sysctl folder outside /proc/sys.
 func TestFolderOfSettings(t *testing.T) {
 	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
 	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)

@@ -14,19 +14,19 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 )
 
-// Wiring is what a kind of port has between the pod and the integration bridge. The node's
-// end of the link to the pod is called as LinkName says in all of them.
+// Wiring describes the links between the pod and the integration bridge for one kind of port. The
+// node's end of the veth to the pod is LinkName in all kinds.
 type Wiring struct {
 	Kind       plug.Kind
-	Failpoints string   // begins their names: pod, attach and detach, before and after
-	Port       string   // begins the name of the link that is a port of the bridge
-	Links      []string // begin the names of the kind's links, by which it is known what is half made
+	Failpoints string   // prefix of the failpoints pod, attach and detach, before and after
+	Port       string   // name prefix of the link that is a port of the bridge
+	Links      []string // name prefixes of all links of the kind, to recognize incomplete ones
 
-	// Make makes the links, up to the node's end of the link to the pod, which it returns.
+	// Make creates the links and returns the node's end of the veth to the pod.
 	Make func(*hostlink.Node, plug.Want, *podif.Namespace) (toPod hostlink.Link, err error)
-	// Check notes what is wrong between that and the bridge; nil: there is nothing.
+	// Check adds differences of the links between that veth and the bridge; nil: there are none.
 	Check func(*hostlink.Node, plug.Want, *plug.Differences) error
-	// Remove removes what Make made.
+	// Remove removes the links that Make created.
 	Remove func(*hostlink.Node, plug.Ref) error
 }
 
@@ -34,7 +34,7 @@ type Wiring struct {
 type Plugger struct {
 	wiring  Wiring
 	node    *hostlink.Node
-	db      *ovsdb.Client // nil: the node plugs nothing into Open vSwitch any more
+	db      *ovsdb.Client // nil: Open vSwitch is not configured on the node
 	turns   *plug.Turns
 	bridges []string
 	log     *slog.Logger
@@ -59,29 +59,29 @@ func NewWired(o Options, w Wiring) (*Plugger, error) {
 	return &Plugger{wiring: w, node: node, db: o.OVSDB, turns: o.Turns, bridges: o.Bridges, log: o.Logger}, nil
 }
 
-// Close releases the node's namespace; ports stay as they are.
+// Close releases the handles of the node's namespace. Ports stay plugged.
 func (p *Plugger) Close() { p.node.Close() }
 
-// accept checks what is asked for.
+// accept validates a port.
 func (p *Plugger) accept(w plug.Want) error {
 	if err := w.ValidateFor(p.wiring.Kind); err != nil {
 		return err
 	}
 	if p.db == nil {
-		return fmt.Errorf("Kind: %q: this node plugs nothing into Open vSwitch, as berthd is not told where its database is (--ovsdb): %w", w.Kind, plug.ErrInvalid)
+		return fmt.Errorf("Kind: %q: this node plugs no ports into Open vSwitch, because berthd runs without --ovsdb: %w", w.Kind, plug.ErrInvalid)
 	}
 	if !slices.Contains(p.bridges, w.Bridge) {
-		return fmt.Errorf("Bridge: %q: want one of %q, into which this node lets ports be plugged: %w", w.Bridge, p.bridges, plug.ErrInvalid)
+		return fmt.Errorf("Bridge: %q: want one of %q, the bridges that this node allows: %w", w.Bridge, p.bridges, plug.ErrInvalid)
 	}
 	return nil
 }
 
-// row is a port's in OVSDB, as far as it is known by its name.
+// row identifies the row of a port in OVSDB.
 func (p *Plugger) row(r plug.Ref) ovsdb.Port {
 	return ovsdb.Port{Link: p.wiring.Port + r.Short(), Ref: r}
 }
 
-// port is a port's row in OVSDB, with what is wanted.
+// port is the desired row of a port in OVSDB.
 func (p *Plugger) port(w plug.Want) ovsdb.Port {
 	row := p.row(w.Ref)
 	row.MAC, row.VMUUID = w.Interface.MAC.String(), w.VMUUID
@@ -90,8 +90,8 @@ func (p *Plugger) port(w plug.Want) ovsdb.Port {
 
 func (p *Plugger) point(name string) string { return p.wiring.Failpoints + name }
 
-// Plug implements plug.Plugger. The pod's end is complete before Open vSwitch, and so OVN, is
-// told of the link.
+// Plug implements plug.Plugger. It completes the pod's end before it adds the link to Open vSwitch,
+// and so before OVN sees it.
 func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err := p.accept(w); err != nil {
 		return plug.Done{}, err
@@ -134,7 +134,8 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return plug.Done{HostIfName: link.Name, HostMAC: link.MAC, MTU: w.Interface.MTU}, nil
 }
 
-// renew makes place for the link that is a port of the bridge, if somebody removed the one that was.
+// renew releases the previous link in Open vSwitch if other software removed it, so that a new one
+// can be added.
 func (p *Plugger) renew(ctx context.Context, w plug.Want) error {
 	row := p.port(w)
 	if l, err := p.node.Find(row.Link); err != nil || l != nil {
@@ -154,9 +155,10 @@ func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
 	return p.db.Await(ctx, p.port(w), w.OVN)
 }
 
-// Unplug implements plug.Plugger. The links go even when OVSDB does not answer, which is an
-// error then: a row without a link carries nothing. Where the node has no OVSDB any more it is
-// none, as a pod must go all the same; the row is taken away by List and Remove once it has.
+// Unplug implements plug.Plugger. It removes the links even if OVSDB is unreachable, and then
+// returns an error: a row without a link has no traffic. If the node has no OVSDB configured, that
+// is no error, so that the pod can be deleted. List and Remove remove the row once OVSDB is
+// configured again.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
@@ -180,10 +182,10 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	return nil
 }
 
-// detach takes a port's row out of OVSDB.
+// detach removes the row of a port from OVSDB.
 func (p *Plugger) detach(ctx context.Context, r plug.Ref) error {
 	if p.db == nil {
-		p.log.Warn("unplugged by its links alone, as no database of Open vSwitch is configured: its row there, if it has one, is left",
+		p.log.Warn("removed the links of a port, but not its row in Open vSwitch, because --ovsdb is not set",
 			"port", r.PortID, "attachment", r.Attachment, "interface", p.row(r).Link)
 		return nil
 	}
@@ -209,7 +211,8 @@ func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
 	return found.Of(w.PortID)
 }
 
-// List implements plug.Plugger: by the ports' links, and by rows of OVSDB whose link is gone.
+// List implements plug.Plugger. It finds ports by their links, and by rows of OVSDB whose link is
+// gone.
 func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 	list, err := p.node.List(p.wiring.Kind, p.wiring.Links...)
 	if err != nil {
@@ -242,9 +245,10 @@ func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 	return p.Unplug(ctx, f.Ref)
 }
 
-// removeHalfMade removes a link that List found half made, unless a Plug finishes it just now.
+// removeHalfMade removes an incomplete link that List found, unless Plug completes it at the same
+// time.
 func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
-	const prefix = len("tap") // of all names of links (plug.IsLinkOf)
+	const prefix = len("tap") // the length of all prefixes (plug.IsLinkOf)
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 )
 
-// finishPod sets both ends of a link to a pod up. The node's goes first: the pod's can send at
-// once then. An end that is a machine's runtime's by now is left as it is.
+// finishPod sets up both ends of the veth to a pod. It starts with the node's end, because the pod
+// can send packets as soon as its own end is up. It leaves an end that a VM runtime owns unchanged.
 func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif.Namespace, w plug.Want) error {
 	if link.HandedOver {
 		return errors.Join(p.node.KeepFromNode(), p.node.Raise(link))
@@ -32,8 +32,8 @@ func (p *Plugger) finishPod(link hostlink.Link, bridge *ovsdb.Bridge, pod *podif
 	return err
 }
 
-// checkPod notes how a link to a pod differs from what is wanted, on both sides. Of one that is
-// a machine's runtime's nothing is compared in the pod, but that it is there.
+// checkPod adds differences of both ends of the veth to a pod. If a VM runtime owns the pod's end,
+// it only checks that the end exists.
 func (p *Plugger) checkPod(w plug.Want, found *plug.Differences) error {
 	pod, err := podif.OpenPod(w.Pod, p.node.ID)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// Port is a link that is to be a port of a bridge.
+// Port is a link that is, or should be, a port of a bridge.
 type Port struct {
 	Link string
 	plug.Ref
-	MAC    string // of what sends by it
+	MAC    string // MAC address of the sender behind the link
 	VMUUID string // empty: none
 }
 
-// ids are the external IDs that a port's Interface has, besides those of others.
+// ids are the external IDs of the port's Interface. Other programs may add more.
 func (p Port) ids() map[string]string {
 	ids := map[string]string{IfaceID: p.PortID, AttachedMAC: p.MAC, IfaceStatus: "active", AttachmentID: p.Attachment}
 	if p.VMUUID != "" {
@@ -28,12 +28,11 @@ func (p Port) ids() map[string]string {
 	return ids
 }
 
-// attempts is how often a change is decided on anew after another's came between the look and
-// the change.
+// attempts limits the retries of a change that conflicts with a change of another program.
 const attempts = 3
 
-// Attach makes a link a port of its bridge, or has it so already. All of it is one
-// transaction. Errors: plug.ErrNoBridge, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrUnreachable.
+// Attach makes a link a port of its bridge in one transaction. It is idempotent. Errors:
+// plug.ErrNoBridge, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrUnreachable.
 func (c *Client) Attach(ctx context.Context, p Port) error {
 	var err error
 	for range attempts {
@@ -56,8 +55,8 @@ func (c *Client) Attach(ctx context.Context, p Port) error {
 	return err
 }
 
-// Ready tells whether Attach may make a link a port of its bridge, and describes the bridge.
-// Errors are those of Attach.
+// Ready reports whether Attach can make a link a port of its bridge, and returns the bridge.
+// Errors: those of Attach.
 func (c *Client) Ready(ctx context.Context, p Port) (*Bridge, error) {
 	s, err := c.look(ctx, p.Link, p.PortID, p.Bridge)
 	if err != nil {
@@ -67,7 +66,7 @@ func (c *Client) Ready(ctx context.Context, p Port) (*Bridge, error) {
 	return s.bridge, err
 }
 
-// attach decides what makes a link a port of its bridge: nothing when it is.
+// attach returns the operations that make a link a port of its bridge; none if it is one.
 func attach(s state, p Port) ([]lib.Operation, error) {
 	if s.bridge == nil {
 		return nil, fmt.Errorf("%w: %s", plug.ErrNoBridge, p.Bridge)
@@ -85,7 +84,7 @@ func attach(s state, p Port) ([]lib.Operation, error) {
 		}
 		return []lib.Operation{setIDs(mine.UUID, p.ids())}, nil
 	}
-	// Rows of this port that are of another bridge, or of none, are made anew.
+	// Rows of this port in another bridge, or in none, are created again.
 	ops := remove(s, p)
 	const iface, port = "newiface", "newport"
 	return append(ops,
@@ -100,7 +99,7 @@ func attach(s state, p Port) ([]lib.Operation, error) {
 	), nil
 }
 
-// setIDs changes external IDs and leaves others alone, which others write at any time.
+// setIDs changes these external IDs only, because other programs may write others at any time.
 func setIDs(uuid string, ids map[string]string) lib.Operation {
 	keys := lib.OvsSet{}
 	for _, k := range slices.Sorted(maps.Keys(ids)) {
@@ -112,26 +111,25 @@ func setIDs(uuid string, ids map[string]string) lib.Operation {
 	}}
 }
 
-// mayHave tells whether an Interface is this port's own, with an error that says whose it is
-// if not.
+// mayHave returns nil if an Interface belongs to this port, or an error that names its owner.
 func (p Port) mayHave(i Interface) error {
 	id, attachment := i.IDs[IfaceID], i.IDs[AttachmentID]
 	switch {
-	case i.Name != p.Link: // so it has the port's iface-id, which OVN wants once on a node
+	case i.Name != p.Link: // it has the port's iface-id, which OVN allows once on a node
 		return fmt.Errorf("%w: interface %s of Open vSwitch has %s %s", plug.ErrPortInUse, i.Name, IfaceID, id)
 	case attachment == "":
-		return fmt.Errorf("%w: interface %s of Open vSwitch is not Berth's", plug.ErrNameTaken, i.Name)
+		return fmt.Errorf("%w: interface %s of Open vSwitch was not created by Berth", plug.ErrNameTaken, i.Name)
 	case id != p.PortID:
-		return fmt.Errorf("%w: interface %s of Open vSwitch is that of port %s, whose ID has the same first %d characters",
+		return fmt.Errorf("%w: interface %s of Open vSwitch belongs to port %s, whose ID has the same first %d characters",
 			plug.ErrNameTaken, i.Name, id, plug.PrefixLen)
 	case attachment != p.Attachment:
-		return fmt.Errorf("%w: %s has it, by interface %s of Open vSwitch", plug.ErrPortInUse, attachment, i.Name)
+		return fmt.Errorf("%w: %s uses it with interface %s of Open vSwitch", plug.ErrPortInUse, attachment, i.Name)
 	}
 	return nil
 }
 
-// Detach ends that a link is a port of a bridge, in one transaction. Rows that are not this
-// attachment's and port's stay. Errors: plug.ErrUnreachable.
+// Detach removes a link from its bridge in one transaction. Rows of other attachments and ports
+// stay. Errors: plug.ErrUnreachable.
 func (c *Client) Detach(ctx context.Context, p Port) error {
 	s, err := c.look(ctx, p.Link, p.PortID, p.Bridge)
 	if err != nil {
@@ -147,7 +145,7 @@ func (c *Client) Detach(ctx context.Context, p Port) error {
 	return nil
 }
 
-// remove decides what removes the rows of this port, whichever bridge has them.
+// remove returns the operations that remove the rows of this port from all bridges.
 func remove(s state, p Port) []lib.Operation {
 	var ops []lib.Operation
 	for _, i := range s.interfaces {
@@ -167,7 +165,7 @@ func remove(s state, p Port) []lib.Operation {
 	return ops
 }
 
-// Check notes how the rows of a link differ from what they should be.
+// Check adds differences of the rows of a link.
 func (c *Client) Check(ctx context.Context, p Port, found *plug.Differences) error {
 	s, err := c.look(ctx, p.Link, p.PortID, p.Bridge)
 	if err != nil {
@@ -197,6 +195,6 @@ func differences(s state, p Port, found *plug.Differences) {
 		}
 	}
 	if mine == 0 || len(s.ports) != 1 || !slices.Contains(s.bridge.Ports, s.ports[0].uuid) {
-		found.Add("%s is no port of bridge %s", p.Link, p.Bridge)
+		found.Add("%s is not a port of bridge %s", p.Link, p.Bridge)
 	}
 }

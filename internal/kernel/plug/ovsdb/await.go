@@ -10,15 +10,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// relook is how often a wait looks without having been told of a change, in case the library
-// was not.
+// relook is the polling interval of a wait, in case the library misses a change.
 const relook = time.Second
 
-// Await returns once Open vSwitch has taken a link, and, with ovn, once OVN's controller has
-// installed its flows. Errors: plug.ErrNotReady with what was missing when ctx ended.
+// Await waits until Open vSwitch has opened a link and, if ovn is set, until OVN's controller has
+// installed its flows. Errors: plug.ErrNotReady, which names what was missing when ctx ended.
 func (c *Client) Await(ctx context.Context, p Port, ovn bool) error {
 	for missing := ""; ; {
-		next := c.next(p.Link) // before the look, so that no change in between is missed
+		next := c.next(p.Link) // before the query, so that no change is missed
 		results, err := c.transact(ctx, selectIn("Interface", named(p.Link), "external_ids", "ofport", "error"))
 		switch {
 		case err != nil && missing == "":
@@ -41,23 +40,23 @@ func (c *Client) Await(ctx context.Context, p Port, ovn bool) error {
 	}
 }
 
-// lacks says what a port lacks to work, by the row of its Interface; nothing when it works.
+// lacks returns what a port needs to work, by its Interface; "" if it works.
 func lacks(results []lib.OperationResult, p Port, ovn bool) string {
 	if len(results) != 1 || len(results[0].Rows) == 0 {
-		return fmt.Sprintf("%s is no interface of Open vSwitch", p.Link)
+		return fmt.Sprintf("Open vSwitch has no interface %s", p.Link)
 	}
 	row := results[0].Rows[0]
 	ids := readInterface(row).IDs
 	number, taken := number(row["ofport"])
 	switch {
 	case ids[IfaceID] != p.PortID || ids[AttachmentID] != p.Attachment:
-		return fmt.Sprintf("interface %s of Open vSwitch is another port's", p.Link)
+		return fmt.Sprintf("interface %s of Open vSwitch belongs to another port", p.Link)
 	case text(row["error"]) != "":
-		return fmt.Sprintf("Open vSwitch cannot take %s: %s", p.Link, text(row["error"]))
+		return fmt.Sprintf("Open vSwitch cannot open %s: %s", p.Link, text(row["error"]))
 	case !taken:
-		return fmt.Sprintf("Open vSwitch has not taken %s yet (is ovs-vswitchd running?)", p.Link)
+		return fmt.Sprintf("Open vSwitch has not opened %s yet (is ovs-vswitchd running?)", p.Link)
 	case number < 0:
-		return fmt.Sprintf("Open vSwitch cannot take %s", p.Link)
+		return fmt.Sprintf("Open vSwitch cannot open %s", p.Link)
 	case ovn && ids[OVNInstalled] != "true":
 		return "OVN's controller has not installed the port's flows (ovn-installed)"
 	}

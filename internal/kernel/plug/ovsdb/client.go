@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Client speaks to one OVSDB server. It connects when it is first needed and again after
-// each loss. All methods are safe for concurrent use.
+// Client is a client of one OVSDB server. It connects on first use and after each loss of the
+// connection. All methods are safe for concurrent use.
 type Client struct {
 	endpoint string
 	rows     model.ClientDBModel
@@ -32,15 +32,14 @@ type Client struct {
 	waiting  map[string]chan struct{} // guarded by mu; by link, closed when its Interface changes or a connection is lost or made
 	watchers map[*watcher]bool        // guarded by mu, with what they point to
 	closed   bool                     // guarded by mu
-	failure  error                    // guarded by mu; of the last try to connect
+	failure  error                    // guarded by mu; of the last attempt to connect
 }
 
-// probe is how often a server that says nothing is asked for a sign of life, and how long it
-// may take.
+// probe is the interval of the liveness probes of an idle connection, and their timeout.
 const probe = 5 * time.Second
 
-// New makes a client of the server at an endpoint, such as "unix:/run/openvswitch/db.sock" or
-// "tcp:127.0.0.1:6640", and does not connect yet.
+// New returns a client of the server at an endpoint, such as "unix:/run/openvswitch/db.sock" or
+// "tcp:127.0.0.1:6640". It does not connect yet.
 func New(endpoint string, log *slog.Logger) (*Client, error) {
 	kind, rest, _ := strings.Cut(endpoint, ":")
 	if (kind != "unix" || !strings.HasPrefix(rest, "/")) && (kind != "tcp" || rest == "") {
@@ -53,7 +52,7 @@ func New(endpoint string, log *slog.Logger) (*Client, error) {
 	return &Client{endpoint: endpoint, rows: rows, log: log, waiting: map[string]chan struct{}{}, watchers: map[*watcher]bool{}}, nil
 }
 
-// Close ends the connection. Calls fail from then on.
+// Close closes the connection. All later calls fail.
 func (c *Client) Close() {
 	c.mu.Lock()
 	conn := c.conn
@@ -65,7 +64,7 @@ func (c *Client) Close() {
 	}
 }
 
-// wake tells those who wait for a link that it changed, or all. The caller has mu.
+// wake wakes waits for a link, or for all links if it is empty. The caller holds mu.
 func (c *Client) wake(link string) {
 	for name, waiting := range c.waiting {
 		if link == "" || name == link {
@@ -75,7 +74,7 @@ func (c *Client) wake(link string) {
 	}
 }
 
-// next is closed when a link's Interface changes the next time, or might have.
+// next returns a channel that is closed when a link's Interface changes, or may have changed.
 func (c *Client) next(link string) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -85,7 +84,7 @@ func (c *Client) next(link string) <-chan struct{} {
 	return c.waiting[link]
 }
 
-// current is the connection that stands; nil if none does.
+// current returns the current connection, or nil.
 func (c *Client) current() (client.Client, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +94,8 @@ func (c *Client) current() (client.Client, error) {
 	return c.conn, nil
 }
 
-// connection connects if need be, again and again until ctx ends. Errors: plug.ErrUnreachable.
+// connection returns the current connection, or retries to connect until ctx ends. Errors:
+// plug.ErrUnreachable.
 func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	if conn, err := c.current(); err != nil || conn != nil {
 		return conn, err
@@ -104,7 +104,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.failure != nil { // that of the call which has the turn
+		if c.failure != nil { // of the call that is connecting
 			err = c.failure
 		}
 		return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
@@ -116,7 +116,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		}
 		conn, err := c.dial(ctx)
 		c.mu.Lock()
-		if err == nil || ctx.Err() == nil { // else time was up, which says nothing of the server
+		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
 			c.failure = err
 		}
 		c.mu.Unlock()
@@ -133,7 +133,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	}
 }
 
-var errLost = errors.New("the connection was lost as soon as it was made")
+var errLost = errors.New("the connection was lost right after it was made")
 
 func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	quiet := logr.Discard()
@@ -145,7 +145,7 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 		return nil, err
 	}
 	rows := conn.Cache()
-	if rows == nil { // the connection was lost at once, and the library forgot all of it
+	if rows == nil { // the connection was lost at once, and the library dropped the cache
 		conn.Close()
 		return nil, errLost
 	}
@@ -175,8 +175,8 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	return conn, nil
 }
 
-// watch forgets a connection when it is lost. The library tells of a loss only to who
-// listens at that moment, and of a server that is stuck not at all, so it is asked too.
+// watch drops a connection that is lost. The library reports a loss only to those who listen at
+// that moment, and does not report a server that hangs, so watch also probes the server.
 func (c *Client) watch(ctx context.Context, conn client.Client) {
 	ask := time.NewTicker(probe)
 	defer ask.Stop()
@@ -200,9 +200,9 @@ func (c *Client) watch(ctx context.Context, conn client.Client) {
 	}
 }
 
-// transact makes one transaction. A question is repeated on a new connection when the one
-// that stood was lost; a change may have been made, so it is not, and fails with
-// plug.ErrUnreachable. What the server refuses is an error with its words.
+// transact runs one transaction. If the connection is lost, it retries queries on a new one. It
+// does not retry changes, which may have been made, and returns plug.ErrUnreachable. If the server
+// rejects the transaction, the error has its message.
 func (c *Client) transact(ctx context.Context, ops ...lib.Operation) ([]lib.OperationResult, error) {
 	for {
 		conn, err := c.connection(ctx)
@@ -220,14 +220,14 @@ func (c *Client) transact(ctx context.Context, ops ...lib.Operation) ([]lib.Oper
 			return nil, fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 		}
 		if each, err := lib.CheckOperationResults(results, ops); err != nil {
-			return nil, fmt.Errorf("OVSDB refused: %w%s", err, details(each))
+			return nil, fmt.Errorf("OVSDB rejected the transaction: %w%s", err, details(each))
 		}
 		return results, nil
 	}
 }
 
-// changes tells whether a transaction may have done something when its reply was lost: the
-// caller must look again then.
+// changes reports whether a transaction may have changed something if its reply was lost. The
+// caller has to query again then.
 func changes(ops []lib.Operation) bool {
 	for _, op := range ops {
 		if op.Op != lib.OperationSelect {
@@ -245,7 +245,7 @@ func details(errs []lib.OperationError) string {
 	return b.String()
 }
 
-// drop forgets a connection that is lost.
+// drop forgets a lost connection.
 func (c *Client) drop(conn client.Client) {
 	c.mu.Lock()
 	mine := c.conn == conn
@@ -256,7 +256,7 @@ func (c *Client) drop(conn client.Client) {
 	}
 	c.mu.Unlock()
 	if mine {
-		c.log.Warn("lost the connection to OVSDB; what needs it connects again", "endpoint", c.endpoint)
+		c.log.Warn("lost the connection to OVSDB; reconnecting on next use", "endpoint", c.endpoint)
 		conn.Close()
 	}
 }

@@ -20,7 +20,7 @@ var port = ovsdb.Port{
 	Ref: plug.Ref{Attachment: "bthaaaaaaaaaaaa", PortID: plugtest.PortA, Bridge: "br-int"},
 }
 
-// bounded ends a call that hangs.
+// bounded bounds calls that hang.
 func bounded(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
@@ -41,9 +41,9 @@ func TestAttachAndDetach(t *testing.T) {
 			t.Fatal(diff)
 		}
 	}
-	// What others wrote beside it stays when the port's own IDs are put right.
+	// Attach repairs the port's own external IDs and keeps those of other programs.
 	server.SetID(port.Link, "ovn-installed", "true")
-	server.SetID(port.Link, "attached-mac", "wrong") // an insert changes nothing that is there
+	server.SetID(port.Link, "attached-mac", "wrong") // an insert does not change existing values
 	server.Transact(lib.Operation{Op: "update", Table: "Interface", Where: plugtest.Named(port.Link), Row: lib.Row{
 		"external_ids": plugtest.Map(map[string]string{"iface-id": plugtest.PortA, "attached-mac": "wrong", "ovn-installed": "true", "berth-attachment": port.Attachment}),
 	}})
@@ -66,7 +66,8 @@ func TestAttachAndDetach(t *testing.T) {
 	}
 }
 
-// What is another's is told apart by the whole port ID and by the attachment, and stays.
+// Rows of other ports and attachments are recognized by the full port ID and the attachment, and
+// stay.
 func TestOthersRows(t *testing.T) {
 	for name, tc := range map[string]struct {
 		link string
@@ -76,7 +77,7 @@ func TestOthersRows(t *testing.T) {
 	}{
 		"a port with the same first 11 characters": {port.Link, map[string]string{"iface-id": plugtest.PortA2, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrNameTaken, plugtest.PortA2},
 		"the port of another attachment":           {port.Link, map[string]string{"iface-id": plugtest.PortA, "berth-attachment": "bthbbbbbbbbbbbb"}, plug.ErrPortInUse, "bthbbbbbbbbbbbb"},
-		"a link that is not Berth's":               {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not Berth's"},
+		"a link that was not created by Berth":     {port.Link, map[string]string{"iface-id": plugtest.PortA}, plug.ErrNameTaken, "not created by Berth"},
 		"the port by another link":                 {"vnet7", map[string]string{"iface-id": plugtest.PortA}, plug.ErrPortInUse, "vnet7"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +108,7 @@ func TestAttachWithoutTheBridge(t *testing.T) {
 	}
 }
 
-// A link whose Port is of another bridge, or of none that is listed, is moved.
+// Attach moves a link whose Port is in another bridge or in none.
 func TestAttachMovesFromAnotherBridge(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
@@ -127,7 +128,7 @@ func TestAttachMovesFromAnotherBridge(t *testing.T) {
 func TestAwait(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
-	endsWith(t, c, "is no interface")
+	endsWith(t, c, "has no interface")
 	plugtest.Must(t, c.Attach(ctx, port))
 	ready := make(chan error, 1)
 	go func() { ready <- c.Await(ctx, port, true) }()
@@ -147,7 +148,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// Open vSwitch's words are told when time is up.
+// The error after a timeout has the message of Open vSwitch.
 func TestAwaitTellsWhatIsMissing(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
@@ -157,7 +158,7 @@ func TestAwaitTellsWhatIsMissing(t *testing.T) {
 		says string
 	}{
 		{lib.Row{}, "is ovs-vswitchd running?"},
-		{lib.Row{"ofport": -1}, "cannot take"},
+		{lib.Row{"ofport": -1}, "cannot open"},
 		{lib.Row{"error": lib.OvsSet{GoSet: []any{"No such device"}}}, "No such device"},
 		{lib.Row{"error": lib.OvsSet{}, "ofport": 1}, "ovn-installed"},
 	} {
@@ -168,8 +169,8 @@ func TestAwaitTellsWhatIsMissing(t *testing.T) {
 	}
 }
 
-// endsWith asserts how a wait ends for which there is no more time, once the machine is fast
-// enough to look in that time.
+// endsWith repeats a wait that times out until its error has the expected text, because a slow
+// machine may time out before the query.
 func endsWith(t *testing.T, c *ovsdb.Client, says string) {
 	t.Helper()
 	plugtest.Within(t, "Await ends with "+says, func() bool {
@@ -180,8 +181,8 @@ func endsWith(t *testing.T, c *ovsdb.Client, says string) {
 	})
 }
 
-// A server that is away is waited for; one that comes back, with all that it knew gone, is
-// used again, also by those who wait.
+// Calls wait for a server that is down. They use a server that comes back without its data, also if
+// they began to wait before.
 func TestServerComesAndGoes(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c, ctx := server.Client(), bounded(t)
@@ -207,22 +208,22 @@ func TestServerComesAndGoes(t *testing.T) {
 	}
 }
 
-// Who repairs is told of the port that others changed, not of what OVN writes beside it.
+// Watch reports changes to Berth's rows by other programs, but not what OVN writes into them.
 func TestWatch(t *testing.T) {
 	server := plugtest.NewServer(t)
 	c := server.Client()
 	ctx, cancel := context.WithCancel(bounded(t))
-	told, done := make(chan []ovsdb.Change, 100), make(chan struct{})
-	go func() { defer close(done); c.Watch(ctx, func(list []ovsdb.Change) { told <- list }) }()
+	changes, done := make(chan []ovsdb.Change, 100), make(chan struct{})
+	go func() { defer close(done); c.Watch(ctx, func(list []ovsdb.Change) { changes <- list }) }()
 	expect := func(what string, want ovsdb.Change) {
 		t.Helper()
 		select {
-		case got := <-told:
+		case got := <-changes:
 			if len(got) != 1 || got[0] != want {
-				t.Errorf("%s: told of %v, want %v", what, got, want)
+				t.Errorf("%s: got changes %v, want %v", what, got, want)
 			}
 		case <-ctx.Done():
-			t.Fatalf("%s: not told", what)
+			t.Fatalf("%s: no change reported", what)
 		}
 	}
 	mine, anything := ovsdb.Change{Attachment: port.Attachment, PortID: port.PortID}, ovsdb.Change{}

@@ -1,12 +1,12 @@
-// Package ovsdb keeps the rows of Open vSwitch's database by which a link on the node is a
-// port of the integration bridge, and waits for what Open vSwitch and OVN write beside them.
+// Package ovsdb manages the rows of Open vSwitch's database that make a link on the node a port of
+// the integration bridge, and waits for what Open vSwitch and OVN write into these rows.
 //
-// What is decided on is asked for each time: what the library keeps in memory of the
-// database trails the transactions of one's own. It is used for waiting alone.
+// Decisions are based on queries. The library's cache lags behind the client's own transactions, so
+// it is used for waiting only.
 //
-// The external IDs iface-id, attached-mac, iface-status and vm-uuid are those that OVN's
-// controller and Neutron's OVS agent look for (ovn-architecture(7), "Life Cycle of a VIF";
-// Open vSwitch's Documentation/topics/integration.rst). berth-attachment is Berth's own.
+// OVN's controller and Neutron's OVS agent read the external IDs iface-id, attached-mac,
+// iface-status and vm-uuid (ovn-architecture(7), "Life Cycle of a VIF"; Open vSwitch's
+// Documentation/topics/integration.rst). berth-attachment is Berth's own.
 package ovsdb
 
 // External IDs of an Interface.
@@ -16,7 +16,7 @@ const (
 	IfaceStatus  = "iface-status"
 	VMUUID       = "vm-uuid"
 	AttachmentID = "berth-attachment"
-	OVNInstalled = "ovn-installed" // "true" from OVN's controller when all flows of the port are there
+	OVNInstalled = "ovn-installed" // OVN's controller sets it to "true" when it has installed all flows of the port
 )
 
 // database is the name of Open vSwitch's schema.

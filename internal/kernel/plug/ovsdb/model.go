@@ -6,7 +6,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 )
 
-// ifaceRow is what is watched of a row of table Interface (ovs-vswitchd.conf.db(5)).
+// ifaceRow has the watched columns of table Interface (ovs-vswitchd.conf.db(5)).
 type ifaceRow struct {
 	UUID        string            `ovsdb:"_uuid"`
 	Name        string            `ovsdb:"name"`

@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// Renew has Open vSwitch let go of a link of a port that is gone, before another of its name is
-// made: it has opened the one that is gone, and does not see that there is another. It
-// returns once that is so, or at once where nothing had been taken. Errors: plug.ErrUnreachable,
+// Renew makes Open vSwitch release a link that is gone, before a new link with the same name is
+// created: Open vSwitch would keep the old one open and miss the new one. It waits for the release.
+// It returns at once if Open vSwitch had not opened the link. Errors: plug.ErrUnreachable,
 // plug.ErrNotReady.
 func (c *Client) Renew(ctx context.Context, p Port) error {
 	results, err := c.transact(ctx, selectIn("Interface", named(p.Link), "_uuid", "name", "external_ids", "ofport"))
@@ -33,12 +33,12 @@ func (c *Client) Renew(ctx context.Context, p Port) error {
 		return err
 	}
 	if err := c.caughtUp(ctx); err != nil {
-		return fmt.Errorf("have Open vSwitch let go of %s, which is gone: %w", p.Link, err)
+		return fmt.Errorf("wait until Open vSwitch releases %s, which is gone: %w", p.Link, err)
 	}
 	return nil
 }
 
-// caughtUp waits until ovs-vswitchd has done all that the database said before (next_cfg and
+// caughtUp waits until ovs-vswitchd has applied the current content of the database (next_cfg and
 // cur_cfg of ovs-vswitchd.conf.db(5), as ovs-vsctl(8) does without --no-wait).
 func (c *Client) caughtUp(ctx context.Context) error {
 	const table = "Open_vSwitch"
@@ -71,11 +71,11 @@ func (c *Client) caughtUp(ctx context.Context) error {
 		case <-look.C:
 		case <-ctx.Done():
 			look.Stop()
-			return fmt.Errorf("%w: it has not done yet what the database says (is ovs-vswitchd running?)", plug.ErrNotReady)
+			return fmt.Errorf("%w: it has not applied the database's content yet (is ovs-vswitchd running?)", plug.ErrNotReady)
 		}
 	}
 	return nil
 }
 
-// lookAtConfig is how often cur_cfg is looked at, which is rarely longer than that behind.
+// lookAtConfig is the polling interval for cur_cfg, which rarely lags by more.
 const lookAtConfig = 20 * time.Millisecond

@@ -21,21 +21,21 @@ type Interface struct {
 // Bridge is a row of table Bridge.
 type Bridge struct {
 	UUID     string
-	Datapath string // datapath_type: "system" or empty is the kernel's, "netdev" in user space
+	Datapath string // datapath_type: "system" or empty for the kernel, "netdev" for user space
 	Ports    []string
 }
 
 // portRow is a row of table Port.
 type portRow struct{ uuid, name string }
 
-// state is what there is about one link and port.
+// state is the observed state of a link and a port.
 type state struct {
-	interfaces []Interface // of the link's name, or with the port's iface-id
-	ports      []portRow   // of the link's name
-	bridge     *Bridge     // the integration bridge; nil: there is none
+	interfaces []Interface // with the name of the link or the iface-id of the port
+	ports      []portRow   // with the name of the link
+	bridge     *Bridge     // the integration bridge; nil: missing
 }
 
-// look asks for all that decides about a link.
+// look queries all rows that matter for a link.
 func (c *Client) look(ctx context.Context, link, portID, bridge string) (state, error) {
 	results, err := c.transact(ctx,
 		selectIn("Interface", named(link), "_uuid", "name", "external_ids"),
@@ -47,7 +47,7 @@ func (c *Client) look(ctx context.Context, link, portID, bridge string) (state, 
 		return state{}, fmt.Errorf("look up %s: %w", link, err)
 	}
 	if len(results) != 4 {
-		return state{}, fmt.Errorf("look up %s: OVSDB answered %d of 4 questions", link, len(results))
+		return state{}, fmt.Errorf("look up %s: OVSDB answered %d of 4 queries", link, len(results))
 	}
 	var s state
 	seen := map[string]bool{}
@@ -67,7 +67,7 @@ func (c *Client) look(ctx context.Context, link, portID, bridge string) (state, 
 	return s, nil
 }
 
-// Bridge asks for a bridge. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
+// Bridge returns a bridge. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
 func (c *Client) Bridge(ctx context.Context, name string) (*Bridge, error) {
 	results, err := c.transact(ctx, selectIn("Bridge", named(name), "_uuid", "datapath_type", "ports"))
 	if err != nil {
@@ -80,7 +80,7 @@ func (c *Client) Bridge(ctx context.Context, name string) (*Bridge, error) {
 	return &b, nil
 }
 
-// Interfaces lists those that carry an attachment of Berth's, by name.
+// Interfaces lists the rows that have an attachment of Berth's, by name.
 func (c *Client) Interfaces(ctx context.Context) ([]Interface, error) {
 	results, err := c.transact(ctx, lib.Operation{Op: lib.OperationSelect, Table: "Interface", Where: []lib.Condition{}, Columns: []string{"_uuid", "name", "external_ids"}})
 	if err != nil {
@@ -122,8 +122,8 @@ func idsOf(ids map[string]string) lib.OvsMap {
 	return m
 }
 
-// The values of a reply, as the library reads OVSDB's notation (RFC 7047 section 5.1). What
-// is of another type than its column reads as nothing.
+// The values of a reply, as the library represents OVSDB's notation (RFC 7047, section 5.1). A
+// value of an unexpected type reads as empty.
 
 func readInterface(row lib.Row) Interface {
 	i := Interface{UUID: uuidOf(row["_uuid"]), Name: text(row["name"]), IDs: map[string]string{}}
@@ -149,7 +149,7 @@ func uuidOf(v any) string {
 	return u.GoUUID
 }
 
-// uuidsOf reads a set, which is written as its element when it has one.
+// uuidsOf reads a set. OVSDB writes a set with one element as that element.
 func uuidsOf(v any) []string {
 	set, ok := v.(lib.OvsSet)
 	if !ok {

@@ -6,21 +6,21 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 )
 
-// Change names a port of Berth's whose Interface changed or went.
+// Change names a port of Berth's whose Interface changed or was removed.
 type Change struct {
-	Attachment, PortID string // both empty: anything may have changed
+	Attachment, PortID string // both empty: any port may have changed
 }
 
 // watcher collects changes for one call of Watch.
 type watcher struct {
 	pending map[Change]bool // guarded by the client's mu
-	wake    chan struct{}   // has one element when something is pending
+	wake    chan struct{}   // has one element when a change is pending
 }
 
-// Watch calls f with what changed of the rows of Berth's ports, until ctx ends: external IDs
-// of an Interface that a port needs, or the row as a whole. Changes of the client's own are among them,
-// so f compares what is there with what is wanted (Check). At first, and after the connection
-// was lost, anything may have changed. f is called by one goroutine, the caller's.
+// Watch calls f with changes to the rows of Berth's ports until ctx ends: changes of the external
+// IDs that a port needs, and removed rows. They include the client's own changes, so f has to
+// compare the observed with the desired state (Check). At the start and after a lost connection,
+// any port may have changed. f is called from the calling goroutine.
 func (c *Client) Watch(ctx context.Context, f func([]Change)) {
 	w := &watcher{pending: map[Change]bool{{}: true}, wake: make(chan struct{}, 1)}
 	w.wake <- struct{}{}
@@ -33,7 +33,7 @@ func (c *Client) Watch(ctx context.Context, f func([]Change)) {
 		delete(c.watchers, w)
 	}()
 	for {
-		// Rows are told of while there is a connection.
+		// Row changes arrive only while there is a connection.
 		if _, err := c.connection(ctx); err != nil {
 			return
 		}
@@ -49,7 +49,7 @@ func (c *Client) Watch(ctx context.Context, f func([]Change)) {
 		}
 		clear(w.pending)
 		connected := c.conn != nil
-		if !connected { // told once there is one again
+		if !connected { // report them after the next connection
 			for _, change := range list {
 				w.pending[change] = true
 			}
@@ -62,7 +62,7 @@ func (c *Client) Watch(ctx context.Context, f func([]Change)) {
 	}
 }
 
-// signal has Watch look. The caller has the client's mu.
+// signal wakes Watch up. The caller holds the client's mu.
 func (w *watcher) signal() {
 	select {
 	case w.wake <- struct{}{}:
@@ -70,7 +70,7 @@ func (w *watcher) signal() {
 	}
 }
 
-// tell notes a change for all watchers. The caller has mu.
+// tell adds a change for all watchers. The caller holds mu.
 func (c *Client) tell(change Change) {
 	for w := range c.watchers {
 		w.pending[change] = true
@@ -78,7 +78,7 @@ func (c *Client) tell(change Change) {
 	}
 }
 
-// rowChanged notes that an Interface was before, and is now; either may be nil.
+// rowChanged processes a changed Interface. before or now may be nil.
 func (c *Client) rowChanged(before, now model.Model) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,7 +90,7 @@ func (c *Client) rowChanged(before, now model.Model) {
 		}
 	}
 	if was == nil || was.ExternalIDs[AttachmentID] == "" {
-		return // new rows are the client's own
+		return // the client itself adds the rows
 	}
 	if is != nil {
 		same := true

@@ -1,5 +1,5 @@
-// Package plugfake plugs ports in memory, for tests of what uses a plug.Plugger: a Node
-// with what is plugged, and a Plugger of all kinds for each daemon that works on it.
+// Package plugfake plugs ports in memory, for tests of the users of a plug.Plugger. Node has the
+// plugged ports, and Node.Open returns a Plugger of all kinds for one daemon.
 package plugfake
 
 import (
@@ -16,15 +16,15 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// Node is what is plugged on a node. It outlives daemons and is safe for concurrent use,
-// but for its exported fields, which are set while no call is made that reads them.
+// Node is the set of ports that are plugged on a node. It outlives daemons and is safe for
+// concurrent use, except for its exported fields: set them while no call that reads them is
+// running.
 type Node struct {
-	Fail error // of Plug
-	// Arrived is closed once what Plug takes ports from is there, Active once ports carry
-	// packets; nil: so it is at once.
+	Fail error // returned by Plug
+	// Expect waits until Arrived is closed, Await until Active is closed; nil: they return at once.
 	Arrived, Active chan struct{}
-	Latency         time.Duration // from a Plug or Unplug to its effect
-	// Changed is told that a port was plugged or unplugged; nil: nobody is.
+	Latency         time.Duration // of Plug and Unplug
+	// Changed is called after a port was plugged or unplugged; nil: not called.
 	Changed func(port string, plugged bool)
 
 	mu      sync.Mutex           // guards all below
@@ -33,39 +33,39 @@ type Node struct {
 	clashes []string
 }
 
-// NewNode is one with nothing plugged.
+// NewNode returns a node without ports.
 func NewNode() *Node { return &Node{plugged: map[string]plug.Want{}} }
 
-// LeaveHalfMade has a link there that a daemon made and did not finish.
+// LeaveHalfMade adds an incomplete link, as an interrupted daemon leaves it.
 func (n *Node) LeaveHalfMade(link string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.half = append(n.half, link)
 }
 
-// HalfMade are the links that are half made.
+// HalfMade lists the incomplete links.
 func (n *Node) HalfMade() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.half)
 }
 
-// Plugged is what is plugged, by port.
+// Plugged returns the plugged ports by ID.
 func (n *Node) Plugged() map[string]plug.Want {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return maps.Clone(n.plugged)
 }
 
-// Clashes are the addresses that two ports had at once.
+// Clashes lists addresses that two ports had at the same time.
 func (n *Node) Clashes() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.clashes)
 }
 
-// Open is a daemon's handle of the node. Do has each effect happen, or returns why it must
-// not; nil: all may.
+// Open returns the Plugger of one daemon. do runs an effect, or returns an error instead; nil: it
+// always runs.
 func (n *Node) Open(do func(effect func()) error) plug.Plugger {
 	if do == nil {
 		do = func(effect func()) error { effect(); return nil }
@@ -93,7 +93,7 @@ func (p *plugger) call(ctx context.Context, work func(n *Node) error) (err error
 	return err
 }
 
-// slowly is call after the latency.
+// slowly runs call after the latency.
 func (p *plugger) slowly(ctx context.Context, work func(n *Node) error) error {
 	if p.node.Latency > 0 {
 		select {
@@ -107,7 +107,7 @@ func (p *plugger) slowly(ctx context.Context, work func(n *Node) error) error {
 
 // Expect implements plug.Plugger.
 func (p *plugger) Expect(ctx context.Context, w plug.Want) error {
-	return until(ctx, p.node.Arrived, w, "no link of the agent's")
+	return until(ctx, p.node.Arrived, w, "the agent has not created the link")
 }
 
 // Await implements plug.Plugger.
@@ -138,7 +138,7 @@ func (p *plugger) Plug(ctx context.Context, w plug.Want) (done plug.Done, err er
 
 func link(w plug.Want) string { return "tap" + w.Short() }
 
-// plug plugs a port. n.mu is held.
+// plug plugs a port. The caller holds n.mu.
 func (n *Node) plug(w plug.Want) error {
 	if n.Fail != nil {
 		return n.Fail

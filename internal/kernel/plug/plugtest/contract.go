@@ -17,34 +17,35 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Fixture is a node on which ports of one kind can be plugged.
+// Fixture is a node that can plug ports of one kind.
 type Fixture struct {
-	// Plugger opens one that knows nothing of what another did, as after a restart.
+	// Plugger opens a Plugger without the state of earlier ones, as after a restart.
 	Plugger func() plug.Plugger
-	// Want is a port for a pod. Whatever else plays a part in it (an agent's link) is there after it.
+	// Want returns a port for a pod, after creating what else the port needs, such as an agent's
+	// link.
 	Want func(attachment, portID string, pod *podif.Namespace) plug.Want
-	// State is all that ports leave outside of pods, as text that can be compared.
+	// State describes what ports leave outside of pods, as comparable text.
 	State func() string
-	// Keeps tells that the ends of what is plugged are another's, whose are back after Unplug, or
-	// gone with the pod.
+	// Keeps reports that the links belong to another program: Unplug returns them to it, and they
+	// disappear with the pod.
 	Keeps bool
 }
 
-// Bounded is a context that ends a call that hangs.
+// Bounded returns a context that ends calls that hang.
 func Bounded(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// Attachments of tests.
+// Attachments for tests.
 const (
 	One = "bthaaaaaaaaaaaa"
 	Two = "bthbbbbbbbbbbbb"
 )
 
-// Run holds a kind of Plugger to what plug.Plugger promises. points begin the names of the
-// failpoints that its Plug and Unplug pass.
+// Run tests the contract of plug.Plugger for one kind. points are prefixes of the failpoints in its
+// Plug and Unplug.
 func Run(t *testing.T, open func(t *testing.T) Fixture, points ...string) {
 	for _, c := range []struct {
 		name string
@@ -65,7 +66,7 @@ func Run(t *testing.T, open func(t *testing.T) Fixture, points ...string) {
 			continue
 		}
 		t.Run("Crash/"+name, func(t *testing.T) {
-			for hit := 1; ; hit++ { // as often as the failpoint is passed
+			for hit := 1; ; hit++ { // each time that the call passes the failpoint
 				passed := crash(t, open(t), fmt.Sprintf("%s=error@%d", name, hit))
 				if !passed && hit == 1 {
 					t.Error("neither Plug nor Unplug passes the failpoint")
@@ -102,7 +103,7 @@ func unplugIsIdempotent(t *testing.T, f Fixture) {
 	ctx, pod := Bounded(t), Space(t, "pod")
 	w := f.Want(One, PortA, pod)
 	before, p := f.State(), f.Plugger()
-	Must(t, p.Unplug(ctx, w.Ref)) // never seen
+	Must(t, p.Unplug(ctx, w.Ref)) // unknown port
 	same(t, f, before, "Unplug of what was never plugged")
 	_, err := p.Plug(ctx, w)
 	Must(t, err)
@@ -114,13 +115,13 @@ func unplugIsIdempotent(t *testing.T, f Fixture) {
 		}
 		rulesOfPod(t, pod)
 	}
-	_, err = p.Plug(ctx, w) // and again
+	_, err = p.Plug(ctx, w) // plug it again
 	Must(t, err)
 	Must(t, p.Check(ctx, w))
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
-// rulesOfPod tells of rules that lead nowhere.
+// rulesOfPod fails the test if source rules are left in the pod.
 func rulesOfPod(t *testing.T, pod *podif.Namespace) {
 	t.Helper()
 	for _, family := range []int{2, 10} {
@@ -161,7 +162,7 @@ func unplugAfterThePod(t *testing.T, f Fixture) {
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
-// Neither another port whose ID begins the same, nor another attachment's, is touched.
+// Calls about another port with the same ID prefix, or for another attachment, change nothing.
 func unplugOfOthers(t *testing.T, f Fixture) {
 	ctx, pod, other := Bounded(t), Space(t, "pod"), Space(t, "other")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
@@ -182,7 +183,7 @@ func unplugOfOthers(t *testing.T, f Fixture) {
 			}
 		}
 		Must(t, p.Unplug(ctx, o.Ref))
-		o.Pod = w.Pod // and in the pod of the port that is plugged
+		o.Pod = w.Pod // and in the pod that has the port
 		Must(t, p.Unplug(ctx, o.Ref))
 		same(t, f, plugged, "calls about another's port")
 		Must(t, p.Check(ctx, w))
@@ -227,7 +228,7 @@ func checkNames(t *testing.T, f Fixture) {
 	}
 	_, err := p.Plug(ctx, w)
 	Must(t, err)
-	if w.Binding == plug.BindingBridge { // whose end in the pod is another's
+	if w.Binding == plug.BindingBridge { // a VM runtime owns the end in the pod
 		Must(t, p.Unplug(ctx, w.Ref))
 		return
 	}
@@ -241,7 +242,7 @@ func checkNames(t *testing.T, f Fixture) {
 		{"has MTU 1300", func() error { return pod.NL.LinkSetMTU(l, 1300) }},
 		{"has MAC address", func() error { return pod.NL.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 9}) }},
 	}
-	if w.Binding == "" { // a machine has the addresses otherwise
+	if w.Binding == "" { // a machine has the addresses itself
 		cases = append(cases, spoiled{"rule for packets from " + w.Interface.Addresses[0].Addr().String(), func() error { return pod.Forget(l.Attrs().Index) }})
 	}
 	for _, tc := range cases {
@@ -256,8 +257,9 @@ func checkNames(t *testing.T, f Fixture) {
 	Must(t, p.Unplug(ctx, w.Ref))
 }
 
-// crash ends Plug, or Unplug, at a failpoint, and goes on as another program would in all ways:
-// with the same, with the opposite, and without a record. passed tells whether either got there.
+// crash interrupts Plug or Unplug at a failpoint and continues with a new Plugger in each possible
+// way: with the same call, with the opposite call, and without a record. passed reports whether
+// either call reached the failpoint.
 func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	t.Helper()
 	ctx := Bounded(t)
@@ -279,35 +281,35 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	unplug := func() error { return f.Plugger().Unplug(ctx, w.Ref) }
 
 	hit := armed(doPlug)
-	Must(t, doPlug()) // Plug, then go on
+	Must(t, doPlug()) // interrupted Plug, repeated
 	Must(t, f.Plugger().Check(ctx, w))
 	hit = armed(unplug) || hit
-	Must(t, unplug()) // Unplug, then go on
+	Must(t, unplug()) // interrupted Unplug, repeated
 	same(t, f, before, "a crash in Unplug, and Unplug")
 	armed(doPlug)
-	Must(t, unplug()) // Plug, then undo
+	Must(t, unplug()) // interrupted Plug, undone
 	same(t, f, before, "a crash in Plug, and Unplug")
 	if got := Links(t, pod); len(got) > 0 {
 		t.Errorf("left in the pod: %v", got)
 	}
 	armed(doPlug)
-	swept(t, f, before) // Plug, and the record is lost
+	swept(t, f, before) // interrupted Plug without a record
 	Must(t, unplug())
 	Must(t, doPlug())
 	armed(unplug)
-	Must(t, doPlug()) // Unplug, then wanted again
+	Must(t, doPlug()) // interrupted Unplug, plugged again
 	Must(t, f.Plugger().Check(ctx, w))
 	Must(t, unplug())
 	armed(doPlug)
 	Must(t, ns.Remove(filepath.Base(pod.Path)))
-	Must(t, unplug()) // Plug, and the pod is gone
+	Must(t, unplug()) // interrupted Plug, pod deleted
 	if !f.Keeps {
 		same(t, f, before, "a crash in Plug, the pod's end, and Unplug")
 	}
 	return hit
 }
 
-// swept has all removed that List finds and nobody wants.
+// swept removes everything that List finds.
 func swept(t *testing.T, f Fixture, before string) {
 	t.Helper()
 	ctx, p := Bounded(t), f.Plugger()

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Veth makes a veth within a namespace.
+// Veth creates a veth with both ends in a namespace.
 func Veth(s *podif.Namespace, name, peer string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -21,7 +21,8 @@ func Veth(s *podif.Namespace, name, peer string) error {
 	return s.NL.LinkAdd(v)
 }
 
-// Describe is what a namespace's links are, one a line, without what changes by itself.
+// Describe lists the links of a namespace, one on each line, without properties that change by
+// themselves.
 func Describe(t testing.TB, s *podif.Namespace) string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)

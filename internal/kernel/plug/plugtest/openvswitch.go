@@ -13,9 +13,8 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// programs runs Open vSwitch's and OVN's in a node's namespace, with their files in a folder of
-// the test's own; they go with the test. Where one is not installed, the test says so and is
-// left out.
+// programs returns a runner for Open vSwitch's and OVN's programs in a node's namespace, with files
+// in a temporary folder. They end with the test. If one is not installed, the test is skipped.
 func programs(t *testing.T, node *podif.Namespace, group string, names ...string) *openvswitch.Runner {
 	t.Helper()
 	found, err := openvswitch.Find(group, names...)
@@ -36,7 +35,7 @@ func programs(t *testing.T, node *podif.Namespace, group string, names ...string
 }
 
 // NewOpenVSwitch runs ovsdb-server and ovs-vswitchd in a node's namespace, with br-int switched in
-// user space. Where they are not installed, the test says so and is left out.
+// user space. If they are not installed, the test is skipped.
 func NewOpenVSwitch(t *testing.T, node *podif.Namespace) *Server {
 	t.Helper()
 	return openVSwitch(t, node, programs(t, node, "ovs", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd"))
@@ -63,13 +62,13 @@ func openVSwitch(t *testing.T, node *podif.Namespace, r *openvswitch.Runner) *Se
 	return s
 }
 
-// OVN is a real one of one node.
+// OVN is a real OVN for one node.
 type OVN struct {
 	*Server
 	programs *openvswitch.Runner
 }
 
-// NewOVN runs OVN's databases, northd and controller beside Open vSwitch, with one logical switch.
+// NewOVN runs OVN's databases, northd and controller for Open vSwitch, with one logical switch.
 func NewOVN(t *testing.T, node *podif.Namespace) *OVN {
 	t.Helper()
 	r := programs(t, node, "ovn", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovn-northd", "ovn-controller", "ovn-nbctl", "ovn-sbctl")
@@ -78,7 +77,7 @@ func NewOVN(t *testing.T, node *podif.Namespace) *OVN {
 		Must(t, r.Serve(Bounded(t), db, r.In(db+".db"), r.Schema("ovn-nbctl", "ovn/ovn-"+db+".ovsschema")))
 	}
 	o.nbctl("init")
-	Must(t, r.Once(Bounded(t), "ovn-sbctl", "--no-leader-only", "--db=unix:"+r.In("sb.sock"), "init")) // else both programs below make its first row
+	Must(t, r.Once(Bounded(t), "ovn-sbctl", "--no-leader-only", "--db=unix:"+r.In("sb.sock"), "init")) // otherwise both programs below add the first row
 	_, err := r.Start("ovn-northd", "ovn-northd", "--ovnnb-db=unix:"+r.In("nb.sock"), "--ovnsb-db=unix:"+r.In("sb.sock"))
 	Must(t, err)
 	_, err = r.Start("ovn-controller", "ovn-controller", o.Endpoint)
@@ -92,7 +91,7 @@ func (o *OVN) nbctl(args ...string) {
 	Must(o.t, o.programs.Once(Bounded(o.t), "ovn-nbctl", append([]string{"--no-leader-only", "--db=unix:" + o.programs.In("nb.sock")}, args...)...))
 }
 
-// AddPort makes a logical port, as Neutron does, with port security.
+// AddPort adds a logical port with port security, as Neutron does.
 func (o *OVN) AddPort(w plug.Want) {
 	o.t.Helper()
 	addresses := w.Interface.MAC.String()

@@ -17,7 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Packets plugs two pods into a real Open vSwitch, and has them talk; also into a real OVN.
+// Packets plugs two pods into a real Open vSwitch and tests their connections, and then does the
+// same with a real OVN.
 func Packets(t *testing.T, kind plug.Kind, open func(node *podif.Namespace, s *Server) plug.Plugger) {
 	t.Run("OpenVSwitch", func(t *testing.T) {
 		node := Space(t, "node")
@@ -44,7 +45,7 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 			netip.MustParsePrefix(fmt.Sprintf("192.168.0.%d/24", 10+n)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:1::%d/64", 10+n)),
 		}
 		w.OVN = ovn != nil
-		if ovn != nil { // as the port is bound before it is plugged
+		if ovn != nil { // a port is bound before it is plugged
 			ovn.AddPort(w)
 		}
 		_, err := p.Plug(ctx, w)
@@ -73,8 +74,8 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 	}
 }
 
-// Transfer has one namespace, by its path, get from an address of another more than fits into a
-// packet, by TCP: checksums that nobody filled in would stop it.
+// Transfer sends more than one packet by TCP to the namespace at path from, from an address in the
+// namespace at path to. Missing checksums would make it fail.
 func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	t.Helper()
 	l, err := ns.Listen(to, netip.AddrPortFrom(addr, 0))
@@ -104,8 +105,8 @@ func Transfer(t *testing.T, from, to string, addr netip.Addr) {
 	}
 }
 
-// nodeIsOutOfReach has a pod send to the node's own address by the MAC addresses of all links on the
-// node that are its port's.
+// nodeIsOutOfReach sends packets from a pod to an address of the node, with the MAC address of each
+// link of the pod's port on the node.
 func nodeIsOutOfReach(t *testing.T, node, pod *podif.Namespace, w plug.Want) {
 	t.Helper()
 	lo, err := node.NL.LinkByName("lo")

@@ -24,7 +24,7 @@ import (
 )
 
 //go:embed schema.json
-var schemaJSON []byte // of ovs-vswitchd 3.1, the columns that matter
+var schemaJSON []byte // of ovs-vswitchd 3.1, with the relevant columns only
 
 type (
 	rootRow struct {
@@ -64,8 +64,8 @@ func clientModel(t testing.TB) model.ClientDBModel {
 	return m
 }
 
-// Server is libovsdb's OVSDB server, with one bridge br-int, and a second client of it that
-// stands for ovs-vswitchd and OVN's controller.
+// Server is libovsdb's OVSDB server with one bridge, br-int. Its second client stands in for
+// ovs-vswitchd and OVN's controller.
 type Server struct {
 	Endpoint string
 	t        testing.TB
@@ -74,10 +74,10 @@ type Server struct {
 	other    client.Client
 
 	mu      sync.Mutex
-	clients []*rpc2.Client // guarded by mu: the server does not end their connections itself
+	clients []*rpc2.Client // guarded by mu; the server does not close their connections
 }
 
-// NewServer starts one that goes with the test.
+// NewServer starts a server that ends with the test.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "db")
@@ -90,7 +90,7 @@ func NewServer(t testing.TB) *Server {
 	return s
 }
 
-// Start starts the server, with br-int and nothing else.
+// Start starts the server with an empty br-int.
 func (s *Server) Start() {
 	t := s.t
 	t.Helper()
@@ -128,7 +128,7 @@ func (s *Server) connect() client.Client {
 	return c
 }
 
-// Stop stops the server; what it knew is forgotten.
+// Stop stops the server. Its data is lost.
 func (s *Server) Stop() {
 	if s.server == nil {
 		return
@@ -144,7 +144,7 @@ func (s *Server) Stop() {
 	s.clients = nil
 }
 
-// Client is a client of package ovsdb that goes with the test.
+// Client returns a client of package ovsdb that is closed with the test.
 func (s *Server) Client() *ovsdb.Client {
 	s.t.Helper()
 	c, err := ovsdb.New(s.Endpoint, slog.New(slog.DiscardHandler))
@@ -153,7 +153,7 @@ func (s *Server) Client() *ovsdb.Client {
 	return c
 }
 
-// Transact makes a transaction as another program.
+// Transact runs a transaction as another program.
 func (s *Server) Transact(ops ...lib.Operation) []lib.OperationResult {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -166,7 +166,7 @@ func (s *Server) Transact(ops ...lib.Operation) []lib.OperationResult {
 	return results
 }
 
-// AddInterface adds a port that is another program's to br-int.
+// AddInterface adds a port of another program to br-int.
 func (s *Server) AddInterface(name string, ids map[string]string) {
 	s.t.Helper()
 	s.Transact(
@@ -190,7 +190,7 @@ func (s *Server) SetID(name, key, value string) {
 		Mutations: []lib.Mutation{*lib.NewMutation("external_ids", "insert", Map(map[string]string{key: value}))}})
 }
 
-// Interfaces has the external IDs of those that ports of br-int have, by name.
+// Interfaces returns the external IDs of the Interfaces in br-int, by name.
 func (s *Server) Interfaces() map[string]map[string]string {
 	s.t.Helper()
 	all := s.Transact(
@@ -214,7 +214,7 @@ func (s *Server) Interfaces() map[string]map[string]string {
 	}
 	for _, i := range all[2].Rows {
 		name := i["name"].(string)
-		if name == "br-int" { // the bridge's own
+		if name == "br-int" { // the internal port of the bridge
 			continue
 		}
 		if !ifaces[i["_uuid"].(lib.UUID)] {
@@ -243,12 +243,12 @@ func uuids(v any) []lib.UUID {
 	return list
 }
 
-// Named is the condition that a row has a name.
+// Named is the condition that selects rows by name.
 func Named(name string) []lib.Condition {
 	return []lib.Condition{lib.NewCondition("name", lib.ConditionEqual, name)}
 }
 
-// Map is OVSDB's notation of a map.
+// Map converts a map to OVSDB's notation.
 func Map(m map[string]string) lib.OvsMap {
 	out := lib.OvsMap{GoMap: map[any]any{}}
 	for k, v := range m {

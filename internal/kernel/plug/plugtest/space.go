@@ -1,6 +1,6 @@
-// Package plugtest has what the tests of the packages that plug ports share: network
-// namespaces, an OVSDB server that speaks the protocol and keeps the rules of the schema, the
-// real Open vSwitch where it is installed, and the contract that every Plugger keeps.
+// Package plugtest has the shared parts of the tests of packages that plug ports: network
+// namespaces, an OVSDB server that enforces the schema, the real Open vSwitch if it is installed,
+// and the contract tests of plug.Plugger.
 package plugtest
 
 import (
@@ -23,13 +23,13 @@ import (
 
 var spaces atomic.Int32
 
-// Space makes a network namespace that goes with the test, with lo up.
+// Space creates a network namespace with lo up. It is removed with the test.
 func Space(t testing.TB, role string) *podif.Namespace {
 	t.Helper()
 	return NamedSpace(t, fmt.Sprintf("btplug-%d-%d-%s", os.Getpid(), spaces.Add(1), role))
 }
 
-// NamedSpace is Space with a name of the test's own.
+// NamedSpace is Space with a given name.
 func NamedSpace(t testing.TB, name string) *podif.Namespace {
 	t.Helper()
 	if err := ns.Create(name); err != nil {
@@ -49,7 +49,7 @@ func NamedSpace(t testing.TB, name string) *podif.Namespace {
 	return s
 }
 
-// Must ends the test on an error.
+// Must fails the test on an error.
 func Must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -57,8 +57,8 @@ func Must(t testing.TB, err error) {
 	}
 }
 
-// Settings makes a folder to be used in place of /proc/sys, with a place for those of IPv6 of
-// some links. read tells what was written there.
+// Settings creates a substitute for /proc/sys with folders for the IPv6 sysctls of some links. read
+// returns the value of a sysctl there.
 func Settings(t testing.TB, links ...string) (dir string, read func(link, setting string) string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -72,7 +72,7 @@ func Settings(t testing.TB, links ...string) (dir string, read func(link, settin
 	}
 }
 
-// ID identifies an open namespace.
+// ID returns the identity of an open namespace.
 func ID(t testing.TB, s *podif.Namespace) rtnl.NetnsID {
 	t.Helper()
 	id, err := rtnl.Identify(s.NS)
@@ -80,7 +80,7 @@ func ID(t testing.TB, s *podif.Namespace) rtnl.NetnsID {
 	return id
 }
 
-// Link looks a link up, nil if missing.
+// Link returns a link, or nil if it is missing.
 func Link(t testing.TB, s *podif.Namespace, name string) netlink.Link {
 	t.Helper()
 	l, err := s.Link(name)
@@ -88,9 +88,9 @@ func Link(t testing.TB, s *podif.Namespace, name string) netlink.Link {
 	return l
 }
 
-// Links lists the names of a namespace's links but those that the kernel makes in each: lo, and
-// for modules of tunnels that are loaded, as in the guest, tunl0 and ip6tnl0 (ip-sysctl,
-// fb_tunnels_only_for_init_net).
+// Links lists the names of a namespace's links, except those that the kernel creates in each
+// namespace: lo, and tunl0 and ip6tnl0 if the modules of tunnels are loaded, as in the guest
+// (ip-sysctl, fb_tunnels_only_for_init_net).
 func Links(t testing.TB, s *podif.Namespace) []string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)
@@ -104,14 +104,14 @@ func Links(t testing.TB, s *podif.Namespace) []string {
 	return names
 }
 
-// Port IDs for tests. The second has the same first 11 characters as the first.
+// Port IDs for tests. PortA and PortA2 have the same first 11 characters.
 const (
 	PortA  = "3f2a9c10-76f7-46d4-9d11-057063db1a14"
 	PortA2 = "3f2a9c10-76aa-4bbb-8ccc-1234567890ab"
 	PortB  = "a2815656-76f7-46d4-9d11-057063db1a14"
 )
 
-// Want is a port for a pod, with one address a family.
+// Want is a port for a pod, with one address for each IP family.
 func Want(kind plug.Kind, attachment, portID string, pod *podif.Namespace, t testing.TB) plug.Want {
 	t.Helper()
 	return plug.Want{
@@ -128,7 +128,7 @@ func Want(kind plug.Kind, attachment, portID string, pod *podif.Namespace, t tes
 	}
 }
 
-// Within polls for what another process does on its own time.
+// Within polls until another process has made a condition true.
 func Within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	look, late := time.NewTicker(5*time.Millisecond), time.After(time.Minute)

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// points are the failpoints that Plug and Unplug pass.
+// points are the failpoints of Plug and Unplug.
 func points() []string {
 	return slices.DeleteFunc(failpoint.Names(), func(n string) bool {
 		return !strings.HasPrefix(n, "plug.routed.") && !strings.HasPrefix(n, "plug.vlan.ma") && !strings.HasPrefix(n, "plug.link.")
@@ -55,8 +55,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// A branch that is associated anew has another VLAN: its link makes place for another, and nothing of
-// the node leads by the old one any more, wherever that ends.
+// A branch that is associated again has another VLAN. Plug replaces the link and removes everything
+// about the old VLAN from the node, also after a crash at any failpoint.
 func TestAssociatedAnew(t *testing.T) {
 	w := newWorld(t)
 	w.families = ipfamily.Dual
@@ -99,8 +99,7 @@ func TestAssociatedAnew(t *testing.T) {
 	}
 }
 
-// Where nobody says which MTU the port has, as with EC2, all links have that of the trunk, at once: the
-// pod is as what Plug tells of it.
+// If the port has no MTU, as with EC2, all links get the MTU of the trunk, and Plug returns it.
 func TestMTUOfTheTrunk(t *testing.T) {
 	w := newWorld(t)
 	plugtest.Must(t, w.node.NL.LinkSetMTU(plugtest.Link(t, w.node, "ens6"), 9001))
@@ -114,7 +113,7 @@ func TestMTUOfTheTrunk(t *testing.T) {
 	}
 }
 
-// What somebody changes of the VLAN's link is found, and Plug puts it back.
+// Check finds changes to the VLAN link, and Plug reverts them.
 func TestLinkOfTheVLAN(t *testing.T) {
 	w := newWorld(t)
 	want := w.want(7, plug.Strict, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod"))
@@ -140,8 +139,8 @@ func TestLinkOfTheVLAN(t *testing.T) {
 	}
 }
 
-// The node's own rule of local addresses is behind those of strict branches while there is one, in each
-// moment there is one or the other, and rules of others stay.
+// The kernel's rule for local addresses moves behind the rules of strict branches while there is
+// one. At each moment, one of the two positions has it. Rules of other software stay.
 func TestRuleOfLocalAddresses(t *testing.T) {
 	for _, f := range ipfamily.Dual.Families() {
 		t.Run(f.String(), func(t *testing.T) { ruleOfLocalAddresses(t, f) })
@@ -183,7 +182,7 @@ func ruleOfLocalAddresses(t *testing.T, f ipfamily.Family) {
 	local("0:")
 	set(strict)
 	local("20:")
-	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as who sets the network up anew may
+	w.run(w.node, "ip", ip+" rule add priority 0 lookup local") // as other software may when it sets the network up again
 	if err := w.plugger().Check(plugtest.Bounded(t), strict); err == nil || !strings.Contains(err.Error(), "policy rule 0") {
 		t.Errorf("Check: %v", err)
 	}

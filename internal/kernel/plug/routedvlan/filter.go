@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -16,20 +17,26 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// The table inet berth-branches has two maps, from a link's name to the chain of its branch: that of
-// packets that come by a link, and that of packets that leave by one. So the cost of a packet does not grow
-// with the number of branches.
+// The table inet berth-branches has two maps from link names to the chains of branches: one for the
+// incoming and one for the outgoing link. The cost for a packet so does not grow with the number of
+// branches.
 
-// zoneBase plus a VLAN is the connection tracking zone of a branch. Zones of others are left room
-// below it.
+// filter manages the chains of branches in the node's namespace.
+type filter struct {
+	ns    netns.NsHandle
+	marks marks
+}
+
+// zoneBase plus the VLAN ID is the connection tracking zone of a branch. Lower zones are left to
+// other software.
 const zoneBase = 0x6000
 
 func table() *nftables.Table {
 	return &nftables.Table{Name: datapath.BranchNftTable, Family: nftables.TableFamilyINet}
 }
 
-// way is one of the two ways that packets take, with the base chain that leads to chains of branches.
-type way struct {
+// direction is incoming or outgoing packets, with the base chain that dispatches to the chains of branches.
+type direction struct {
 	name string
 	kind nftables.ChainType
 	hook *nftables.ChainHook
@@ -38,31 +45,31 @@ type way struct {
 }
 
 var (
-	// entering is before connection tracking, and before the data path looks at sources.
-	entering = way{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
-	// leaving is before others give what leaves a source, such as kube-proxy by masquerading, which
-	// would take one of another link, that the VPC drops.
-	leaving = way{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
+	// entering runs before connection tracking and before the data path checks source addresses.
+	entering = direction{"entering", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(*nftables.ChainPriorityRaw - 10), expr.MetaKeyIIFNAME}
+	// leaving runs before other software translates source addresses. kube-proxy's masquerading
+	// would choose the address of another link, and the VPC would drop the packet.
+	leaving = direction{"leaving", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource - 10), expr.MetaKeyOIFNAME}
 )
 
-func (w way) links() *nftables.Set {
+func (w direction) links() *nftables.Set {
 	return &nftables.Set{Table: table(), Name: w.name + "_links", IsMap: true, KeyType: nftables.TypeIFName, DataType: nftables.TypeVerdict}
 }
 
-// lead is what the base chain has.
-func (w way) lead() chain {
+// dispatch is the base chain, which jumps to the chain of the link.
+func (w direction) dispatch() chain {
 	return chain{w.name, "", w, []nft.Exprs{nft.Join(nft.Meta(w.key), nft.VerdictOf(w.links()))}}
 }
 
-// chain is one of a branch.
+// chain is an nftables chain of a branch.
 type chain struct {
 	name  string
-	link  string // by which its packets come or leave
-	way   way
+	link  string // incoming or outgoing link of its packets
+	way   direction
 	rules []nft.Exprs
 }
 
-// Names of the chains of a branch end as those of its links do.
+// The names of a branch's chains have the same suffix as its links.
 const (
 	fromPod  = "from_pod_"
 	fromVLAN = "from_vlan_"
@@ -71,12 +78,12 @@ const (
 
 func chainName(kind string, r plug.Ref) string { return kind + r.Short() }
 
-// chains are those of a branch.
-func (p *Plugger) chains(b branch) []chain {
+// chains are the chains of a branch.
+func (f *filter) chains(b branch) []chain {
 	short := strings.TrimPrefix(b.pod, datapath.LinkPrefix)
 	in, out := chain{fromVLAN + short, b.vlan, entering, b.onlyPod()}, chain{fromPod + short, b.pod, entering, nil}
 	to := chain{toVLAN + short, b.vlan, leaving, nil}
-	for _, h := range b.hops { // the pod's own, unless others would give it another
+	for _, h := range b.hops { // keep the pod's own address, so that no later chain translates it
 		to.rules = append(to.rules, nft.Join(nft.Family(h.family()), nft.SNATToSamePorts(h.addr)))
 	}
 	list := []chain{to}
@@ -84,13 +91,13 @@ func (p *Plugger) chains(b branch) []chain {
 		return append(list, in, out)
 	}
 	zone := setZone(uint16(zoneBase + b.id))
-	mark := func(value uint32) nft.Exprs { return nft.SetMark(p.mark(value)) }
+	mark := func(value uint32) nft.Exprs { return nft.SetMark(f.marks.of(value)) }
 	in.rules = append(in.rules, nft.Join(zone, mark(datapath.BranchIn)))
 	out.rules = []nft.Exprs{nft.Join(zone, mark(datapath.BranchOut))}
 	return append(list, in, out)
 }
 
-// setZone is ct zone set N.
+// setZone is the nftables statement "ct zone set N".
 func setZone(n uint16) nft.Exprs {
 	return nft.Exprs{
 		&expr.Immediate{Register: nft.Register, Data: binaryutil.NativeEndian.PutUint16(n)},
@@ -98,18 +105,18 @@ func setZone(n uint16) nft.Exprs {
 	}
 }
 
-// linkMulticast are the addresses of several hosts of a link (RFC 4291, section 2.7).
+// linkMulticast are link-local multicast addresses (RFC 4291, section 2.7).
 var linkMulticast = netip.MustParsePrefix("ff02::/16")
 
-// neighbourHops is the hop limit of messages of neighbours, by which who gets one knows that no router has passed it
-// on (RFC 4861, section 7.1).
+// neighbourHops is the hop limit of neighbour discovery messages. It proves that no router
+// forwarded them (RFC 4861, section 7.1).
 const neighbourHops = 255
 
-// hopLimit loads ip6 hoplimit, of such packets (RFC 8200, section 3).
+// hopLimit loads the hop limit of an IPv6 packet (RFC 8200, section 3).
 func hopLimit() nft.Exprs { return nft.Network(7, 1) }
 
-// onlyPod drops what comes by the VLAN and is not for the pod. But by IPv6 the node asks the router for its MAC
-// address, and answers. Routers that advertise themselves are not heard.
+// onlyPod drops packets from the VLAN that are not for the pod, except IPv6 neighbour solicitations
+// and advertisements between the node and the router. Router advertisements are dropped.
 func (b branch) onlyPod() (rules []nft.Exprs) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if !b.has(family) {
@@ -127,10 +134,11 @@ func (b branch) onlyPod() (rules []nft.Exprs) {
 	return rules
 }
 
-// content is a table that has nothing but the chain, whose tag so tells the content of the chain alone.
+// content is a table with this chain only, so that the table's tag identifies the content of the
+// chain.
 func (c chain) content() (nft.Table, error) {
 	own := nft.Regular(c.name)
-	if c.link == "" { // a base chain is of no link
+	if c.link == "" { // a base chain has no link
 		own = nft.Base(c.way.name, c.way.kind, c.way.hook, c.way.at)
 	}
 	for _, r := range c.rules {
@@ -146,29 +154,29 @@ func (c chain) element() []nftables.SetElement {
 	return []nftables.SetElement{{Key: nft.LinkName(c.link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: c.name}}}
 }
 
-func (p *Plugger) conn() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(p.node.NS)))
+func (f *filter) conn() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)))
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	return c, nil
 }
 
-// filter makes the chains of a branch, in one transaction. What is there already is not written again: a
-// change of rules has the kernel wait for packets under way.
-func (p *Plugger) filter(b branch) error {
-	conn, err := p.conn()
+// set creates the chains of a branch in one transaction. It does not rewrite chains that are
+// correct, because the kernel waits for packets in flight on each change of rules.
+func (f *filter) set(b branch) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
-	missing, err := p.unlike(conn, b)
+	missing, err := f.missing(conn, b)
 	if err != nil || len(missing) == 0 {
 		return err
 	}
 	conn.AddTable(table())
-	for _, w := range []way{entering, leaving} {
+	for _, w := range []direction{entering, leaving} {
 		if err := conn.AddSet(w.links(), nil); err != nil {
-			return fmt.Errorf("make the map %s: %w", w.links().Name, err)
+			return fmt.Errorf("create the nftables map %s: %w", w.links().Name, err)
 		}
 	}
 	for _, c := range missing {
@@ -177,12 +185,12 @@ func (p *Plugger) filter(b branch) error {
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("make the nftables chains of %s: %w", b.pod, err)
+		return fmt.Errorf("create the nftables chains of %s: %w", b.pod, err)
 	}
 	return nil
 }
 
-// add queues a chain, with its place in its map.
+// add queues the creation of a chain and of its map element.
 func (c chain) add(conn *nftables.Conn) error {
 	content, err := c.content()
 	if err != nil {
@@ -193,19 +201,18 @@ func (c chain) add(conn *nftables.Conn) error {
 		return nil
 	}
 	if err := conn.SetAddElements(c.way.links(), c.element()); err != nil {
-		return fmt.Errorf("lead from %s to chain %s: %w", c.link, c.name, err)
+		return fmt.Errorf("add %s to the nftables map, with chain %s: %w", c.link, c.name, err)
 	}
 	return nil
 }
 
-// unlike lists the chains that a branch needs, those that all share first, and that are not as they
-// are to be.
-func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err error) {
+// missing lists the missing or changed chains of a branch, the shared chains first.
+func (f *filter) missing(conn *nftables.Conn, b branch) (missing []chain, err error) {
 	have, err := look(conn)
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range append([]chain{entering.lead(), leaving.lead()}, p.chains(b)...) {
+	for _, c := range append([]chain{entering.dispatch(), leaving.dispatch()}, f.chains(b)...) {
 		alike, err := have.has(conn, c)
 		if err != nil {
 			return nil, err
@@ -217,13 +224,13 @@ func (p *Plugger) unlike(conn *nftables.Conn, b branch) (missing []chain, err er
 	return missing, nil
 }
 
-// content is what the kernel has of the table.
+// content is the observed content of the table.
 type content struct {
 	chains map[string]*nftables.Chain
-	linked map[string]bool // places of the maps that are taken
+	linked map[string]bool // map elements that exist, by chain.at
 }
 
-// at tells the place of a chain in its map.
+// at is the map and key of a chain's element.
 func (c chain) at() string { return c.way.name + " " + c.link }
 
 func look(conn *nftables.Conn) (content, error) {
@@ -237,13 +244,13 @@ func look(conn *nftables.Conn) (content, error) {
 			have.chains[c.Name] = c
 		}
 	}
-	for _, w := range []way{entering, leaving} {
+	for _, w := range []direction{entering, leaving} {
 		if have.chains[w.name] == nil {
-			continue // nor is there a map
+			continue // then its map does not exist either
 		}
 		elements, err := conn.GetSetElements(w.links())
 		if err != nil {
-			return have, fmt.Errorf("read the map %s: %w", w.links().Name, err)
+			return have, fmt.Errorf("read the nftables map %s: %w", w.links().Name, err)
 		}
 		for _, e := range elements {
 			have.linked[chain{link: string(bytes.TrimRight(e.Key, "\x00")), way: w}.at()] = true
@@ -252,7 +259,7 @@ func look(conn *nftables.Conn) (content, error) {
 	return have, nil
 }
 
-// has tells whether a chain is there as it is to be.
+// has reports whether a chain and its map element exist and are correct.
 func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
 	there := have.chains[c.name]
 	if there == nil || c.link != "" && !have.linked[c.at()] {
@@ -265,9 +272,9 @@ func (have content) has(conn *nftables.Conn, c chain) (bool, error) {
 	return content.Has(conn, content.Chains[0]), nil
 }
 
-// unfilter removes the chains of a port.
-func (p *Plugger) unfilter(r plug.Ref) error {
-	conn, err := p.conn()
+// remove removes the chains of a port.
+func (f *filter) remove(r plug.Ref) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
@@ -286,7 +293,7 @@ func (p *Plugger) unfilter(r plug.Ref) error {
 		}
 		if c.name = name; have.linked[c.at()] {
 			if err := conn.SetDeleteElements(c.way.links(), c.element()); err != nil {
-				return fmt.Errorf("lead no more to chain %s: %w", name, err)
+				return fmt.Errorf("remove chain %s from the nftables map: %w", name, err)
 			}
 		}
 		conn.FlushChain(there)
@@ -298,15 +305,15 @@ func (p *Plugger) unfilter(r plug.Ref) error {
 	return nil
 }
 
-// checkFilter notes which chains of a branch are not as they are to be.
-func (p *Plugger) checkFilter(b branch, found *plug.Differences) error {
-	conn, err := p.conn()
+// check adds missing or changed chains of a branch to the differences.
+func (f *filter) check(b branch, found *plug.Differences) error {
+	conn, err := f.conn()
 	if err != nil {
 		return err
 	}
-	missing, err := p.unlike(conn, b)
+	missing, err := f.missing(conn, b)
 	for _, c := range missing {
-		found.Add("the nftables table %s lacks what chain %s is to have", datapath.BranchNftTable, c.name)
+		found.Add("chain %s of the nftables table %s is missing or changed", c.name, datapath.BranchNftTable)
 	}
 	return err
 }

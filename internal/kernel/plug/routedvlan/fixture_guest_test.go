@@ -33,16 +33,16 @@ var (
 	gateway6   = netip.MustParseAddr("fe80:ec2::1")
 )
 
-// plan are the addresses of a family.
+// plan has the addresses of one IP family.
 type plan struct {
-	node, router netip.Prefix // of their primary links
-	outside      netip.Addr   // beyond the VPC
+	node, router netip.Prefix // addresses of their primary links
+	outside      netip.Addr   // outside the VPC
 	inVPC        netip.Addr   // another machine of the VPC
 	local        []netip.Prefix
 	metadata     netip.Addr
 	service      func(n byte) netip.Addr
-	pod          func(vlan, host int) netip.Prefix // of the subnet of a VLAN, counting from 7
-	ip, nft      string                            // the family to ip(8) and nft(8)
+	pod          func(vlan, host int) netip.Prefix // in the subnet of a VLAN, counted from 7
+	ip, nft      string                            // the family in ip(8) and nft(8)
 }
 
 var plans = map[ipfamily.Family]plan{
@@ -71,15 +71,15 @@ var plans = map[ipfamily.Family]plan{
 // podAt is the address of the pod in a VLAN.
 func (p plan) podAt(vlan int) netip.Addr { return p.pod(vlan, 12).Addr() }
 
-// world is a node with its data path, a primary ENI and a trunk, and the VPC's router, which also is
-// every machine elsewhere. As a VPC does it drops what has another source than that of where it
-// came from.
+// world is a node with its data path, a primary ENI and a trunk, and the VPC's router, which also
+// stands in for all other machines. Like a VPC, it drops packets whose source address does not
+// belong to the link.
 type world struct {
 	t            *testing.T
 	node, router *podif.Namespace
 	families     ipfamily.Set // of ports; empty: IPv4
 	shift        uint
-	patience     time.Duration // with an answer that may not come
+	patience     time.Duration // how long to wait for an answer that may not arrive
 }
 
 func newWorld(t *testing.T) *world {
@@ -99,7 +99,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// plugger opens one that knows nothing of what another did.
+// plugger opens a Plugger without state of earlier ones.
 func (w *world) plugger() plug.Plugger {
 	w.t.Helper()
 	vlans, err := vlan.New(vlan.Options{Netns: w.node.Path, Wait: time.Second})
@@ -111,7 +111,7 @@ func (w *world) plugger() plug.Plugger {
 	return p
 }
 
-// want is a port in a VLAN, of the subnet of that.
+// want is a port in the subnet of a VLAN.
 func (w *world) want(vlan int, mode plug.Enforcing, attachment, portID string, pod *podif.Namespace) plug.Want {
 	w.t.Helper()
 	want := plugtest.Want(plug.RoutedVLAN, attachment, portID, pod, w.t)
@@ -134,7 +134,7 @@ func macOf(vlan int) net.HardwareAddr {
 	return net.HardwareAddr{0x0a, 0xff, 0xff, 0, 1, byte(vlan)}
 }
 
-// state is what ports leave on the node: links, policy rules, and nftables chains.
+// state describes what ports leave on the node: links, policy rules and nftables chains.
 func (w *world) state() string {
 	w.t.Helper()
 	text := plugtest.Describe(w.t, w.node)
@@ -166,7 +166,7 @@ func (w *world) run(in *podif.Namespace, name, args string) (out string) {
 	return out
 }
 
-// live makes the VPC carry packets, of both families, and sets the node's data path up.
+// live sets up the VPC for packets of both IP families, and the node's data path.
 func (w *world) live(external bool, rp string) {
 	t := w.t
 	add := func(s *podif.Namespace, link string, cidr netip.Prefix) {
@@ -199,7 +199,7 @@ func (w *world) live(external bool, rp string) {
 		for _, id := range []int{7, 8} {
 			link := fmt.Sprintf("v%d", id)
 			add(w.router, link, p.pod(id, 1))
-			// A VPC knows where an address is, and asks nobody.
+			// A VPC knows the location of each address and sends no ARP requests.
 			plugtest.Must(t, w.router.NL.NeighSet(neighbour(plugtest.Link(t, w.router, link).Attrs().Index, p.podAt(id), macOf(id))))
 			w.run(w.router, "nft", fmt.Sprintf("add rule inet vpc sources iifname %s %s saddr != %s counter drop", link, p.nft, p.podAt(id)))
 		}
@@ -217,7 +217,7 @@ func (w *world) config(external bool) datapath.Config {
 	}}
 }
 
-// serve answers on port 80 of a namespace with the address that a caller is seen as.
+// serve answers on port 80 of a namespace with the caller's source address.
 func (w *world) serve(in *podif.Namespace) {
 	w.t.Helper()
 	l, err := ns.Listen(in.Path, netip.MustParseAddrPort("[::]:80"))
@@ -235,19 +235,19 @@ func (w *world) serve(in *podif.Namespace) {
 	}()
 }
 
-// web is where an address serves.
+// web is the address of such a server.
 func web(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, 80) }
 
-// nothing is that there was no answer.
+// nothing means that there was no answer.
 const nothing = "nothing"
 
-// ask tells as what a caller is seen at an address, or nothing if it gets no answer.
+// ask returns the source address that a server sees, or nothing.
 func (w *world) ask(from *podif.Namespace, to netip.AddrPort) string {
 	w.t.Helper()
 	return w.askFrom(from, netip.Addr{}, to)
 }
 
-// service sends what is for one address to another on the node, as kube-proxy does.
+// service translates one destination address to another on the node, as kube-proxy does.
 func (w *world) service(p plan, from, to netip.AddrPort) {
 	w.t.Helper()
 	w.run(w.node, "nft", "add table "+p.nft+" services")
@@ -255,14 +255,15 @@ func (w *world) service(p plan, from, to netip.AddrPort) {
 	w.run(w.node, "nft", fmt.Sprintf("add rule %s services pre %s daddr %s tcp dport %d dnat to %s", p.nft, p.nft, from.Addr(), from.Port(), to))
 }
 
-// masquerade gives what goes to an address the node's, as kube-proxy does with what comes to node ports.
+// masquerade gives packets to an address the node's source address, as kube-proxy does for node
+// ports.
 func (w *world) masquerade(p plan, to netip.Addr) {
 	w.t.Helper()
 	w.run(w.node, "nft", "add chain "+p.nft+" services post { type nat hook postrouting priority srcnat ; }")
 	w.run(w.node, "nft", fmt.Sprintf("add rule %s services post %s daddr %s masquerade", p.nft, p.nft, to))
 }
 
-// askFrom is ask with a source.
+// askFrom is ask with a source address.
 func (w *world) askFrom(from *podif.Namespace, source netip.Addr, to netip.AddrPort) string {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), w.patience)

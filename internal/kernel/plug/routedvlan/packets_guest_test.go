@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// two are two pods of a node with branches, of one mode, which serve.
+// two plugs two pods with branches of one mode on a node and starts their servers.
 func (w *world) two(mode plug.Enforcing) (a, b *podif.Namespace) {
 	w.t.Helper()
 	a, b = plugtest.Space(w.t, "pod"), plugtest.Space(w.t, "pod")
@@ -41,13 +41,13 @@ func (w *world) two(mode plug.Enforcing) (a, b *podif.Namespace) {
 	return a, b
 }
 
-// soon ends a wait for an answer that must not come: shorter makes a test weaker only.
+// soon bounds the wait for an answer that must not arrive. A shorter time only weakens the test.
 const soon = 300 * time.Millisecond
 
-// patience is how long an answer may take that has to come.
+// patience bounds the wait for an expected answer.
 const patience = 5 * time.Second
 
-// What a caller may be seen as.
+// Source addresses that a server may see.
 const (
 	asPodA = "pod A"
 	asPodB = "pod B"
@@ -55,7 +55,7 @@ const (
 	asVPC  = "a machine of the VPC"
 )
 
-// sees compares as what a caller is seen.
+// sees compares the source address that a server sees.
 func (w *world) sees(p plan, what, got, want string) {
 	w.t.Helper()
 	for name, a := range map[string]netip.Addr{asPodA: p.podAt(7), asPodB: p.podAt(8), asNode: p.node.Addr(), asVPC: p.inVPC} {
@@ -68,18 +68,19 @@ func (w *world) sees(p plan, what, got, want string) {
 	}
 }
 
-// packetsCase is how packets go in a mode.
+// packetsCase is a mode and the path of packets in it.
 type packetsCase struct {
 	mode     plug.Enforcing
 	families ipfamily.Set
 	shift    uint
-	external bool   // nothing is translated
+	external bool   // no address translation
 	rp       string // rp_filter of all links
-	outside  string // as what pod A is seen there, by IPv4; by IPv6 nothing is translated
+	outside  string // source address of pod A outside, for IPv4; IPv6 is not translated
 }
 
-// Where packets of pods with branches go, and as what they are seen, with the groups of pod B open and
-// shut. Groups are enforced by the VPC: what never leaves the node passes them by.
+// The path and the source address of packets of pods with branches, while the security groups of
+// pod B are open and closed. The VPC enforces security groups, so packets that stay on the node
+// bypass them.
 func TestPackets(t *testing.T) {
 	for _, tc := range harness.Sample(t, 5, []packetsCase{
 		{mode: plug.Standard, external: true, rp: "0", outside: asPodA},
@@ -108,7 +109,7 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// open has pods A and B, whose groups let all in, be called and call.
+// open tests calls from and to pods A and B while their groups allow everything.
 func (w *world) open(mode plug.Enforcing, p plan, a, b *podif.Namespace, outside string) {
 	w.t.Helper()
 	podA, podB, node, vpc := web(p.podAt(7)), web(p.podAt(8)), p.node.Addr(), web(p.inVPC)
@@ -130,7 +131,7 @@ func (w *world) open(mode plug.Enforcing, p plan, a, b *podif.Namespace, outside
 	}
 	w.masquerade(p, p.inVPC)
 	w.masquerade(p, podA.Addr())
-	// What a pod has for itself stays on its node, whatever its groups let in.
+	// Connections of a pod to its own address stay on the node, whatever its groups allow.
 	w.run(w.router, "nft", fmt.Sprintf("insert rule inet vpc sources iifname v7 %s daddr %s drop", p.nft, podA.Addr()))
 	w.sees(p, "pod A, a service that is itself", w.ask(a, web(p.service(2))), asNode)
 	w.sees(p, "pod A, a node port that is a machine of the VPC", w.ask(a, netip.AddrPortFrom(node, 30080)), asPodA)
@@ -139,7 +140,7 @@ func (w *world) open(mode plug.Enforcing, p plan, a, b *podif.Namespace, outside
 	}
 }
 
-// shut has pod B called, whose groups let nobody in.
+// shut tests calls to pod B while its groups allow nothing.
 func (w *world) shut(mode plug.Enforcing, p plan, a, b *podif.Namespace) {
 	w.t.Helper()
 	byPodA, byNode := nothing, nothing
@@ -151,11 +152,11 @@ func (w *world) shut(mode plug.Enforcing, p plan, a, b *podif.Namespace) {
 	w.sees(p, "pod A, pod B whose groups are shut", w.ask(a, web(p.podAt(8))), byPodA)
 	w.sees(p, "pod A, a service that is pod B, whose groups are shut", w.ask(a, web(p.service(1))), byPodA)
 	w.sees(p, "the node, pod B whose groups are shut", w.ask(w.node, web(p.podAt(8))), byNode)
-	w.sees(p, "pod B, pod A", w.ask(b, web(p.podAt(7))), byNode) // answers are shut out too; what goes to pod A is masqueraded by now
+	w.sees(p, "pod B, pod A", w.ask(b, web(p.podAt(7))), byNode) // the groups drop answers, too; packets to pod A are masqueraded now
 }
 
-// Whatever is taken away of what keeps a strict branch apart, its pod reaches nobody past the groups, and
-// nobody it; and Plug puts it back.
+// If any part of the isolation of a strict branch is removed, its pod still reaches nobody past the
+// security groups and nobody reaches it. Plug restores the part.
 func TestNothingGoesPastTheGroups(t *testing.T) {
 	for _, f := range ipfamily.Dual.Families() {
 		t.Run(f.String(), func(t *testing.T) {
@@ -179,7 +180,7 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 	w.run(w.router, "nft", "add rule inet vpc out oifname { v7, v8 } "+p.nft+" daddr { "+podA.Addr().String()+", "+podB.Addr().String()+" } drop")
 	w.patience = soon
 	all := []string{ip + "rule del priority 13", ip + "rule del priority 13"}
-	if p.nft == "ip" { // where each pod has one more
+	if p.nft == "ip" { // IPv4 has one more rule for each pod
 		all = append(all, all...)
 	}
 	takes := map[string][]string{
@@ -224,9 +225,10 @@ func (w *world) nothingPasses(p plan, a, b *podif.Namespace) {
 	w.sees(p, "pod A, pod B with the groups open", w.ask(a, podB), asPodA)
 }
 
-// What connection tracking knows nothing of, such as an answer that nobody has asked for, leaves by the VLAN of a
-// strict branch as all does: it needs no translation. In mode standard it would leave the VPC without one, by IPv4.
-// The node itself gets it from a standard branch, as NodeLocal DNSCache does.
+// Packets without connection tracking state, such as unsolicited answers, leave a strict branch by
+// its VLAN, because that path needs no translation. In mode standard they would leave the VPC
+// untranslated with IPv4. The node itself receives them from a standard branch, which NodeLocal
+// DNSCache needs.
 func TestUntracked(t *testing.T) {
 	type untracked struct {
 		mode            plug.Enforcing
@@ -256,7 +258,7 @@ func TestUntracked(t *testing.T) {
 			_, err = c.WriteTo(tc.reply, &net.IPAddr{IP: p.outside.AsSlice()})
 			return err
 		}))
-		if got := w.ask(a, web(p.outside)); got == nothing { // behind which the other is, on the same way
+		if got := w.ask(a, web(p.outside)); got == nothing { // an answer proves that the packets before it have arrived, too
 			t.Errorf("%s: nobody outside answers", tc.mode)
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sources"); !strings.Contains(text, fmt.Sprintf("echo-reply counter packets %d ", tc.want)) {
@@ -274,7 +276,7 @@ func TestUntracked(t *testing.T) {
 			}
 			sees(dnscache.Local[tc.family], local)
 			sees(dnscache.ClusterIPs[tc.family], local)
-			if tc.mode == plug.Strict { // of which nothing is exempt from connection tracking, so that kube-proxy sees it
+			if tc.mode == plug.Strict { // packets of strict branches stay tracked, so that kube-proxy sees them
 				w.patience = patience
 				w.service(p, web(dnscache.ClusterIPs[tc.family]), web(p.inVPC))
 				sees(dnscache.ClusterIPs[tc.family], asPodA)
@@ -286,7 +288,8 @@ func TestUntracked(t *testing.T) {
 	}
 }
 
-// A pod sends with its own address alone, and what comes by its VLAN for another is nobody's.
+// A pod can send with its own address only, and packets for other addresses in its VLAN are
+// dropped.
 func TestSourcesAndDestinations(t *testing.T) {
 	type link struct {
 		mode   plug.Enforcing
@@ -297,7 +300,7 @@ func TestSourcesAndDestinations(t *testing.T) {
 	}) {
 		w := newWorld(t)
 		w.families = ipfamily.Dual
-		w.live(false, "0") // where the kernel's own check of sources (rp_filter) drops nothing
+		w.live(false, "0") // turn off the kernel's own check of sources (rp_filter)
 		a, _ := w.two(tc.mode)
 		w.patience = soon
 		w.onlyItsOwn(tc.mode, plans[tc.family], a)
@@ -309,7 +312,7 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	podA, podB, stranger, beyond := p.podAt(7), p.podAt(8), p.pod(8, 99).Addr(), p.service(9)
 	host := func(a netip.Addr) string { return rtnl.HostPrefix(a).String() }
 	w.run(a, "ip", "addr add "+host(stranger)+" dev lo")
-	w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // behind the drop of other sources
+	w.run(w.router, "nft", "add rule inet vpc sources iifname v7 counter") // after the drop of other sources
 	for _, to := range []netip.Addr{p.node.Addr(), podB, p.inVPC} {
 		if got := w.askFrom(a, stranger, web(to)); got != nothing {
 			t.Errorf("%s: %s answers %s, which is not the pod's", mode, to, got)
@@ -321,7 +324,8 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	if got := w.ask(a, web(p.metadata)); got != nothing {
 		t.Errorf("%s: the metadata service answers %s", mode, got)
 	}
-	// By pod A's VLAN, for pod B and for the node. An answer may be lost on its way: what counts is what passes the filters.
+	// Send packets for pod B and for the node in pod A's VLAN. Answers may be lost on their way, so
+	// count the packets that pass the filters.
 	w.run(w.node, "nft", "add table inet seen")
 	for _, hook := range []string{"forward", "input"} {
 		w.run(w.node, "nft", "add chain inet seen "+hook+" { type filter hook "+hook+" priority raw ; }")
@@ -340,8 +344,8 @@ func (w *world) onlyItsOwn(mode plug.Enforcing, p plan, a *podif.Namespace) {
 	}
 }
 
-// Of what is between the hosts of a link the node takes questions for MAC addresses by a VLAN, and their answers, and
-// nothing else: no router that advertises itself, no redirect, no ping.
+// The node accepts neighbour solicitations and advertisements from a VLAN, and no other link-local
+// messages: no router advertisements, redirects or pings.
 func TestMessagesOfTheLink(t *testing.T) {
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 		w := newWorld(t)
@@ -378,7 +382,7 @@ func TestMessagesOfTheLink(t *testing.T) {
 			return nil
 		}))
 		w.run(w.node, "ip", "-6 neigh flush dev "+link)
-		if got := w.ask(a, web(plans[ipfamily.IPv6].inVPC)); got == nothing { // for which the node asks for the router
+		if got := w.ask(a, web(plans[ipfamily.IPv6].inVPC)); got == nothing { // for which the node resolves the router
 			t.Errorf("%s: the pod gets no answer", mode)
 		}
 		if text := w.run(w.router, "nft", "list chain inet vpc sent"); !strings.Contains(text, "counter packets 3 ") {

@@ -1,27 +1,28 @@
-// Package routedvlan plugs ports that are VLANs on a link of the node's, as package vlan does, with
-// the VLAN's link on the node: the node routes between it and the pod. So the pod has what nodes do for
-// pods with addresses of ENIs (Services, node ports, host ports, the kubelet's probes), and a pod's
-// first interface can be a branch interface of EC2.
+// Package routedvlan plugs ports that are VLANs on a link of the node, as package vlan does, but
+// keeps the VLAN link on the node, which routes between it and the pod. Pods so have the features
+// of pods with ENI addresses (Services, node ports, host ports, the kubelet's probes), and a pod's
+// first interface can be an EC2 branch interface.
 //
 //	pod's interface = bth… (veth) ~ the node's routing ~ vl… (VLAN on the trunk)
 //
-// On what the security groups of the port are enforced is a mode (plug.Enforcing).
+// The mode (plug.Enforcing) decides which packets the port's security groups see.
 //
-// Strict: the pod and its VLAN are a world of their own. What comes from the one is routed to the other
-// before the node's own addresses are looked up, so that what is for the node itself, or for another
-// pod on it, goes out by the VLAN too and comes back by the VPC. Connection tracking would
-// take both passes for one connection: it has a zone for each branch. A Service's address is translated
-// before the routing, so it is judged by where the packet really goes.
+// Strict: packets between the pod and its VLAN are routed before the node's local addresses are
+// looked up. Packets for the node or for another pod on it leave by the VLAN and return through the
+// VPC. Each branch has its own connection tracking zone, because both passes would otherwise belong
+// to one connection. Service addresses are translated before the routing decision, so the real
+// destination decides.
 //
-// Standard: the pod is routed as others on the node are, and its VLAN stands in the place of its ENI.
+// Standard: the pod is routed like other pods of the node, with its VLAN in place of their ENI.
 //
-// Rules whose number grows with the pods are those that lead from a pod to its table: policy routing cannot
-// tell the pod otherwise. No packet of other pods is held against those of mode strict.
+// Only the rules that select the routing table of a pod grow with the number of pods, as policy
+// routing has no other way to select it. Packets of other pods are not compared with the rules of
+// mode strict.
 //
-//	routes.go   the routing tables and neighbours
-//	rules.go    the policy rules, and the place of the kernel's own rule of local addresses
-//	filter.go   nftables: zones, marks, and sources
-//	settings.go the kernel's settings
+//	routes.go   routing tables and neighbours
+//	rules.go    policy rules, and the position of the kernel's rule for local addresses
+//	filter.go   nftables: zones, marks and source addresses
+//	settings.go sysctls
 package routedvlan
 
 import (
@@ -50,41 +51,48 @@ var _ = failpoint.Register("plug.routed.vlan.after", "plug.routed.link.after", "
 
 // Options of New.
 type Options struct {
-	Netns     string        // path of the node's network namespace; empty: the calling thread's
-	VLANs     *vlan.Plugger // makes the VLANs' links, in the same namespace
-	MarkShift uint          // how far the data path moves its marks left (datapath.VPC)
-	Sysctls   string        // the folder of the kernel's settings; empty: /proc/sys
+	Netns     string        // path of the node's network namespace; empty: that of the calling thread
+	VLANs     *vlan.Plugger // manages the VLAN links, in the same namespace
+	MarkShift uint          // how far the data path shifts its marks left (datapath.VPC)
+	Sysctls   string        // the sysctl folder; empty: /proc/sys
 }
 
 // Plugger plugs ports of kind RoutedVLAN.
 type Plugger struct {
-	node  *hostlink.Node
-	vlans *vlan.Plugger
-	shift uint
-	turns plug.Turns // by the name of a port's veth, and one for what all ports share
+	node     *hostlink.Node
+	vlans    *vlan.Plugger
+	rules    rules
+	filter   filter
+	routes   routes
+	settings settings
+	turns    plug.Turns // by the name of a port's veth
 }
 
 // New makes a Plugger. Close releases it.
 func New(o Options) (*Plugger, error) {
 	if o.VLANs == nil {
-		return nil, errors.New("VLANs: want what makes the links of VLANs")
+		return nil, errors.New("VLANs: want a vlan.Plugger")
 	}
 	node, err := hostlink.Open(o.Netns)
 	if err != nil {
 		return nil, err
 	}
 	node.Sysctls = o.Sysctls
-	return &Plugger{node: node, vlans: o.VLANs, shift: o.MarkShift}, nil
+	return &Plugger{
+		node: node, vlans: o.VLANs,
+		rules: rules{nl: node.NL, marks: marks(o.MarkShift)}, filter: filter{node.NS, marks(o.MarkShift)},
+		routes: routes{node.NL}, settings: settings{node},
+	}, nil
 }
 
-// Close releases the node's namespace; ports stay as they are.
+// Close releases the handles of the node's namespace. Ports stay plugged.
 func (p *Plugger) Close() { p.node.Close() }
 
-// LinkName is what the veth to a port's pod is called on the node. It begins as those of pods do whose
-// packets the data path judges, and is none of the names that it gives itself.
+// LinkName is the name of a pod's veth on the node. It has the prefix of pods that the data path
+// filters, and never equals a name that the data path chooses.
 func LinkName(r plug.Ref) string { return datapath.LinkPrefix + r.Short() }
 
-// Expect implements plug.Plugger: it waits for the trunk's link.
+// Expect implements plug.Plugger: it waits for the trunk.
 func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 	if err := w.ValidateFor(plug.RoutedVLAN); err != nil {
 		return err
@@ -109,8 +117,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return d, nil
 }
 
-// plug sets up what keeps the pod's packets apart before the pod can send any, and what leads to the
-// pod last.
+// plug isolates the pod before the pod can send packets, and adds the routes to the pod last.
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	pod, err := podif.OpenPod(w.Pod, p.node.ID)
 	if err != nil {
@@ -122,7 +129,7 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
-	w.Interface.MTU = cmp.Or(w.Interface.MTU, out.MTU) // as the VLAN's, where nobody says
+	w.Interface.MTU = cmp.Or(w.Interface.MTU, out.MTU) // default to the MTU of the VLAN
 	if err := failpoint.Hit("plug.routed.vlan.after"); err != nil {
 		return plug.Done{}, err
 	}
@@ -136,14 +143,14 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		name string
 		do   func() error
 	}{
-		{"link", func() error { return errors.Join(p.set(b), p.own6(b, out)) }},
-		{"filter", func() error { return p.filter(b) }},
-		{"rules", func() error { return p.lead(ctx, b, w.Ref) }},
+		{"link", func() error { return errors.Join(p.settings.set(b), p.settings.own6(b, out)) }},
+		{"filter", func() error { return p.filter.set(b) }},
+		{"rules", func() error { return p.rules.set(ctx, b, w.Ref) }},
 		{"pod", func() error {
 			return errors.Join(p.raise(b, link), p.configure(pod, w, link))
 		}},
 		{"routes", func() error {
-			return errors.Join(p.raise(b, hostlink.Link{Name: out.Name, Index: out.Index}), p.route(b, ends, w.Interface.MAC))
+			return errors.Join(p.raise(b, hostlink.Link{Name: out.Name, Index: out.Index}), p.routes.set(b, ends, w.Interface.MAC))
 		}},
 	} {
 		if err := step.do(); err != nil {
@@ -158,14 +165,14 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 
 // branch is a port as the node routes it.
 type branch struct {
-	pod       string // the veth's name on the node
-	vlan      string // the name of the VLAN's link
-	id        int    // the VLAN's
-	hops      []hop  // one of each family
+	pod       string // name of the veth on the node
+	vlan      string // name of the VLAN link
+	id        int    // VLAN ID
+	hops      []hop  // one for each IP family
 	enforcing plug.Enforcing
 }
 
-// hop is an address of a port's and the router of its subnet.
+// hop is an address of a port and the router of its subnet.
 type hop struct{ addr, gateway netip.Addr }
 
 func (h hop) family() int { return rtnl.FamilyOf(h.addr) }
@@ -182,14 +189,14 @@ func branchOf(w plug.Want) branch {
 	return b
 }
 
-// has tells whether a branch has an address of a family.
+// has reports whether a branch has an address of a family.
 func (b branch) has(family int) bool {
 	return slices.ContainsFunc(b.hops, func(h hop) bool { return h.family() == family })
 }
 
-// inside is what the pod sees: addresses without neighbours. Its gateways are those of all pods that the
-// node routes to.
-func inside(w plug.Want) plug.Interface {
+// podInterface is the interface that the pod sees: host addresses without a subnet, and the gateways of
+// all pods that the node routes to.
+func podInterface(w plug.Want) plug.Interface {
 	i := w.Interface
 	i.Addresses, i.Gateways, i.Routes = nil, nil, nil
 	for _, a := range w.Interface.Addresses {
@@ -199,7 +206,7 @@ func inside(w plug.Want) plug.Interface {
 	return i
 }
 
-// raise sets a link of a branch's up. Without addresses of IPv6 the node takes no part in that there.
+// raise sets a link of a branch up. Without IPv6 addresses, it turns IPv6 off on the link first.
 func (p *Plugger) raise(b branch, l hostlink.Link) error {
 	if !b.has(unix.AF_INET6) {
 		return p.node.Raise(l)
@@ -210,16 +217,16 @@ func (p *Plugger) raise(b branch, l hostlink.Link) error {
 	return nil
 }
 
-// configure sets the pod's end up. The neighbours come before anything can be sent.
+// configure sets up the pod's end. It adds the neighbours before the pod can send packets.
 func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Link) error {
 	l, err := pod.NL.LinkByName(w.Pod.IfName)
 	if err != nil {
 		return fmt.Errorf("look up %s in %s: %w", w.Pod.IfName, pod.Path, err)
 	}
-	if err := pod.Configure(w.Pod.IfName, inside(w)); err != nil {
+	if err := pod.Configure(w.Pod.IfName, podInterface(w)); err != nil {
 		return err
 	}
-	for _, g := range inside(w).Gateways {
+	for _, g := range podInterface(w).Gateways {
 		if err := pod.NL.NeighSet(neighbour(l.Attrs().Index, g, link.MAC)); err != nil {
 			return fmt.Errorf("add neighbour %s in %s: %w", g, pod.Path, err)
 		}
@@ -227,16 +234,16 @@ func (p *Plugger) configure(pod *podif.Namespace, w plug.Want, link hostlink.Lin
 	return nil
 }
 
-// Await implements plug.Plugger: a VLAN that the provider has told of works, and nothing on the
-// node knows better.
+// Await implements plug.Plugger. It returns at once: a VLAN works as soon as the provider has
+// announced it.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
-// Unplug implements plug.Plugger. The VLAN's link goes last: by it List finds a port.
+// Unplug implements plug.Plugger. It removes the VLAN link last, because List finds ports by it.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
-	r.Kind = plug.RoutedVLAN // names are made by it
+	r.Kind = plug.RoutedVLAN // names depend on it
 	done, err := p.turns.Take(ctx, LinkName(r))
 	if err != nil {
 		return err
@@ -260,8 +267,8 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 			p.node.ForgetInPod(r, LinkName(r))
 			return p.node.Remove(r, LinkName(r))
 		}},
-		{"rules", func() error { return p.leadNoMore(ctx, r) }},
-		{"filter", func() error { return p.unfilter(r) }},
+		{"rules", func() error { return p.rules.clear(ctx, r) }},
+		{"filter", func() error { return p.filter.remove(r) }},
 	} {
 		if err := step.do(); err != nil {
 			return err
@@ -273,8 +280,8 @@ func (p *Plugger) unplug(ctx context.Context, r plug.Ref) error {
 	return p.vlans.RemoveFromNode(ctx, r)
 }
 
-// ofOthers tells whether a link of the port's name on the node is another attachment's or port's: then
-// rules and filters of that name are, too.
+// ofOthers reports whether a link with the port's name on the node belongs to another attachment or
+// port. Then the rules and filters with that name do, too.
 func (p *Plugger) ofOthers(r plug.Ref) (bool, error) {
 	for _, name := range []string{r.VLANLink(), LinkName(r)} {
 		l, err := p.node.Find(name)
@@ -317,14 +324,14 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if err != nil {
 		return err
 	}
-	if err := pod.Check(w.Pod.IfName, inside(w), found); err != nil {
+	if err := pod.Check(w.Pod.IfName, podInterface(w), found); err != nil {
 		return err
 	}
 	b := branchOf(w)
-	if err := p.checkRules(b, found); err != nil {
+	if err := p.rules.check(b, found); err != nil {
 		return err
 	}
-	if err := errors.Join(p.checkFilter(b, found), p.checkSettings(b, found)); err != nil {
+	if err := errors.Join(p.filter.check(b, found), p.settings.check(b, found)); err != nil {
 		return err
 	}
 	if out == nil || link == nil {
@@ -333,13 +340,13 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	if err := hostlink.CheckPair(w, link.Attrs(), pod, found); err != nil {
 		return err
 	}
-	if err := p.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
+	if err := p.routes.checkNeighbours(pod, w, link.Attrs(), found); err != nil {
 		return err
 	}
-	if err := p.checkOwn6(b, out, found); err != nil {
+	if err := p.settings.checkOwn6(b, out, found); err != nil {
 		return err
 	}
-	return p.checkRoutes(b, ends{pod: link.Attrs().Index, vlan: out.Index}, found)
+	return p.routes.check(b, ends{pod: link.Attrs().Index, vlan: out.Index}, found)
 }
 
 // List implements plug.Plugger.

@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 )
 
-// What takes a kernel with VLANs is in files of the build tag guest.
+// Tests that need a kernel with VLANs are in the files with the build tag guest.
 
 func branchFor(mode plug.Enforcing, id int) branch {
 	return branch{
@@ -25,14 +25,14 @@ func branchFor(mode plug.Enforcing, id int) branch {
 	}
 }
 
-// families are those of policy rules.
+// families are the IP families of policy rules.
 var families = []int{unix.AF_INET, unix.AF_INET6}
 
-// Marks keep to the six bits of the ENI's number, wherever these are, and the rules of strict branches come before
-// all others: between them and the kernel's is nothing that takes a packet of theirs elsewhere.
+// Marks use the six bits of the ENI's number only, also when shifted. The rules of strict branches
+// precede all others, so that no other rule takes their packets.
 func TestRules(t *testing.T) {
 	for _, shift := range []uint{0, 8, 24} {
-		p := &Plugger{shift: shift}
+		p := &rules{marks: marks(shift)}
 		for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
 			for _, family := range families {
 				for _, r := range append(p.shared(family, mode), p.own(branchFor(mode, 7), family)...) {
@@ -51,9 +51,9 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// Two rules that take other packets, or take them elsewhere, are not the same, whoever made them.
+// Rules with different selectors or actions differ, whoever created them.
 func TestSame(t *testing.T) {
-	p := &Plugger{}
+	p := &rules{}
 	const family = unix.AF_INET
 	all := append(append(p.shared(family, plug.Strict), p.shared(family, plug.Standard)...), localRule(family, 0))
 	for _, mode := range []plug.Enforcing{plug.Strict, plug.Standard} {
@@ -66,7 +66,7 @@ func TestSame(t *testing.T) {
 	all = append(all, foreign)
 	for i, a := range all {
 		for j, b := range all {
-			// The rules by a VLAN's link are alike for any VLAN.
+			// The rules for a VLAN link are the same for every VLAN.
 			alike := i == j || a.IifName == "vl0123456789a" && b.IifName == "vl0123456789a"
 			if same(a, b) != alike {
 				t.Errorf("%s %s and %s %s: same is %v", a, a.IifName, b, b.IifName, !alike)
@@ -75,9 +75,9 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// Which rules are shared follows from whose there are.
+// modesOf derives the modes from the rules of branches.
 func TestPresent(t *testing.T) {
-	p := &Plugger{}
+	p := &rules{}
 	for _, family := range families {
 		strict, standard := p.own(branchFor(plug.Strict, 7), family), p.own(branchFor(plug.Standard, 8), family)
 		foreign := standard[0]
@@ -88,14 +88,14 @@ func TestPresent(t *testing.T) {
 			"map[standard:true]":             standard,
 			"map[standard:true strict:true]": slices.Concat(strict, standard),
 		} {
-			if got := fmt.Sprint(present(have)); got != want {
+			if got := fmt.Sprint(modesOf(have)); got != want {
 				t.Errorf("family %d: got %s, want %s", family, got, want)
 			}
 		}
 	}
 }
 
-// No two branches of a node share a table, and none has one of the data path's.
+// Each branch of a node has a routing table of its own, different from those of the data path.
 func TestTables(t *testing.T) {
 	seen := map[int]bool{datapath.PodTable: true, datapath.StrictTable: true, datapath.StandardTable: true}
 	for i := 1; i <= datapath.MaxUplink; i++ {
@@ -110,9 +110,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// Chains are told apart by their content: by address, mode and VLAN.
+// The tag of a chain depends on its content: address, mode and VLAN.
 func TestTags(t *testing.T) {
-	p := &Plugger{}
 	seen := map[string]string{}
 	other, other6, alone, alone6 := branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7), branchFor(plug.Strict, 7)
 	other.hops[0].addr = netip.MustParseAddr("10.0.64.8")
@@ -123,7 +122,7 @@ func TestTags(t *testing.T) {
 		"another address": other, "another IPv6 address": other6, "IPv4 alone": alone, "IPv6 alone": alone6,
 	} {
 		all := ""
-		for _, c := range p.chains(b) {
+		for _, c := range (&filter{}).chains(b) {
 			content, err := c.content()
 			if err != nil {
 				t.Fatal(err)

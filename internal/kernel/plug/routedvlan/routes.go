@@ -16,10 +16,13 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// ownTable is the table of what the pod sends.
+// routes manages the routes and neighbours of branches in the node's namespace.
+type routes struct{ nl *netlink.Handle }
+
+// ownTable is the routing table for packets from the pod.
 func (b branch) ownTable() int { return datapath.BranchTableBase + b.id }
 
-// podTable is the table that leads to the pod, and to others of its mode.
+// podTable is the shared table with the routes to all pods of the same mode.
 func (b branch) podTable() int {
 	if b.enforcing == plug.Strict {
 		return datapath.StrictTable
@@ -27,8 +30,9 @@ func (b branch) podTable() int {
 	return datapath.StandardTable
 }
 
-// routes are those of a branch, of each family: the subnet's router, all by it, and the pod. The pod is in its
-// own table too, as a Service may lead back to it.
+// routes are the routes of a branch for each family: to the subnet's router, the default route, and
+// the routes to the pod. The pod's own table includes a route to the pod, because a Service may
+// have the pod itself as its endpoint.
 func (b branch) routes(e ends) (list []netlink.Route) {
 	route := func(table, link int, dst netip.Prefix) netlink.Route {
 		return netlink.Route{
@@ -47,36 +51,36 @@ func (b branch) routes(e ends) (list []netlink.Route) {
 	return list
 }
 
-// route has the node know the pod as its neighbour, and puts the routes in place. Those to the pod that it
-// had with another VLAN are removed: the branch that gets that VLAN would reach the pod past its groups.
-func (p *Plugger) route(b branch, e ends, mac net.HardwareAddr) error {
+// set adds the pod as a neighbour and sets the routes. It removes routes to the pod in tables of
+// an earlier VLAN: the next branch with that VLAN would reach the pod past its security groups.
+func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	for _, h := range b.hops {
-		if err := p.node.NL.NeighSet(neighbour(e.pod, h.addr, mac)); err != nil {
+		if err := t.nl.NeighSet(neighbour(e.pod, h.addr, mac)); err != nil {
 			return fmt.Errorf("add neighbour %s to %s: %w", h.addr, b.pod, err)
 		}
 	}
 	for _, r := range b.routes(e) {
-		if err := p.node.NL.RouteReplace(&r); err != nil {
+		if err := t.nl.RouteReplace(&r); err != nil {
 			return fmt.Errorf("add route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
 		}
 	}
-	stale, err := p.toPod(b, e)
+	stale, err := t.stale(b, e)
 	if err != nil {
 		return err
 	}
 	for _, r := range stale {
-		if err := p.node.NL.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
+		if err := t.nl.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
 			return fmt.Errorf("remove route %s of table %d: %w", rtnl.RouteDst(r), r.Table, err)
 		}
 	}
 	return nil
 }
 
-// toPod lists the routes to the pod that are in a table that is not to have them.
-func (p *Plugger) toPod(b branch, e ends) (stale []netlink.Route, err error) {
+// stale lists stale routes to the pod: those in tables other than the branch's.
+func (t *routes) stale(b branch, e ends) (stale []netlink.Route, err error) {
 	for _, h := range b.hops {
 		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return p.node.NL.RouteListFiltered(h.family(), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: e.pod}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+			return t.nl.RouteListFiltered(h.family(), &netlink.Route{Table: unix.RT_TABLE_UNSPEC, LinkIndex: e.pod}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes by %s: %w", b.pod, err)
@@ -88,11 +92,11 @@ func (p *Plugger) toPod(b branch, e ends) (stale []netlink.Route, err error) {
 	return stale, nil
 }
 
-// checkRoutes notes which routes are missing.
-func (p *Plugger) checkRoutes(b branch, e ends, found *plug.Differences) error {
+// check adds missing and stale routes to the differences.
+func (t *routes) check(b branch, e ends, found *plug.Differences) error {
 	for _, r := range b.routes(e) {
 		have, err := rtnl.Whole(func() ([]netlink.Route, error) {
-			return p.node.NL.RouteListFiltered(r.Family, &netlink.Route{Table: r.Table, LinkIndex: r.LinkIndex}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+			return t.nl.RouteListFiltered(r.Family, &netlink.Route{Table: r.Table, LinkIndex: r.LinkIndex}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		})
 		if err != nil {
 			return fmt.Errorf("list routes of table %d: %w", r.Table, err)
@@ -101,15 +105,15 @@ func (p *Plugger) checkRoutes(b branch, e ends, found *plug.Differences) error {
 			found.Add("table %d lacks the route to %s", r.Table, rtnl.RouteDst(r))
 		}
 	}
-	stale, err := p.toPod(b, e)
+	stale, err := t.stale(b, e)
 	for _, r := range stale {
 		found.Add("table %d has a route to %s", r.Table, rtnl.RouteDst(r))
 	}
 	return err
 }
 
-// checkNeighbours notes whether the two ends of the veth know each other.
-func (p *Plugger) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlink.LinkAttrs, found *plug.Differences) error {
+// checkNeighbours adds missing neighbour entries of both ends of the veth.
+func (t *routes) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netlink.LinkAttrs, found *plug.Differences) error {
 	l, err := pod.Link(w.Pod.IfName)
 	if err != nil {
 		return err
@@ -120,7 +124,7 @@ func (p *Plugger) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netli
 				return err
 			}
 		}
-		if err := checkNeighbour(p.node.NL, "the node", link.Index, h.addr, w.Interface.MAC, found); err != nil {
+		if err := checkNeighbour(t.nl, "the node", link.Index, h.addr, w.Interface.MAC, found); err != nil {
 			return err
 		}
 	}
@@ -128,13 +132,11 @@ func (p *Plugger) checkNeighbours(pod *podif.Namespace, w plug.Want, link *netli
 }
 
 func checkNeighbour(in *netlink.Handle, who string, link int, addr netip.Addr, mac net.HardwareAddr, found *plug.Differences) error {
-	list, err := rtnl.Whole(func() ([]netlink.Neigh, error) { return in.NeighList(link, rtnl.FamilyOf(addr)) })
+	list, err := rtnl.PermanentNeighbours(in, link, rtnl.FamilyOf(addr))
 	if err != nil {
 		return fmt.Errorf("list neighbours of %s: %w", who, err)
 	}
-	if !slices.ContainsFunc(list, func(n netlink.Neigh) bool {
-		return n.IP.Equal(addr.AsSlice()) && n.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(n.HardwareAddr, mac)
-	}) {
+	if !slices.ContainsFunc(list, func(n netlink.Neigh) bool { return n.IP.Equal(addr.AsSlice()) && bytes.Equal(n.HardwareAddr, mac) }) {
 		found.Add("%s lacks the permanent neighbour entry of %s at %s", who, addr, mac)
 	}
 	return nil

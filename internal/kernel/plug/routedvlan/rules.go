@@ -15,13 +15,22 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Policy rules are of a family: a branch has those of the families of its addresses. Calls that concern
-// rules of all branches do both.
+// Policy rules belong to one IP family. A branch has rules for the families of its addresses. Calls
+// about the rules of all branches cover both families.
 
-// mark is a value of the bits datapath.MarkUplink.
-func (p *Plugger) mark(value uint32) (mark, mask uint32) {
-	return value << p.shift, datapath.MarkUplink << p.shift
+// rules manages the policy rules of branches in the node's namespace. One call at a time changes
+// them, because branches share some.
+type rules struct {
+	nl    *netlink.Handle
+	marks marks
+	turn  plug.Turns
 }
+
+// marks is how far the data path shifts its marks left.
+type marks uint
+
+// of shifts a value of the bits datapath.MarkUplink.
+func (m marks) of(value uint32) (mark, mask uint32) { return value << m, datapath.MarkUplink << m }
 
 func rule(family, priority, table int) netlink.Rule {
 	r := netlink.NewRule()
@@ -29,47 +38,47 @@ func rule(family, priority, table int) netlink.Rule {
 	return *r
 }
 
-func (p *Plugger) marked(r netlink.Rule, value uint32) netlink.Rule {
-	mark, mask := p.mark(value)
+func (s *rules) marked(r netlink.Rule, value uint32) netlink.Rule {
+	mark, mask := s.marks.of(value)
 	r.Mark, r.Mask = mark, &mask
 	return r
 }
 
-// shared are the rules that all branches of a mode need, in the order in which they are made: until
-// the last of them is there, none takes a packet from where it went before.
-func (p *Plugger) shared(family int, mode plug.Enforcing) []netlink.Rule {
+// shared are the rules that all branches of a mode need, in the order of creation: no rule
+// redirects packets before the last one exists.
+func (s *rules) shared(family int, mode plug.Enforcing) []netlink.Rule {
 	rule := func(priority, table int) netlink.Rule { return rule(family, priority, table) }
 	if mode == plug.Standard {
 		return []netlink.Rule{rule(datapath.RuleBranchPod, datapath.StandardTable)}
 	}
-	none := p.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
+	none := s.marked(rule(datapath.RuleBranchNone, 0), datapath.BranchOut)
 	none.Type = unix.RTN_PROHIBIT
-	past := p.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
+	past := s.marked(rule(datapath.RuleBranchPast, 0), datapath.BranchAny)
 	past.Mask = &past.Mark
 	past.Invert, past.Goto = true, datapath.RuleLocal
-	source := p.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
+	source := s.marked(rule(datapath.RuleBranchSource, datapath.StrictTable), datapath.BranchOut)
 	source.IifName = "lo"
 	return []netlink.Rule{
 		localRule(family, datapath.RuleLocal), none, past, source,
-		p.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
+		s.marked(rule(datapath.RuleBranchIn, datapath.StrictTable), datapath.BranchIn),
 	}
 }
 
-// localRule looks up the node's own addresses, as the kernel has it with priority 0. It carries the
-// kernel's mark, so that nobody who takes away what is Berth's takes it away.
+// localRule is the kernel's rule for the node's local addresses, which has priority 0 by default.
+// It keeps the kernel's protocol number, so that a cleanup of Berth's rules does not remove it.
 func localRule(family, priority int) netlink.Rule {
 	r := rule(family, priority, unix.RT_TABLE_LOCAL)
 	r.Protocol = unix.RTPROT_KERNEL
 	return r
 }
 
-// own are the rules of one branch, of a family. By the first what its pod sends leaves.
+// own are the rules of one branch for a family. The first one routes the packets of the pod.
 //
-// Of IPv4 there is one more. Before the kernel passes a packet on it asks where the source of one that came back the other way would be
-// (rp_filter). Of what came by the VLAN that is, by the first rule, behind the VLAN, whatever the source is: it
-// may be the node itself, or another pod on it. Of what came from the pod it is behind the pod's link, by
-// the other rule, which no packet meets.
-func (p *Plugger) own(b branch, family int) []netlink.Rule {
+// In mode strict, IPv4 has one more for reverse path filtering (rp_filter): the kernel looks up the
+// route back to the source before it forwards a packet. For packets from the VLAN, the first rule
+// leads back to the VLAN for every source, which may be the node or another pod on it. For packets
+// from the pod, the second rule leads back to the pod's veth. Forwarded packets never match it.
+func (s *rules) own(b branch, family int) []netlink.Rule {
 	priority := datapath.RuleBranchStandard
 	if b.enforcing == plug.Strict {
 		priority = datapath.RuleBranchOut
@@ -79,18 +88,18 @@ func (p *Plugger) own(b branch, family int) []netlink.Rule {
 	if b.enforcing != plug.Strict || family != unix.AF_INET {
 		return []netlink.Rule{out}
 	}
-	back := p.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
+	back := s.marked(rule(family, priority, datapath.StrictTable), datapath.BranchOut)
 	back.IifName = b.vlan
 	return []netlink.Rule{out, back}
 }
 
-// isOwn tells the rules of a port's branch, by the names of its links.
-func isOwn(h netlink.Rule, r plug.Ref) bool {
+// isOf reports whether a rule belongs to the branch of a port, by the names of its links.
+func isOf(h netlink.Rule, r plug.Ref) bool {
 	return h.Protocol == rtnl.Protocol && (h.IifName == LinkName(r) || h.IifName == r.VLANLink())
 }
 
-// present tells of which modes there are branches, by their rules of a family.
-func present(have []netlink.Rule) map[plug.Enforcing]bool {
+// modesOf returns the modes of the branches that have rules in a family.
+func modesOf(have []netlink.Rule) map[plug.Enforcing]bool {
 	of := map[plug.Enforcing]bool{}
 	for _, h := range have {
 		switch {
@@ -104,21 +113,21 @@ func present(have []netlink.Rule) map[plug.Enforcing]bool {
 	return of
 }
 
-// lead makes the rules of a branch, and removes those that it had by another VLAN or mode.
-func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
+// set ensures the rules of a branch and removes its rules for an earlier VLAN or mode.
+func (s *rules) set(ctx context.Context, b branch, r plug.Ref) error {
 	for _, h := range b.hops {
 		family := h.family()
-		err := p.change(ctx, family, func(have []netlink.Rule) error {
-			for _, r := range append(p.shared(family, b.enforcing), p.own(b, family)...) {
-				if err := p.ensure(have, r); err != nil {
+		err := s.change(ctx, family, func(have []netlink.Rule) error {
+			for _, r := range append(s.shared(family, b.enforcing), s.own(b, family)...) {
+				if err := s.ensure(have, r); err != nil {
 					return err
 				}
 			}
-			if err := p.unlead(have, r, p.own(b, family)); err != nil {
+			if err := s.removeOthers(have, r, s.own(b, family)); err != nil {
 				return err
 			}
 			if b.enforcing == plug.Strict {
-				return p.removeLike(have, localRule(family, 0))
+				return s.removeLike(have, localRule(family, 0))
 			}
 			return nil
 		})
@@ -129,57 +138,57 @@ func (p *Plugger) lead(ctx context.Context, b branch, r plug.Ref) error {
 	return nil
 }
 
-// leadNoMore removes the rules of a port, and what no other of its mode needs.
-func (p *Plugger) leadNoMore(ctx context.Context, r plug.Ref) error {
+// clear removes the rules of a port, and the shared rules if it was the last of its mode.
+func (s *rules) clear(ctx context.Context, r plug.Ref) error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := p.change(ctx, family, func(have []netlink.Rule) error { return p.unlead(have, r, nil) }); err != nil {
+		if err := s.change(ctx, family, func(have []netlink.Rule) error { return s.removeOthers(have, r, nil) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// change has a call see and change the rules of a family while no other does, and then removes those that all
-// branches share and none needs any more.
-func (p *Plugger) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
-	done, err := p.turns.Take(ctx, "the rules")
+// change calls do with the rules of a family while no other call changes them. Then it removes
+// shared rules that no branch needs any more.
+func (s *rules) change(ctx context.Context, family int, do func(have []netlink.Rule) error) error {
+	done, err := s.turn.Take(ctx, "the rules")
 	if err != nil {
 		return err
 	}
 	defer done()
-	have, err := p.rules(family)
+	have, err := s.list(family)
 	if err != nil {
 		return err
 	}
 	if err := do(have); err != nil {
 		return err
 	}
-	if have, err = p.rules(family); err != nil {
+	if have, err = s.list(family); err != nil {
 		return err
 	}
-	return p.shareNoMore(family, have)
+	return s.removeShared(family, have)
 }
 
-// unlead removes the rules of a port that are not wanted.
-func (p *Plugger) unlead(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
+// removeOthers removes the rules of a port that are not in want.
+func (s *rules) removeOthers(have []netlink.Rule, r plug.Ref, want []netlink.Rule) error {
 	for _, h := range have {
-		if !isOwn(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
+		if !isOf(h, r) || slices.ContainsFunc(want, func(w netlink.Rule) bool { return same(h, w) }) {
 			continue
 		}
-		if err := p.remove(h); err != nil {
+		if err := s.remove(h); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// shareNoMore removes the rules that branches share and none needs any more. The kernel's own rule of local
-// addresses is back in its place first.
-func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
-	of := present(have)
+// removeShared removes shared rules that no branch needs any more. It first restores the kernel's
+// rule for local addresses.
+func (s *rules) removeShared(family int, have []netlink.Rule) error {
+	of := modesOf(have)
 	moved := slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, localRule(family, datapath.RuleLocal)) })
 	if !of[plug.Strict] && moved {
-		if err := p.ensure(have, localRule(family, 0)); err != nil {
+		if err := s.ensure(have, localRule(family, 0)); err != nil {
 			return err
 		}
 	}
@@ -187,8 +196,8 @@ func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 		if of[mode] {
 			continue
 		}
-		for _, r := range slices.Backward(p.shared(family, mode)) {
-			if err := p.removeLike(have, r); err != nil {
+		for _, r := range slices.Backward(s.shared(family, mode)) {
+			if err := s.removeLike(have, r); err != nil {
 				return err
 			}
 		}
@@ -196,9 +205,9 @@ func (p *Plugger) shareNoMore(family int, have []netlink.Rule) error {
 	return nil
 }
 
-// rules lists those of a family; none of one that the kernel does not have.
-func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
-	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return p.node.NL.RuleList(family) })
+// list lists the rules of a family; none if the kernel lacks the family.
+func (s *rules) list(family int) ([]netlink.Rule, error) {
+	list, err := rtnl.Whole(func() ([]netlink.Rule, error) { return s.nl.RuleList(family) })
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return nil, nil
 	}
@@ -208,21 +217,21 @@ func (p *Plugger) rules(family int) ([]netlink.Rule, error) {
 	return list, nil
 }
 
-func (p *Plugger) ensure(have []netlink.Rule, r netlink.Rule) error {
+func (s *rules) ensure(have []netlink.Rule, r netlink.Rule) error {
 	if slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, r) }) {
 		return nil
 	}
-	if err := p.node.NL.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := s.nl.RuleAdd(&r); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add %s: %w", r, err)
 	}
 	return nil
 }
 
-// removeLike removes the rules that are as one is.
-func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
+// removeLike removes the rules that equal r.
+func (s *rules) removeLike(have []netlink.Rule, r netlink.Rule) error {
 	for _, h := range have {
 		if same(h, r) {
-			if err := p.remove(h); err != nil {
+			if err := s.remove(h); err != nil {
 				return err
 			}
 		}
@@ -230,59 +239,36 @@ func (p *Plugger) removeLike(have []netlink.Rule, r netlink.Rule) error {
 	return nil
 }
 
-func (p *Plugger) remove(r netlink.Rule) error {
-	if err := p.node.NL.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
+func (s *rules) remove(r netlink.Rule) error {
+	if err := s.nl.RuleDel(&r); err != nil && !rtnl.IsGone(err) {
 		return fmt.Errorf("remove %s: %w", r, err)
 	}
 	return nil
 }
 
-// same tells whether two rules take the same packets to the same place. One that lists them does not
-// tell what is prohibited: that has no table.
+// same reports whether two rules send the same packets to the same place, and are both Berth's or
+// both not. Listed rules do not include the action "prohibit", but such rules have no table.
 func same(a, b netlink.Rule) bool {
-	type identity struct {
-		priority, table, to int
-		mark, mask          uint32
-		iif                 string
-		invert              bool
-		ours                bool
-		further             bool
-	}
-	of := func(r netlink.Rule) identity {
-		i := identity{
-			priority: max(r.Priority, 0), mark: r.Mark, iif: r.IifName, invert: r.Invert,
-			ours: r.Protocol == rtnl.Protocol, further: r.Src != nil || r.Dst != nil || r.OifName != "",
-		}
-		if r.Mask != nil {
-			i.mask = *r.Mask
-		}
-		if r.Goto > 0 {
-			i.to = r.Goto
-		} else {
-			i.table = r.Table
-		}
-		return i
-	}
-	return of(a) == of(b)
+	return rtnl.RuleOf(a) == rtnl.RuleOf(b) && (a.Protocol == rtnl.Protocol) == (b.Protocol == rtnl.Protocol)
 }
 
-// checkRules notes which rules are missing.
-func (p *Plugger) checkRules(b branch, found *plug.Differences) error {
+// check adds missing rules to the differences.
+func (s *rules) check(b branch, found *plug.Differences) error {
 	for _, h := range b.hops {
-		have, err := p.rules(h.family())
+		have, err := s.list(h.family())
 		if err != nil {
 			return err
 		}
 		has := func(want netlink.Rule) bool {
 			return slices.ContainsFunc(have, func(h netlink.Rule) bool { return same(h, want) })
 		}
-		for _, r := range append(p.shared(h.family(), b.enforcing), p.own(b, h.family())...) {
+		for _, r := range append(s.shared(h.family(), b.enforcing), s.own(b, h.family())...) {
 			if !has(r) {
-				found.Add("the node lacks the policy rule %d of %s branches, of %s", r.Priority, b.enforcing, ipfamily.Of(h.addr))
+				found.Add("the node lacks the %s policy rule %d of %s branches", ipfamily.Of(h.addr), r.Priority, b.enforcing)
 			}
 		}
 		if b.enforcing == plug.Strict && has(localRule(h.family(), 0)) {
-			found.Add("the node's own addresses are looked up before %s leads to its VLAN (policy rule 0), of %s", b.pod, ipfamily.Of(h.addr))
+			found.Add("the %s policy rule 0 looks up the node's local addresses before the rules of %s", ipfamily.Of(h.addr), b.pod)
 		}
 	}
 	return nil

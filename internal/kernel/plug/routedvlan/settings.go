@@ -11,24 +11,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/hostlink"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// settings are those of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
+// settings manages the sysctls of branches and the addresses of VLAN links in the node's namespace.
+type settings struct{ node *hostlink.Node }
+
+// sysctls are the sysctls of a branch (https://docs.kernel.org/networking/ip-sysctl.html).
 //
-// In mode strict the rules by which the kernel finds where a source is (rp_filter) are those of the packet's mark
-// (src_valid_mark). And what a pod answers to the node's own sockets is on its way to the VLAN when it comes
-// from the pod, and must not be given to them there: the kernel drops what has found a socket and is
-// to be forwarded (tcp_early_demux, udp_early_demux).
+// In mode strict, reverse path filtering (rp_filter) uses the rules for the packet's mark
+// (src_valid_mark). Packets from the pod to sockets of the node must leave by the VLAN first, so
+// early demultiplexing is off (tcp_early_demux, udp_early_demux): the kernel drops packets that
+// have been assigned to a socket and are then forwarded.
 //
-// With addresses of IPv6 the links have it, also on a node that switches it off for new ones. The VPC's router
-// advertises itself on the VLAN, and must not become the node's.
-func (b branch) settings() (list []rtnl.Sysctl) {
+// With IPv6 addresses, IPv6 is on for both links, even if the node turns it off for new links.
+// Router advertisements of the VPC's router are ignored, so that it does not become the node's
+// default router.
+func (b branch) sysctls() (list []rtnl.Sysctl) {
 	if b.enforcing == plug.Strict {
 		if b.has(unix.AF_INET) {
 			list = append(list, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.pod + "/src_valid_mark", Value: "1"}, rtnl.Sysctl{Path: "net/ipv4/conf/" + b.vlan + "/src_valid_mark", Value: "1"})
 		}
-		// These two are of both families.
+		// These two apply to both IP families.
 		list = append(list, rtnl.Sysctl{Path: "net/ipv4/tcp_early_demux", Value: "0"}, rtnl.Sysctl{Path: "net/ipv4/udp_early_demux", Value: "0"})
 	}
 	if b.has(unix.AF_INET6) {
@@ -39,29 +44,30 @@ func (b branch) settings() (list []rtnl.Sysctl) {
 	return list
 }
 
-// own6 gives the VLAN's link an address of its own by which the node asks the router for its MAC address. The kernel
-// makes one too, which it does not use for seconds, and never again once somebody removed it.
-func (p *Plugger) own6(b branch, vlan *netlink.Vlan) error {
+// own6 adds a link-local address to the VLAN link, which the node uses to resolve the MAC address
+// of the router. The kernel's own link-local address is unusable for some seconds, and does not
+// return once removed.
+func (n *settings) own6(b branch, vlan *netlink.Vlan) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
 	}
-	if err := rtnl.AddAddress(own6(vlan), vlan.Index, vlan.Name, p.node.NS, p.node.NL, p.node.Sysctls); err != nil {
+	if err := rtnl.AddAddress(own6(vlan), vlan.Index, vlan.Name, n.node.NS, n.node.NL, n.node.Sysctls); err != nil {
 		return fmt.Errorf("add address %s to %s: %w", own6(vlan).IPNet, vlan.Name, err)
 	}
 	return nil
 }
 
-// own6 is that address. Nobody else in a VPC can have it, so that no duplicate is looked for.
+// own6 is that address. It is unique in the VPC, so it needs no duplicate address detection.
 func own6(vlan *netlink.Vlan) *netlink.Addr {
 	return &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(rtnl.LinkLocal(vlan.HardwareAddr), 64)), Flags: unix.IFA_F_NODAD}
 }
 
-// checkOwn6 notes whether the VLAN's link lacks its own address.
-func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Differences) error {
+// checkOwn6 adds a missing link-local address of the VLAN link to the differences.
+func (n *settings) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Differences) error {
 	if !b.has(unix.AF_INET6) {
 		return nil
 	}
-	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return p.node.NL.AddrList(rtnl.LinkRef(vlan.Index), unix.AF_INET6) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return n.node.NL.AddrList(rtnl.LinkRef(vlan.Index), unix.AF_INET6) })
 	if err != nil {
 		return fmt.Errorf("list addresses of %s: %w", vlan.Name, err)
 	}
@@ -71,11 +77,11 @@ func (p *Plugger) checkOwn6(b branch, vlan *netlink.Vlan, found *plug.Difference
 	return nil
 }
 
-// set writes the settings of a branch whose links are there.
-func (p *Plugger) set(b branch) error {
-	return rtnl.InNetns(p.node.NS, func() error {
-		for _, s := range b.settings() {
-			if _, err := s.Set(p.node.Sysctls); err != nil {
+// set writes the sysctls of a branch. Its links must exist.
+func (n *settings) set(b branch) error {
+	return rtnl.InNetns(n.node.NS, func() error {
+		for _, s := range b.sysctls() {
+			if _, err := s.Set(n.node.Sysctls); err != nil {
 				return err
 			}
 		}
@@ -83,13 +89,13 @@ func (p *Plugger) set(b branch) error {
 	})
 }
 
-// checkSettings finds settings that somebody has changed.
-func (p *Plugger) checkSettings(b branch, found *plug.Differences) error {
-	return rtnl.InNetns(p.node.NS, func() error {
-		for _, s := range b.settings() {
-			now, right, err := s.Look(p.node.Sysctls)
+// check adds changed sysctls to the differences.
+func (n *settings) check(b branch, found *plug.Differences) error {
+	return rtnl.InNetns(n.node.NS, func() error {
+		for _, s := range b.sysctls() {
+			now, right, err := s.Look(n.node.Sysctls)
 			switch {
-			case errors.Is(err, os.ErrNotExist): // with its link, which is found to be missing itself
+			case errors.Is(err, os.ErrNotExist): // its link is missing, which is reported separately
 			case err != nil:
 				return err
 			case !right:

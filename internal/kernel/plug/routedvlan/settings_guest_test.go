@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A setting that somebody changes is found, and Plug puts it back. Of IPv4 a branch of mode standard needs none.
+// Check finds changed sysctls, and Plug reverts them. An IPv4 branch of mode standard needs none.
 func TestSettings(t *testing.T) {
 	type branch struct {
 		mode     plug.Enforcing
@@ -28,7 +28,7 @@ func TestSettings(t *testing.T) {
 	}) {
 		w := newWorld(t)
 		w.families = tc.families
-		w.run(w.node, "sysctl", "-q -w net.ipv6.conf.default.disable_ipv6=1") // as some nodes have it
+		w.run(w.node, "sysctl", "-q -w net.ipv6.conf.default.disable_ipv6=1") // as on some nodes
 		want, p := w.want(7, tc.mode, plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), w.plugger()
 		plugged := func() {
 			t.Helper()
@@ -37,7 +37,7 @@ func TestSettings(t *testing.T) {
 			plugtest.Must(t, p.Check(plugtest.Bounded(t), want))
 		}
 		plugged()
-		settings := branchOf(want).settings()
+		settings := branchOf(want).sysctls()
 		if len(settings) != tc.settings {
 			t.Errorf("%s %s: the settings are %v, want %d", tc.mode, tc.families, settings, tc.settings)
 		}
@@ -55,8 +55,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The VLAN's link has an address of its own at once, by which the node finds the router, and has it again if
-// somebody removes it.
+// The VLAN link has its own link-local address at once, so that the node finds the router. Plug
+// restores the address.
 func TestOwnAddressOfTheVLAN(t *testing.T) {
 	w := newWorld(t)
 	w.families = ipfamily.Dual
@@ -75,7 +75,7 @@ func TestOwnAddressOfTheVLAN(t *testing.T) {
 	}
 }
 
-// value is what a setting is on the node.
+// value is a sysctl of the node.
 func (w *world) value(s rtnl.Sysctl) (now string) {
 	w.t.Helper()
 	plugtest.Must(w.t, ns.Do(w.node.Path, func() (err error) {

@@ -15,17 +15,18 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// ensureTap makes the tap device, or finds the one that is there, and sets it up. It has its
-// mark before it has its name, so that one without is never taken for the pod's own.
+// ensureTap creates the tap device, or returns the existing one, and configures it. It sets the
+// alias before the final name, so that a device with the name but without the alias is never
+// Berth's.
 func ensureTap(pod *podif.Namespace, w plug.Want) (netlink.Link, error) {
 	l, err := pod.Link(w.Pod.IfName)
 	if err != nil {
 		return nil, err
 	}
 	if l != nil && !sameKind(l, w.Tap) {
-		// How it is opened was decided when it was made.
+		// A device's owner and queue mode are fixed at its creation.
 		if err := pod.NL.LinkDel(l); err != nil && !rtnl.IsNoLink(err) {
-			return nil, fmt.Errorf("remove %s in %s, which is to be made anew: %w", w.Pod.IfName, pod.Path, err)
+			return nil, fmt.Errorf("remove %s in %s to create it again: %w", w.Pod.IfName, pod.Path, err)
 		}
 		l = nil
 	}
@@ -39,20 +40,20 @@ func ensureTap(pod *podif.Namespace, w plug.Want) (netlink.Link, error) {
 	}
 	if l.Attrs().HardwareAddr.String() != w.Interface.MAC.String() {
 		if err := pod.NL.LinkSetHardwareAddr(l, w.Interface.MAC); err != nil {
-			return nil, fmt.Errorf("give %s in %s the MAC address %s: %w", w.Pod.IfName, pod.Path, w.Interface.MAC, err)
+			return nil, fmt.Errorf("set the MAC address of %s in %s to %s: %w", w.Pod.IfName, pod.Path, w.Interface.MAC, err)
 		}
 	}
 	if mtu := w.Interface.MTU; mtu != 0 && l.Attrs().MTU != mtu {
 		if err := pod.NL.LinkSetMTU(l, mtu); err != nil {
-			return nil, fmt.Errorf("give %s in %s the MTU %d: %w", w.Pod.IfName, pod.Path, mtu, err)
+			return nil, fmt.Errorf("set the MTU of %s in %s to %d: %w", w.Pod.IfName, pod.Path, mtu, err)
 		}
 	}
 	return l, nil
 }
 
-// makeTap makes the tap device under another name, marks it, and gives it its name.
+// makeTap creates the tap device under a temporary name, sets its alias, and renames it.
 func makeTap(pod *podif.Namespace, w plug.Want) error {
-	name := unfinished(w.Ref)
+	name := temporaryName(w.Ref)
 	l, err := pod.Link(name)
 	if err != nil {
 		return err
@@ -61,10 +62,10 @@ func makeTap(pod *podif.Namespace, w plug.Want) error {
 		// A tap device belongs to the namespace in which /dev/net/tun was opened (tun_chr_open).
 		err := rtnl.InNetns(pod.NS, func() error { return netlink.LinkAdd(deviceOf(name, w.Tap)) })
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("%w: open /dev/net/tun: %w; the node needs the kernel's module tun, and berthd the right to open it", plug.ErrNoTun, err)
+			return fmt.Errorf("%w: open /dev/net/tun: %w; load the kernel module tun and let berthd open the device", plug.ErrNoTun, err)
 		}
 		if err != nil {
-			return fmt.Errorf("make tap device %s in %s: %w", name, pod.Path, err)
+			return fmt.Errorf("create tap device %s in %s: %w", name, pod.Path, err)
 		}
 		if err := failpoint.Hit("plug.tap.made.after"); err != nil {
 			return err
@@ -77,16 +78,16 @@ func makeTap(pod *podif.Namespace, w plug.Want) error {
 		return fmt.Errorf("%s in %s: %w", name, pod.Path, plug.ErrInterfaceExists)
 	}
 	if err := pod.NL.LinkSetAlias(l, w.Mark()); err != nil {
-		return fmt.Errorf("mark %s in %s: %w", name, pod.Path, err)
+		return fmt.Errorf("set the alias of %s in %s: %w", name, pod.Path, err)
 	}
 	if err := pod.NL.LinkSetName(l, w.Pod.IfName); err != nil {
-		return fmt.Errorf("call %s %s in %s: %w", name, w.Pod.IfName, pod.Path, err)
+		return fmt.Errorf("rename %s to %s in %s: %w", name, w.Pod.IfName, pod.Path, err)
 	}
 	return failpoint.Hit("plug.tap.named.after")
 }
 
-// deviceOf is a tap device that stays when nobody has it open. Frames come with the header of
-// virtio, which every runtime of machines reads; who opens it may say otherwise.
+// deviceOf describes a persistent tap device. Frames have the virtio header, which all VM runtimes
+// read. The runtime may change that when it opens the device.
 func deviceOf(name string, t plug.TapDevice) *netlink.Tuntap {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -100,13 +101,13 @@ func deviceOf(name string, t plug.TapDevice) *netlink.Tuntap {
 	return d
 }
 
-// sameKind tells whether a tap device is one that those that may open it can open.
+// sameKind reports whether a tap device has the desired owner, group and queue mode.
 func sameKind(l netlink.Link, t plug.TapDevice) bool {
 	d, ok := l.(*netlink.Tuntap)
 	return ok && d.Owner == t.Owner && d.Group == t.Group && d.Flags&netlink.TUNTAP_MULTI_QUEUE != 0 == t.MultiQueue
 }
 
-// checkTap notes how the tap device differs from what is wanted.
+// checkTap adds differences of the tap device.
 func checkTap(device netlink.Link, w plug.Want, found *plug.Differences) {
 	a := device.Attrs()
 	if a.Flags&net.FlagUp == 0 {
@@ -119,6 +120,6 @@ func checkTap(device netlink.Link, w plug.Want, found *plug.Differences) {
 		found.Add("%s has MTU %d in the pod, not %d", a.Name, a.MTU, w.Interface.MTU)
 	}
 	if !sameKind(device, w.Tap) {
-		found.Add("%s has another owner, group or number of queues than user %d, group %d, several queues: %t", a.Name, w.Tap.Owner, w.Tap.Group, w.Tap.MultiQueue)
+		found.Add("%s does not have the owner %d, the group %d and MultiQueue %t", a.Name, w.Tap.Owner, w.Tap.Group, w.Tap.MultiQueue)
 	}
 }

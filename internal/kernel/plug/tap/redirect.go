@@ -11,9 +11,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// redirect hands every frame that comes in by one link out by another, as Kata Containers'
-// tcfilter does. There is a filter for it, or it is made; others are removed, since the link is
-// of this port alone.
+// redirect sends all frames that enter by one link out by another, as Kata Containers' tcfilter
+// does. It replaces any other filters, because the link belongs to this port alone.
 func redirect(pod *podif.Namespace, from, to netlink.Link) error {
 	ok, err := redirects(pod, from, to)
 	if err != nil || ok {
@@ -23,12 +22,12 @@ func redirect(pod *podif.Namespace, from, to netlink.Link) error {
 		LinkIndex: from.Attrs().Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
 	}}
 	if err := pod.NL.QdiscDel(qdisc); err != nil && !errors.Is(err, unix.EINVAL) && !rtnl.IsGone(err) {
-		return fmt.Errorf("clear filters of %s in %s: %w", from.Attrs().Name, pod.Path, err)
+		return fmt.Errorf("remove filters of %s in %s: %w", from.Attrs().Name, pod.Path, err)
 	}
 	if err := pod.NL.QdiscAdd(qdisc); err != nil {
-		return fmt.Errorf("make a queueing discipline for %s in %s: %w", from.Attrs().Name, pod.Path, err)
+		return fmt.Errorf("add a queueing discipline to %s in %s: %w", from.Attrs().Name, pod.Path, err)
 	}
-	// u32 with an empty selector matches everything, and is older than matchall.
+	// u32 with an empty selector matches all frames, and is older than matchall.
 	filter := &netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: from.Attrs().Index, Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL, Priority: 1},
 		Actions: []netlink.Action{&netlink.MirredAction{
@@ -37,15 +36,15 @@ func redirect(pod *podif.Namespace, from, to netlink.Link) error {
 		}},
 	}
 	if err := pod.NL.FilterAdd(filter); err != nil {
-		return fmt.Errorf("hand frames of %s to %s in %s: %w", from.Attrs().Name, to.Attrs().Name, pod.Path, err)
+		return fmt.Errorf("redirect frames of %s to %s in %s: %w", from.Attrs().Name, to.Attrs().Name, pod.Path, err)
 	}
 	return nil
 }
 
-// redirects tells whether redirect has nothing to do.
+// redirects reports whether redirect has nothing to change.
 func redirects(pod *podif.Namespace, from, to netlink.Link) (bool, error) {
 	filters, err := rtnl.Whole(func() ([]netlink.Filter, error) { return pod.NL.FilterList(from, netlink.MakeHandle(0xffff, 0)) })
-	if errors.Is(err, unix.EINVAL) { // there is no such queueing discipline
+	if errors.Is(err, unix.EINVAL) { // the queueing discipline is missing
 		return false, nil
 	}
 	if err != nil {

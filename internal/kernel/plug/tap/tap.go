@@ -1,14 +1,13 @@
-// Package tap makes what the runtime of a virtual machine finds in a pod: a tap device in the
-// place of the pod's interface, which leads to the port that another Plugger has put into the
-// pod, frame by frame:
+// Package tap puts a tap device for a VM runtime into a pod, in place of the pod's interface. It
+// forwards frames between the device and the port that another Plugger has put into the pod:
 //
 //	tap device, with the interface's name = nic and 11 characters of the port's (plug.Ref.Short), as plugged
 //
-// The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the
-// machine the MAC address that it has, the port's; the machine has the port's addresses, and
-// the pod's namespace none. The device stays when nobody has it open, and while berthd does not
-// run. Filters hand frames on before the stack of the pod sees them (Kata Containers' tcfilter
-// does it likewise), so that the links' own MAC addresses swallow nothing.
+// The runtime opens the device by the name of the pod's interface (TUNSETIFF) and gives the machine
+// its MAC address, which is the port's. The machine has the port's addresses, the pod's namespace
+// has none. The device is persistent, also while berthd is not running. Filters forward frames
+// before the pod's network stack sees them (as Kata Containers' tcfilter does), so frames for the
+// MAC addresses of the links themselves are not lost.
 package tap
 
 import (
@@ -27,7 +26,7 @@ import (
 var _ = failpoint.Register("plug.tap.port.after", "plug.tap.made.after", "plug.tap.named.after", "plug.tap.joined.after",
 	"plug.tap.removed.after")
 
-// Plugger adds tap devices to what another one plugs, for those ports that are for machines.
+// Plugger adds tap devices for virtual machines to the ports of another Plugger.
 type Plugger struct {
 	plug.Plugger
 	node    rtnl.NetnsID
@@ -35,8 +34,8 @@ type Plugger struct {
 	sysctls string
 }
 
-// New wraps a Plugger in the calling thread's network namespace, the node's. The kernel's
-// settings are below the folder sysctls; empty: /proc/sys.
+// New wraps a Plugger for the node, whose network namespace is that of the calling thread. sysctls
+// is the sysctl folder; empty: /proc/sys.
 func New(inner plug.Plugger, sysctls string) (*Plugger, error) {
 	node, err := rtnl.InspectNetns("/proc/thread-self/ns/net")
 	if err != nil {
@@ -45,11 +44,11 @@ func New(inner plug.Plugger, sysctls string) (*Plugger, error) {
 	return &Plugger{Plugger: inner, node: node, sysctls: sysctls}, nil
 }
 
-// Names of a port's links in the pod, besides the tap device, whose name is the interface's.
-func portLink(r plug.Ref) string   { return "nic" + r.Short() }
-func unfinished(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its mark
+// Names of a port's links in the pod. The tap device has the name of the interface.
+func portLink(r plug.Ref) string      { return "nic" + r.Short() }
+func temporaryName(r plug.Ref) string { return "new" + r.Short() } // the tap device until it has its alias
 
-// inner is what the wrapped Plugger is to plug: a link without addresses.
+// inner is what the wrapped Plugger plugs: a link without addresses.
 func inner(w plug.Want) plug.Want {
 	w.Binding = ""
 	w.Pod.IfName = portLink(w.Ref)
@@ -57,7 +56,7 @@ func inner(w plug.Want) plug.Want {
 	return w
 }
 
-// open opens a pod's namespace.
+// open opens the namespace of a pod.
 func (p *Plugger) open(pod plug.Pod) (*podif.Namespace, error) {
 	s, err := podif.OpenPod(pod, p.node)
 	if err == nil {
@@ -66,7 +65,7 @@ func (p *Plugger) open(pod plug.Pod) (*podif.Namespace, error) {
 	return s, err
 }
 
-// Plug implements plug.Plugger. Besides its errors there is plug.ErrNoTun.
+// Plug implements plug.Plugger. It may also return plug.ErrNoTun.
 func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if w.Binding != plug.BindingTap {
 		return p.Plugger.Plug(ctx, w)
@@ -84,7 +83,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
 	}
 	defer pod.Close()
-	// Before the port is there, so that a name that is taken leaves nothing behind.
+	// Check before plugging, so that a name conflict leaves nothing behind.
 	if err := mayHave(pod, w); err != nil {
 		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
 	}
@@ -95,13 +94,14 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err != nil {
 		return plug.Done{}, err
 	}
-	if err := lead(pod, w); err != nil {
+	if err := connect(pod, w); err != nil {
 		return plug.Done{}, fmt.Errorf("plug port %s as tap device %s: %w", w.PortID, w.Pod.IfName, err)
 	}
 	return done, nil
 }
 
-// mayHave tells that the name of the tap device is free in the pod, or that of this port's.
+// mayHave returns nil if the name of the tap device is free in the pod or used by this port's
+// device.
 func mayHave(pod *podif.Namespace, w plug.Want) error {
 	l, err := pod.Link(w.Pod.IfName)
 	if err != nil || l == nil || mine(l, w.Ref) && isTap(l) {
@@ -120,8 +120,8 @@ func isTap(l netlink.Link) bool {
 	return ok && t.Mode == netlink.TUNTAP_MODE_TAP
 }
 
-// lead makes the tap device and what leads from it to the port's link.
-func lead(pod *podif.Namespace, w plug.Want) error {
+// connect creates the tap device and the filters between it and the port's link.
+func connect(pod *podif.Namespace, w plug.Want) error {
 	nic, err := pod.NL.LinkByName(portLink(w.Ref))
 	if err != nil {
 		return fmt.Errorf("look up %s in %s: %w", portLink(w.Ref), pod.Path, err)
@@ -153,8 +153,8 @@ func (p *Plugger) Await(ctx context.Context, w plug.Want) error {
 	return p.Plugger.Await(ctx, inner(w))
 }
 
-// Unplug implements plug.Plugger. The tap device goes also while a machine has it open, which
-// reads an error from then on (EBADFD).
+// Unplug implements plug.Plugger. It removes the tap device even while a machine has it open; the
+// machine's reads then fail (EBADFD).
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
@@ -175,17 +175,17 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 			return fmt.Errorf("unplug port %s: %w", r.PortID, err)
 		}
 	}
-	return p.Plugger.Unplug(ctx, r) // tells what is wrong with the namespace, if that is an error
+	return p.Plugger.Unplug(ctx, r) // returns the error of opening the namespace, if it is one
 }
 
-// removeTap removes what lead made; filters go with their links.
+// removeTap removes the device that connect created. Its filters go with it.
 func removeTap(pod *podif.Namespace, r plug.Ref) error {
 	links, err := rtnl.Whole(pod.NL.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links in %s: %w", pod.Path, err)
 	}
 	for _, l := range links {
-		begun := l.Attrs().Alias == "" && l.Attrs().Name == unfinished(r)
+		begun := l.Attrs().Alias == "" && l.Attrs().Name == temporaryName(r)
 		if !isTap(l) || !mine(l, r) && !begun {
 			continue
 		}
@@ -222,7 +222,8 @@ func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
 	return found.Of(w.PortID)
 }
 
-// check notes what is wrong in front of the port's link, which the wrapped Plugger checks.
+// check adds differences of the tap device and its filters. The wrapped Plugger checks the port's
+// link.
 func check(pod *podif.Namespace, w plug.Want, found *plug.Differences) error {
 	device, err := pod.Link(w.Pod.IfName)
 	if err != nil {
@@ -243,7 +244,7 @@ func check(pod *podif.Namespace, w plug.Want, found *plug.Differences) error {
 			return err
 		}
 		if !ok {
-			found.Add("%s does not hand frames to %s in the pod", pair[0].Attrs().Name, pair[1].Attrs().Name)
+			found.Add("%s does not redirect frames to %s in the pod", pair[0].Attrs().Name, pair[1].Attrs().Name)
 		}
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// open makes a node with an OVSDB server, whose ports have a binding.
+// open returns a node with an OVSDB server, whose ports have a binding.
 func open(binding plug.Binding) func(t *testing.T) plugtest.Fixture {
 	return func(t *testing.T) plugtest.Fixture { return on(t, plugtest.Space(t, "node"), binding) }
 }
@@ -49,9 +49,9 @@ func TestContract(t *testing.T) {
 	t.Run("container", func(t *testing.T) { plugtest.Run(t, open("")) })
 }
 
-// What a machine sends by the tap device leaves the node by the port's link as it is, and
-// what comes there for the machine's MAC address, or for all, comes to the machine, whoever
-// plugs again meanwhile, as a daemon that restarts does.
+// Frames that a machine sends to the tap device leave the port's link unchanged. Frames for the
+// machine's MAC address and broadcasts reach the machine. Plugging again, as a restarted daemon
+// does, interrupts neither.
 func TestFramesOfAMachine(t *testing.T) {
 	for _, multiQueue := range []bool{false, true} {
 		t.Run(fmt.Sprintf("MultiQueue=%t", multiQueue), func(t *testing.T) {
@@ -76,11 +76,11 @@ func TestFramesOfAMachine(t *testing.T) {
 					in := frame(to, router, "to the machine")
 					meet(t, "at the machine", queues[0], in, func() { _, err := unix.Write(switchPort, in); plugtest.Must(t, err) }, queues[1:]...)
 				}
-				plugtest.Must(t, f.Plugger().Check(ctx, w)) // with the machine running
+				plugtest.Must(t, f.Plugger().Check(ctx, w)) // while the machine is running
 				_, err = f.Plugger().Plug(ctx, w)
 				plugtest.Must(t, err)
 			}
-			plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref)) // with the machine running
+			plugtest.Must(t, f.Plugger().Unplug(ctx, w.Ref)) // while the machine is running
 			if got := plugtest.Links(t, pod); len(got) > 0 {
 				t.Errorf("left in the pod: %v", got)
 			}
@@ -88,8 +88,8 @@ func TestFramesOfAMachine(t *testing.T) {
 	}
 }
 
-// The pod's namespace itself sends nothing by a machine's links: the VPC would drop it, or worse,
-// take it for the machine's.
+// The pod's namespace sends no packets by the links of a machine. The VPC would drop them, or
+// attribute them to the machine.
 func TestNothingButTheMachineSends(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	f := open(plug.BindingTap)(t)
@@ -109,12 +109,12 @@ func TestNothingButTheMachineSends(t *testing.T) {
 	}
 }
 
-// frame is of an experimental type (IEEE 802, 0x88b5), which no kernel answers.
+// frame has an experimental EtherType (IEEE 802, 0x88b5) that no kernel answers.
 func frame(to, from []byte, text string) []byte {
 	return append(append(append(bytes.Clone(to), from...), 0x88, 0xb5), fmt.Sprintf("%-60s", text)...)
 }
 
-// meet sends again and again, since links take a moment to carry, until the frame arrives.
+// meet repeats send until the frame arrives, because links need a moment to carry frames.
 func meet(t *testing.T, where string, fd int, want []byte, send func(), or ...int) {
 	t.Helper()
 	end := time.Now().Add(time.Minute)
@@ -137,7 +137,7 @@ func meet(t *testing.T, where string, fd int, want []byte, send func(), or ...in
 	t.Fatalf("%s: the frame %q did not arrive within a minute", where, want)
 }
 
-// openTap opens a tap device as the runtime of a machine does.
+// openTap opens a tap device as a VM runtime does.
 func openTap(t *testing.T, pod *podif.Namespace, name string, multiQueue bool) int {
 	t.Helper()
 	req, err := unix.NewIfreq(name)
@@ -178,7 +178,7 @@ func openLink(t *testing.T, node *podif.Namespace, name string) int {
 	return fd
 }
 
-// Who is to may open the device; another owner of the same port has it made anew.
+// The device has the desired owner. Plug replaces it when the owner of the port's device changes.
 func TestOwnerOfTheDevice(t *testing.T) {
 	pod := plugtest.Space(t, "pod")
 	f := open(plug.BindingTap)(t)
@@ -196,7 +196,7 @@ func TestOwnerOfTheDevice(t *testing.T) {
 
 func TestCheckOfAMachinesLinks(t *testing.T) {
 	for says, spoil := range map[string]func(*podif.Namespace) error{
-		"does not hand frames": func(pod *podif.Namespace) error {
+		"does not redirect frames": func(pod *podif.Namespace) error {
 			l, err := pod.NL.LinkByName("nic3f2a9c10-76")
 			if err != nil {
 				return err

@@ -21,8 +21,8 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// world is a node with a trunk, ens6, whose other end is a router of the VPC, and another link
-// that is called as those of pods are.
+// world is a node with a trunk, ens6, whose peer is a router of the VPC, and another link with a
+// name like those of pods.
 type world struct {
 	t            *testing.T
 	node, router *podif.Namespace
@@ -36,7 +36,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// plugger opens one that knows nothing of what another did.
+// plugger opens a Plugger without state of earlier ones.
 func (w *world) plugger(o Options) plug.Plugger {
 	w.t.Helper()
 	p, err := tap.New(newPlugger(w.t, w.node, o), "")
@@ -44,7 +44,7 @@ func (w *world) plugger(o Options) plug.Plugger {
 	return p
 }
 
-// fixture is the world for the contract, with ports of a binding.
+// fixture is the world for the contract tests, with ports of one binding.
 func (w *world) fixture(binding plug.Binding) plugtest.Fixture {
 	return plugtest.Fixture{
 		Plugger: func() plug.Plugger { return w.plugger(Options{}) },
@@ -57,8 +57,8 @@ func (w *world) fixture(binding plug.Binding) plugtest.Fixture {
 	}
 }
 
-// subnet is a VLAN at the router, with the router's addresses there: those that plugtest.Want
-// has as gateways in VLAN 7, and others in others.
+// subnet adds a VLAN at the router, with the router's addresses: the gateways of plugtest.Want in
+// VLAN 7, and others in other VLANs.
 func (w *world) subnet(vlan int) {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -89,7 +89,7 @@ func (w *world) want(vlan int, attachment, portID string, pod *podif.Namespace) 
 	return want
 }
 
-// forward has the router pass packets on.
+// forward turns forwarding on at the router.
 func (w *world) forward() {
 	w.t.Helper()
 	plugtest.Must(w.t, ns.Do(w.router.Path, func() error {
@@ -97,7 +97,7 @@ func (w *world) forward() {
 	}))
 }
 
-// vlans are the VLANs in a namespace, by name.
+// vlans returns the VLAN IDs in a namespace by link name.
 func vlans(t *testing.T, s *podif.Namespace) map[string]int {
 	t.Helper()
 	links, err := rtnl.Whole(s.NL.LinkList)
@@ -111,7 +111,7 @@ func vlans(t *testing.T, s *podif.Namespace) map[string]int {
 	return there
 }
 
-// plugged plugs a port and wants it as it is to be.
+// plugged plugs a port and checks it.
 func plugged(t *testing.T, p plug.Plugger, w plug.Want) {
 	t.Helper()
 	_, err := p.Plug(plugtest.Bounded(t), w)
@@ -119,7 +119,7 @@ func plugged(t *testing.T, p plug.Plugger, w plug.Want) {
 	plugtest.Must(t, p.Check(plugtest.Bounded(t), w))
 }
 
-// dies has a call end at a failpoint.
+// dies expects that a call fails at a failpoint.
 func dies(t *testing.T, name string, call func() error) {
 	t.Helper()
 	restore, err := failpoint.Set(name + "=error")

@@ -16,14 +16,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// inside are the VLANs of Berth's in a namespace, as a port sees them.
+// inside lists Berth's VLAN links in a namespace, from the viewpoint of one port.
 type inside struct {
-	mine   []*netlink.Vlan // with the port's mark, under whatever names
-	half   []*netlink.Vlan // without a mark: the program ended while it was made
-	others []*netlink.Vlan
+	mine       []*netlink.Vlan // labelled for the port, under any name
+	incomplete []*netlink.Vlan // without an alias: creation was interrupted
+	others     []*netlink.Vlan
 }
 
-// look finds the VLANs of Berth's in a namespace.
+// look lists Berth's VLAN links in a namespace.
 func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {
@@ -36,7 +36,7 @@ func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 		}
 		switch other, ok := plug.ParseMark(v.Alias); {
 		case v.Alias == "":
-			in.half = append(in.half, v)
+			in.incomplete = append(in.incomplete, v)
 		case ok && other.Attachment == r.Attachment && other.PortID == r.PortID:
 			in.mine = append(in.mine, v)
 		case ok && other.Kind == plug.VLAN:
@@ -46,8 +46,8 @@ func look(s *podif.Namespace, r plug.Ref) (in inside, err error) {
 	return in, nil
 }
 
-// place is where a port's link is to be, and as what: in a pod, under the interface's name, or on
-// the node (onNode), under a name of the port's own.
+// place is where the link of a port belongs: in a pod under the name of the interface, or on the
+// node (onNode) under the name of the port.
 type place struct {
 	*podif.Namespace
 	name string
@@ -56,10 +56,10 @@ type place struct {
 // inPod is the place of a port's link in its pod.
 func inPod(pod *podif.Namespace, w plug.Want) place { return place{pod, w.Pod.IfName} }
 
-// home tells whether the place is on the node.
+// home reports whether the place is on the node.
 func (at place) home() bool { return at.Path == nodePath }
 
-// text says in messages where the place is.
+// text describes the place in messages.
 func (at place) text() string {
 	if at.home() {
 		return ""
@@ -67,12 +67,12 @@ func (at place) text() string {
 	return " in the pod"
 }
 
-// hasParent tells whether a link that was found there is on a link of the node's.
+// hasParent reports whether the parent of a link in this place is on the node.
 func (at place) hasParent(l *netlink.Vlan) bool { return l.NetNsID >= 0 || at.home() }
 
-// ensure makes the port's link in its place, or finds the one that is there. What is half made
-// there, and what the port had of another VLAN or trunk, is removed first. Errors:
-// plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrNoVLAN.
+// ensure creates the link of a port or returns the existing one. It first removes incomplete links
+// and links of the port with another VLAN or trunk. Errors: plug.ErrInterfaceExists,
+// plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrNoVLAN.
 func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
 	in, err := look(at.Namespace, w.Ref)
 	if err != nil {
@@ -84,9 +84,9 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 			l = have
 			continue
 		}
-		in.half = append(in.half, have)
+		in.incomplete = append(in.incomplete, have)
 	}
-	for _, old := range in.half {
+	for _, old := range in.incomplete {
 		if err := remove(at.Namespace, old); err != nil {
 			return nil, err
 		}
@@ -96,20 +96,20 @@ func (p *Plugger) ensure(ctx context.Context, w plug.Want, at place, trunk *netl
 			return nil, err
 		}
 	}
-	if l.Name == unfinished(w.Ref) && l.Name != at.name {
+	if l.Name == temporaryName(w.Ref) && l.Name != at.name {
 		return l, name(w, at, l)
 	}
 	return l, nil
 }
 
-// unfinished is what a port's link is called until it has its mark. It is made in the pod's
-// namespace, and all the same kernels such as Debian's 6.1 refuse a name that a link of the node has,
-// such as eth0 (rtnl_newlink).
-func unfinished(r plug.Ref) string { return r.VLANLink() }
+// temporaryName is the name of a link until it has its alias. Kernels such as Debian's 6.1 refuse to
+// create a link in another namespace under a name that is in use on the node, such as eth0
+// (rtnl_newlink).
+func temporaryName(r plug.Ref) string { return r.VLANLink() }
 
-// create makes the VLAN's link in the pod, with the group of ports, and marks it. When the kernel
-// refuses it, as the VLAN has a link, that may be going with its namespace: it is tried again
-// for a while, unless it is known whose it is.
+// create creates the VLAN link in its place, in the link group of ports, and labels it. If the
+// kernel refuses because the VLAN has a link already, that link may be disappearing with its
+// namespace: create retries briefly, unless it finds another owner.
 func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
 	switch there, err := at.Link(at.name); {
 	case err != nil:
@@ -121,7 +121,7 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 		return nil, taken(w, at, at.name)
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = unfinished(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
+	attrs.Name, attrs.MTU, attrs.Group, attrs.HardwareAddr = temporaryName(w.Ref), w.Interface.MTU, plug.LinkGroup, w.Interface.MAC
 	attrs.ParentIndex, attrs.Namespace = trunk.Index, netlink.NsFd(at.NS)
 	v := &netlink.Vlan{LinkAttrs: attrs, VlanId: w.VLAN, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
 	bounded, cancel := context.WithTimeout(ctx, p.briefly())
@@ -134,13 +134,13 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 		if !errors.Is(err, unix.EEXIST) {
 			return nil, explain(err, w, trunk)
 		}
-		if there, err := at.Link(unfinished(w.Ref)); err != nil {
+		if there, err := at.Link(temporaryName(w.Ref)); err != nil {
 			return nil, err
 		} else if there != nil {
-			return nil, taken(w, at, unfinished(w.Ref))
+			return nil, taken(w, at, temporaryName(w.Ref))
 		}
 		if last := bounded.Err() != nil; first || last {
-			if again, err := p.holds(ctx, w, trunk); err != nil && (last || !again) {
+			if again, err := p.findOwner(ctx, w, trunk); err != nil && (last || !again) {
 				return nil, err
 			}
 		}
@@ -148,28 +148,51 @@ func (p *Plugger) create(ctx context.Context, w plug.Want, at place, trunk *netl
 	}
 }
 
+// findOwner finds the owner of a VLAN. again reports that the VLAN may be free soon, because its link
+// is being created or removed, or was a leftover of the same port. Errors: plug.ErrNameTaken,
+// plug.ErrPortInUse.
+func (p *Plugger) findOwner(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
+	again = true
+	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace outside %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.spaces.dir)
+	failed := p.spaces.each(ctx, func(s *podif.Namespace) (more bool, failed error) {
+		l, failed := p.spaces.vlanOf(s, w, trunk)
+		if l == nil || failed != nil {
+			return true, failed
+		}
+		again, err = checkOwner(s, l, w, trunk)
+		if err == nil { // a leftover of this port in an earlier namespace of its attachment
+			return false, clean(s, w.Ref)
+		}
+		return false, nil
+	})
+	if failed != nil {
+		return false, failed
+	}
+	return again, err
+}
+
 func taken(w plug.Want, at place, name string) error {
 	if at.home() {
-		return fmt.Errorf("%w: %s is another's", plug.ErrNameTaken, name)
+		return fmt.Errorf("%w: %s belongs to another owner", plug.ErrNameTaken, name)
 	}
 	hint := ""
 	if w.Binding == plug.BindingBridge {
-		hint = "; where it is the machine's runtime's, only a new pod gets the port again"
+		hint = "; if a VM runtime owns it, recreate the pod"
 	}
 	return fmt.Errorf("%s in %s: %w%s", name, at.Path, plug.ErrInterfaceExists, hint)
 }
 
-// explain says why the kernel made no VLAN.
+// explain wraps the kernel's error for a VLAN that could not be created.
 func explain(err error, w plug.Want, trunk *netlink.LinkAttrs) error {
-	what := fmt.Sprintf("make VLAN %d of the trunk %s", w.VLAN, trunk.Name)
+	what := fmt.Sprintf("create VLAN %d of the trunk %s", w.VLAN, trunk.Name)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%w: %s: %w; the node needs the kernel's module 8021q", plug.ErrNoVLAN, what, err)
+		return fmt.Errorf("%w: %s: %w; load the kernel module 8021q", plug.ErrNoVLAN, what, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 
 func pause(ctx context.Context) {
-	wait := time.NewTimer(again)
+	wait := time.NewTimer(pollInterval)
 	defer wait.Stop()
 	select {
 	case <-wait.C:
@@ -177,27 +200,27 @@ func pause(ctx context.Context) {
 	}
 }
 
-// mark writes for whom a link was made.
+// mark writes the owner of a new link into its alias.
 func mark(w plug.Want, at place) (*netlink.Vlan, error) {
 	if err := failpoint.Hit("plug.vlan.made.after"); err != nil {
 		return nil, err
 	}
-	l, err := at.NL.LinkByName(unfinished(w.Ref))
+	l, err := at.NL.LinkByName(temporaryName(w.Ref))
 	if err != nil {
-		return nil, fmt.Errorf("look up %s in %s: %w", unfinished(w.Ref), at.Path, err)
+		return nil, fmt.Errorf("look up %s in %s: %w", temporaryName(w.Ref), at.Path, err)
 	}
 	v, ok := l.(*netlink.Vlan)
-	if !ok || v.Group != plug.LinkGroup { // a container was faster
-		return nil, taken(w, at, unfinished(w.Ref))
+	if !ok || v.Group != plug.LinkGroup { // a container of the pod replaced it
+		return nil, taken(w, at, temporaryName(w.Ref))
 	}
 	if err := at.NL.LinkSetAlias(rtnl.LinkRef(v.Index), w.Mark()); err != nil {
-		return nil, fmt.Errorf("mark %s in %s: %w", v.Name, at.Path, err)
+		return nil, fmt.Errorf("set the alias of %s in %s: %w", v.Name, at.Path, err)
 	}
 	return v, failpoint.Hit("plug.vlan.mark.after")
 }
 
-// name gives a marked link the interface's name. One that is up, as a link is whose trunk came up
-// meanwhile, cannot be renamed.
+// name renames a labelled link. It sets the link down first, as a link that is up cannot be
+// renamed: it comes up together with its trunk.
 func name(w plug.Want, at place, l *netlink.Vlan) error {
 	if err := at.NL.LinkSetDown(rtnl.LinkRef(l.Index)); err != nil {
 		return fmt.Errorf("set %s down in %s: %w", l.Name, at.Path, err)
@@ -207,19 +230,19 @@ func name(w plug.Want, at place, l *netlink.Vlan) error {
 		return taken(w, at, at.name)
 	}
 	if err != nil {
-		return fmt.Errorf("call %s %s in %s: %w", l.Name, at.name, at.Path, err)
+		return fmt.Errorf("rename %s to %s in %s: %w", l.Name, at.name, at.Path, err)
 	}
 	l.Name = at.name
 	return failpoint.Hit("plug.vlan.name.after")
 }
 
-// clean removes what is of a port in a namespace, and what is half made there.
+// clean removes the links of a port and incomplete links from a namespace.
 func clean(s *podif.Namespace, r plug.Ref) error {
 	in, err := look(s, r)
 	if err != nil {
 		return err
 	}
-	for _, l := range append(in.mine, in.half...) {
+	for _, l := range append(in.mine, in.incomplete...) {
 		if err := remove(s, l); err != nil {
 			return err
 		}
@@ -227,7 +250,7 @@ func clean(s *podif.Namespace, r plug.Ref) error {
 	return nil
 }
 
-// remove removes a link, with the rules that would outlast it.
+// remove removes a link and its policy rules, which the kernel would keep.
 func remove(s *podif.Namespace, l *netlink.Vlan) error {
 	return failpoint.Around("plug.vlan.remove", func() error {
 		if err := s.Forget(l.Index); err != nil {

@@ -25,10 +25,10 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 )
 
-// soon ends a wait for what does not come.
+// soon bounds waits that are expected to time out.
 const soon = 300 * time.Millisecond
 
-// wants holds a namespace's VLANs against what they are to be.
+// wants compares a namespace's VLANs with the expected ones.
 func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	t.Helper()
 	if got := vlans(t, s); !maps.Equal(got, want) {
@@ -36,8 +36,8 @@ func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
 	}
 }
 
-// A branch that is associated anew has another VLAN, or is on another trunk: the link makes
-// place for another, wherever that ends.
+// A branch that is associated again has another VLAN or trunk. Plug replaces the link, also after a
+// crash at any failpoint.
 func TestAssociatedAnew(t *testing.T) {
 	w := newWorld(t)
 	other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
@@ -52,7 +52,7 @@ func TestAssociatedAnew(t *testing.T) {
 			old := want
 			for says, change := range map[string]func(*plug.Want){
 				"has VLAN 8 in the pod, not 7": func(n *plug.Want) { n.VLAN = 8 },
-				"is on ens7 of the node with MAC address 0a:ff:ff:00:00:02, not on that with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
+				"has the parent ens7 with MAC address 0a:ff:ff:00:00:02, not the one with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
 			} {
 				plugged(t, w.plugger(Options{}), old)
 				want := old
@@ -75,8 +75,8 @@ func TestAssociatedAnew(t *testing.T) {
 	}
 }
 
-// Two branches that get each other's VLANs come to them, as the one that cannot have its new one
-// yet gives the old one up.
+// Two branches swap their VLANs: the first Plug fails and releases its old VLAN, so the second one
+// succeeds.
 func TestSwappedVLANs(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
@@ -85,7 +85,7 @@ func TestSwappedVLANs(t *testing.T) {
 	plugged(t, p, one)
 	plugged(t, p, two)
 	one.VLAN, two.VLAN = 8, 7
-	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", that of port "+plugtest.PortB+" of "+plugtest.Two) {
+	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", which belongs to port "+plugtest.PortB+" of "+plugtest.Two) {
 		t.Errorf("Plug of a VLAN that another has: %v", err)
 	}
 	plugged(t, p, two)
@@ -94,12 +94,12 @@ func TestSwappedVLANs(t *testing.T) {
 	wants(t, b, map[string]int{"eth0": 7})
 }
 
-// A VLAN has one link. Who has it is told, as far as it can be.
+// The error of a VLAN that is in use names the owner, if it is known.
 func TestVLANThatIsTaken(t *testing.T) {
 	for says, take := range map[string]func(w *world, by *podif.Namespace){
-		"is ens6.7 in the node's own network namespace, which is not Berth's": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
-		", which is not Berth's": func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
-		", which is half made": func(w *world, by *podif.Namespace) {
+		"is ens6.7 in the node's own network namespace, which was not created by Berth": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
+		", which was not created by Berth":                                              func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
+		", which is incomplete": func(w *world, by *podif.Namespace) {
 			want := wantOn(w.t, 7, plugtest.Two, plugtest.PortB, by)
 			dies(w.t, "plug.vlan.made.after", func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(w.t), want); return err })
 		},
@@ -121,12 +121,12 @@ func TestVLANThatIsTaken(t *testing.T) {
 	w, pod, by := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
 	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.Two, plugtest.PortB, by))
 	_, err := w.plugger(Options{Dir: t.TempDir(), Wait: soon}).Plug(plugtest.Bounded(t), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
-	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace that is not in") {
+	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace outside") {
 		t.Errorf("Plug of a VLAN that is nowhere to be seen: %v", err)
 	}
 }
 
-// foreign makes a VLAN that is not Berth's.
+// foreign creates a VLAN without Berth's group and alias.
 func (w *world) foreign(in *podif.Namespace, name string) {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -134,8 +134,8 @@ func (w *world) foreign(in *podif.Namespace, name string) {
 	plugtest.Must(w.t, w.node.NL.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}))
 }
 
-// The kernel takes its time to remove the links of a namespace that is gone: the VLAN's next
-// port waits for that.
+// The kernel removes the links of a deleted namespace asynchronously. The VLAN's next port waits
+// for that.
 func TestVLANOfANamespaceThatGoes(t *testing.T) {
 	w, next := newWorld(t), plugtest.Space(t, "pod")
 	for n := range 5 {
@@ -152,7 +152,7 @@ func TestVLANOfANamespaceThatGoes(t *testing.T) {
 	}
 }
 
-// What an attachment has left of its port in another namespace is in nobody's way.
+// Plug removes a leftover of the same port in another namespace.
 func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
 	w, was, is := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
 	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
@@ -161,7 +161,7 @@ func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
 	wants(t, is, map[string]int{"eth0": 7})
 }
 
-// All that is Berth's is found, wherever it is, and can be removed, and nothing else is.
+// List finds all of Berth's links in every namespace and nothing else, and Remove removes them.
 func TestList(t *testing.T) {
 	w := newWorld(t)
 	p := w.plugger(Options{})
@@ -182,7 +182,7 @@ func TestList(t *testing.T) {
 		got = append(got, fmt.Sprintf("%s %s %s %d %s %s %t", f.Kind, f.Attachment, f.PortID, f.VLAN, f.Link, filepath.Base(f.Pod.Netns), f.HalfMade))
 	}
 	want := []string{
-		"VLAN   6 " + unfinished(plug.Ref{Kind: plug.VLAN, PortID: plugtest.PortA2}) + " " + filepath.Base(half.Path) + " true",
+		"VLAN   6 " + temporaryName(plug.Ref{Kind: plug.VLAN, PortID: plugtest.PortA2}) + " " + filepath.Base(half.Path) + " true",
 		"VLAN " + plugtest.Two + " " + plugtest.PortA + " 8 eth7 . false",
 		"VLAN " + plugtest.One + " " + plugtest.PortB + " 9 eth0 " + filepath.Base(one.Path) + " false",
 	}
@@ -203,7 +203,7 @@ func TestList(t *testing.T) {
 	plugtest.Must(t, p.Remove(plugtest.Bounded(t), gone))
 }
 
-// What is of another node, whose pods' namespaces are in the same folder, is not found.
+// List skips the links of another node whose pods' namespaces are in the same folder.
 func TestListOfTwoNodes(t *testing.T) {
 	one, two := newWorld(t), newWorld(t)
 	p, other := one.plugger(Options{}), two.plugger(Options{})
@@ -222,8 +222,8 @@ func TestListOfTwoNodes(t *testing.T) {
 	}
 }
 
-// With the trunk's link the VLANs go, and they come again with it. When it was set down they are
-// down, and lack what the kernel takes then.
+// The VLANs disappear with the trunk, and Plug creates them again once it is back. While the trunk
+// is down, the VLANs are down and lack the state that the kernel flushes.
 func TestTrunkGoesAndComes(t *testing.T) {
 	w, pod := newWorld(t), plugtest.Space(t, "pod")
 	p, want := w.plugger(Options{Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
@@ -255,7 +255,7 @@ func TestTrunkGoesAndComes(t *testing.T) {
 	plugged(t, p, want)
 	plugtest.Must(t, pod.NL.LinkSetDown(plugtest.Link(t, pod, "eth0")))
 	plugtest.Must(t, pod.NL.LinkSetName(plugtest.Link(t, pod, "eth0"), "eth9"))
-	differs("the port's link is called eth9 in the pod, not eth0")
+	differs("the port's link has the name eth9 in the pod, not eth0")
 	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "as eth9") {
 		t.Errorf("Plug of a link that the pod renamed: %v", err)
 	}
@@ -263,7 +263,7 @@ func TestTrunkGoesAndComes(t *testing.T) {
 	wants(t, pod, map[string]int{})
 }
 
-// Many calls at once, of several ports of each pod, leave what the last of each asked for.
+// Concurrent calls about several ports of each pod leave the result of the last call for each port.
 func TestManyAtOnce(t *testing.T) {
 	w := newWorld(t)
 	p, ctx, before := w.plugger(Options{}), plugtest.Bounded(t), plugtest.Describe(t, w.node)

@@ -12,22 +12,23 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// A port's link may stay on the node, which routes between it and the pod (package routedvlan). It is
-// found and made by the same rules there, is called by the port, and has the port's MAC address.
+// The link of a port can stay on the node, which routes between it and the pod (package
+// routedvlan). It is named after the port and has the port's MAC address. Otherwise it follows the
+// rules for links in pods.
 
-func (p *Plugger) onNode(r plug.Ref) place { return place{p.home(), r.VLANLink()} }
+func (p *Plugger) onNode(r plug.Ref) place { return place{p.spaces.home(), r.VLANLink()} }
 
-// MakeOnNode makes the link of a port on the node, or finds the one that is there, and leaves it as
-// up or down as it is. The trunk is waited for briefly, and set up. Errors: plug.ErrNameTaken,
+// MakeOnNode ensures that the link of a port exists on the node, and does not change whether it is
+// up. It waits briefly for the trunk and sets that up. Errors: plug.ErrNameTaken,
 // plug.ErrPortInUse, plug.ErrNoVLAN, plug.ErrNotReady, plug.ErrInvalid.
 //
-// All ports on the node take the same turn: one that waits for its trunk must not hold up those whose trunk
-// is there.
+// It waits before it takes the turn that all ports on the node share, so that it does not delay
+// ports whose trunk exists.
 func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, error) {
-	if _, err := p.await(ctx, w.Ref, p.briefly()); err != nil {
+	if _, err := p.trunks.await(ctx, w.Ref, p.briefly()); err != nil {
 		return nil, err
 	}
-	done, err := p.turn(ctx, p.home())
+	done, err := p.spaces.turn(ctx, p.spaces.home())
 	if err != nil {
 		return nil, err
 	}
@@ -38,37 +39,37 @@ func (p *Plugger) MakeOnNode(ctx context.Context, w plug.Want) (*netlink.Vlan, e
 	}
 	if !bytes.Equal(l.HardwareAddr, w.Interface.MAC) {
 		if err := p.node.NL.LinkSetHardwareAddr(rtnl.LinkRef(l.Index), w.Interface.MAC); err != nil {
-			return nil, fmt.Errorf("give %s the MAC address %s: %w", l.Name, w.Interface.MAC, err)
+			return nil, fmt.Errorf("set the MAC address of %s to %s: %w", l.Name, w.Interface.MAC, err)
 		}
 		l.HardwareAddr = w.Interface.MAC
 	}
 	if mtu := w.Interface.MTU; mtu != 0 && l.MTU != mtu {
 		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(l.Index), mtu); err != nil {
-			return nil, fmt.Errorf("give %s the MTU %d: %w", l.Name, mtu, err)
+			return nil, fmt.Errorf("set the MTU of %s to %d: %w", l.Name, mtu, err)
 		}
 		l.MTU = mtu
 	}
 	return l, nil
 }
 
-// RemoveFromNode removes the link of a port on the node, and what is half made there. It succeeds
-// when there is none, and touches none of another port.
+// RemoveFromNode removes the link of a port from the node, and incomplete links. It succeeds if
+// there is none, and leaves the links of other ports alone.
 func (p *Plugger) RemoveFromNode(ctx context.Context, r plug.Ref) error {
-	done, err := p.turn(ctx, p.home())
+	done, err := p.spaces.turn(ctx, p.spaces.home())
 	if err != nil {
 		return err
 	}
 	defer done()
-	return clean(p.home(), r)
+	return clean(p.spaces.home(), r)
 }
 
-// CheckOnNode notes how the trunk and the link of a port on the node differ from what is wanted. The
-// link is nil when it is missing.
+// CheckOnNode adds the differences of the trunk and of the link of a port on the node. The link is
+// nil if it is missing.
 func (p *Plugger) CheckOnNode(w plug.Want, found *plug.Differences) (*netlink.Vlan, error) {
-	if err := p.checkTrunk(w.Ref, found); err != nil {
+	if err := p.trunks.check(w.Ref, found); err != nil {
 		return nil, err
 	}
-	in, err := look(p.home(), w.Ref)
+	in, err := look(p.spaces.home(), w.Ref)
 	if err != nil {
 		return nil, err
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/berthnet/berth/lab/network/guest"
 )
 
-// Pods reach each other by the VPC's router, each in a VLAN of its own, and neither reaches the
-// node's own network stack, whatever it sends, nor does what comes in a VLAN.
+// Pods reach each other through the VPC's router, each in its own VLAN. No packet of a pod or of a
+// VLAN reaches the node's own network stack.
 func TestPackets(t *testing.T) {
 	w := newWorld(t)
 	w.forward()
@@ -50,8 +50,8 @@ func TestPackets(t *testing.T) {
 	w.nodeIsOutOfReach(pods[0], "eth0")
 }
 
-// nodeIsOutOfReach sends to an address of the node's by the trunk's own MAC address: from a pod,
-// and by the router in the pod's VLAN and in one that nobody has. Without a VLAN it arrives.
+// nodeIsOutOfReach sends packets for an address of the node to the trunk's MAC address: from a pod,
+// and from the router in the pod's VLAN and in an unused one. Only an untagged packet arrives.
 func (w *world) nodeIsOutOfReach(pod *podif.Namespace, link string) {
 	t := w.t
 	address := netip.MustParseAddr("198.51.100.1")
@@ -93,8 +93,8 @@ func (w *world) nodeIsOutOfReach(pod *podif.Namespace, link string) {
 	}
 }
 
-// A machine has the port by either binding, also after its branch got another VLAN, where the
-// runtime has it by a tap device; what the runtime made of the link stays so.
+// A machine uses the port with either binding. With a tap device, that also holds after its branch
+// got another VLAN. Plug keeps the changes that a VM runtime made to the link.
 func TestMachines(t *testing.T) {
 	for _, binding := range []plug.Binding{plug.BindingTap, plug.BindingBridge} {
 		t.Run(string(binding), func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// another gives a machine's port VLAN 8, with the same addresses there.
+// another moves a machine's port to VLAN 8, with the same addresses.
 func (w *world) another(want plug.Want, machine string) {
 	w.t.Helper()
 	attrs := netlink.NewLinkAttrs()

@@ -6,43 +6,50 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/hostlink"
 	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// mostSpaces is how many network namespaces are looked into at most: some times as many as a
-// node has pods.
+// mostSpaces limits the namespaces that are searched. It is a multiple of the pods of a node.
 const mostSpaces = 4096
 
-// each calls f with each network namespace in which VLANs of the node's links are looked for,
-// until it wants no more: the node's own, and those in the folder where pods' are. The kernel
-// does not tell which namespaces have links on one of the node's, so all are looked into. Links
-// in namespaces that are elsewhere are not found; they are unplugged by their pods' records.
-func (p *Plugger) each(ctx context.Context, f func(s *podif.Namespace) (more bool, err error)) error {
-	more, err := f(p.home())
+// spaces opens the network namespaces in which VLAN links can be: the node's and those of pods. Calls
+// about one namespace take turns.
+type spaces struct {
+	node  *hostlink.Node
+	dir   string     // where network namespaces of pods are mounted
+	turns plug.Turns // by namespace, so that no call sees the incomplete links of another
+}
+
+// each calls f for the node's namespace and for each namespace in the folder of pods, until f
+// returns more == false. The kernel does not report which namespaces hold VLANs of a trunk, so all
+// are searched. Links in namespaces elsewhere are not found; they are unplugged by the record of
+// their pod.
+func (n *spaces) each(ctx context.Context, f func(s *podif.Namespace) (more bool, err error)) error {
+	more, err := f(n.home())
 	if err != nil || !more {
 		return err
 	}
-	entries, err := os.ReadDir(p.dir)
+	entries, err := os.ReadDir(n.dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // no pod was there yet
+		return nil // no pod has started yet
 	}
 	if err != nil {
 		return fmt.Errorf("list network namespaces: %w", err)
 	}
-	seen := map[rtnl.NetnsID]bool{p.node.ID: true}
+	seen := map[rtnl.NetnsID]bool{n.node.ID: true}
 	for _, e := range entries {
 		if ctx.Err() != nil {
-			return fmt.Errorf("look for VLANs in %s: %w", p.dir, context.Cause(ctx))
+			return fmt.Errorf("look for VLANs in %s: %w", n.dir, context.Cause(ctx))
 		}
-		s, err := podif.Open(filepath.Join(p.dir, e.Name()))
+		s, err := podif.Open(filepath.Join(n.dir, e.Name()))
 		if errors.Is(err, rtnl.ErrNoNetns) || errors.Is(err, rtnl.ErrNotNetns) {
-			continue // it went, or is being made
+			continue // it is being created or removed
 		}
 		if err != nil {
 			return err
@@ -58,70 +65,47 @@ func (p *Plugger) each(ctx context.Context, f func(s *podif.Namespace) (more boo
 			return err
 		}
 		if len(seen) > mostSpaces {
-			return fmt.Errorf("look for VLANs in %s: there are more than %d network namespaces", p.dir, mostSpaces)
+			return fmt.Errorf("look for VLANs in %s: more than %d network namespaces", n.dir, mostSpaces)
 		}
 	}
 	return nil
 }
 
-// home is the node's own namespace. It is not to be closed.
-func (p *Plugger) home() *podif.Namespace {
-	return &podif.Namespace{Path: nodePath, NS: p.node.NS, NL: p.node.NL, Sysctls: p.node.Sysctls}
+// home is the node's own namespace. Do not close it.
+func (n *spaces) home() *podif.Namespace {
+	return &podif.Namespace{Path: nodePath, NS: n.node.NS, NL: n.node.NL, Sysctls: n.node.Sysctls}
 }
 
-// nodePath stands for the path of the node's own namespace.
+// nodePath stands in for a path of the node's own namespace.
 const nodePath = "the node's own network namespace"
 
-// noNode is as what a namespace knows the node's that has no link on one of the node's.
+// noNode is the result of nodeIn for a namespace without links whose parent is on the node.
 const noNode = -2
 
-// nodeIn is the number by which a namespace knows the node's, as which the link below a VLAN tells
-// where it is (IFLA_LINK_NETNSID). It is for links that were listed before: until then there may
-// be none. The node's own has -1 for itself.
-func (p *Plugger) nodeIn(s *podif.Namespace) (int, error) {
+// nodeIn returns the ID that a namespace uses for the node's namespace, which VLAN links there
+// carry as that of their parent (IFLA_LINK_NETNSID). It is -1 for the node's namespace itself. List
+// the links first: the kernel assigns the ID when they are listed.
+func (n *spaces) nodeIn(s *podif.Namespace) (int, error) {
 	if s.Path == nodePath {
 		return -1, nil
 	}
-	id, err := s.NL.GetNetNsIdByFd(int(p.node.NS))
+	id, err := s.NL.GetNetNsIdByFd(int(n.node.NS))
 	switch {
 	case err != nil:
-		return noNode, fmt.Errorf("ask %s for its number of the node's namespace: %w", s.Path, err)
+		return noNode, fmt.Errorf("look up the ID of the node's namespace in %s: %w", s.Path, err)
 	case id < 0:
 		return noNode, nil
 	}
 	return id, nil
 }
 
-// holds tells who has a VLAN of a trunk that is wanted. again: it may be free in a moment, as it is
-// being made or removed, or was a leftover of the port's own. Errors: plug.ErrNameTaken,
-// plug.ErrPortInUse.
-func (p *Plugger) holds(ctx context.Context, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
-	again = true
-	err = fmt.Errorf("%w: VLAN %d of the trunk %s has a link in a network namespace that is not in %s", plug.ErrNameTaken, w.VLAN, trunk.Name, p.dir)
-	failed := p.each(ctx, func(s *podif.Namespace) (more bool, failed error) {
-		l, failed := p.vlanOf(s, w, trunk)
-		if l == nil || failed != nil {
-			return true, failed
-		}
-		again, err = whose(s, l, w, trunk)
-		if err == nil { // of the port's own, in a namespace that its attachment had before
-			return false, clean(s, w.Ref)
-		}
-		return false, nil
-	})
-	if failed != nil {
-		return false, failed
-	}
-	return again, err
-}
-
-// vlanOf finds the link of a trunk's VLAN in a namespace; nil: it is not there.
-func (p *Plugger) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
+// vlanOf returns the link of a VLAN in a namespace, or nil.
+func (n *spaces) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAttrs) (*netlink.Vlan, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links in %s: %w", s.Path, err)
 	}
-	node, err := p.nodeIn(s)
+	node, err := n.nodeIn(s)
 	if err != nil {
 		return nil, err
 	}
@@ -133,73 +117,43 @@ func (p *Plugger) vlanOf(s *podif.Namespace, w plug.Want, trunk *netlink.LinkAtt
 	return nil, nil
 }
 
-// whose tells whose a VLAN's link is; no error: the port's own.
-func whose(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
+// checkOwner returns nil if a VLAN link belongs to the port itself, or an error that names its owner.
+func checkOwner(s *podif.Namespace, l *netlink.Vlan, w plug.Want, trunk *netlink.LinkAttrs) (again bool, err error) {
 	what := fmt.Sprintf("VLAN %d of the trunk %s is %s in %s", w.VLAN, trunk.Name, l.Name, s.Path)
 	other, ok := plug.ParseMark(l.Alias)
 	switch {
 	case l.Group == plug.LinkGroup && l.Alias == "":
-		return true, fmt.Errorf("%w: %s, which is half made", plug.ErrNameTaken, what)
+		return true, fmt.Errorf("%w: %s, which is incomplete", plug.ErrNameTaken, what)
 	case l.Group != plug.LinkGroup || !ok:
-		return false, fmt.Errorf("%w: %s, which is not Berth's", plug.ErrNameTaken, what)
+		return false, fmt.Errorf("%w: %s, which was not created by Berth", plug.ErrNameTaken, what)
 	case other.PortID != w.PortID:
-		return false, fmt.Errorf("%w: %s, that of port %s of %s", plug.ErrNameTaken, what, other.PortID, other.Attachment)
+		return false, fmt.Errorf("%w: %s, which belongs to port %s of %s", plug.ErrNameTaken, what, other.PortID, other.Attachment)
 	case other.Attachment != w.Attachment:
-		return false, fmt.Errorf("%w: %s has it: %s", plug.ErrPortInUse, other.Attachment, what)
+		return false, fmt.Errorf("%w: %s uses it: %s", plug.ErrPortInUse, other.Attachment, what)
 	}
 	return true, nil
 }
 
-// List implements plug.Plugger, for links in namespaces that are where pods' are, and on the node.
-// What is on links of another node, whose pods' namespaces are in the same folder, is that node's.
-func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
-	var list []plug.Found
-	err := p.each(ctx, func(s *podif.Namespace) (more bool, err error) {
-		in, err := look(s, plug.Ref{})
-		if err != nil {
-			return false, err
-		}
-		node, err := p.nodeIn(s)
-		if err != nil {
-			return false, err
-		}
-		there := slices.DeleteFunc(append(in.others, in.half...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
-		where := plug.Pod{}
-		if s.Path != nodePath && len(there) > 0 {
-			where.Netns = s.Path
-			if where.NetnsID, err = rtnl.Identify(s.NS); err != nil {
-				return false, fmt.Errorf("%s: %w", s.Path, err)
-			}
-		}
-		for _, l := range there {
-			r, ok := plug.ParseMark(l.Alias)
-			r.Kind, r.VLAN = plug.VLAN, l.VlanId
-			r.Pod.Netns, r.Pod.NetnsID = where.Netns, where.NetnsID
-			list = append(list, plug.Found{Ref: r, HalfMade: !ok, Link: l.Name})
-		}
-		return true, nil
-	})
-	slices.SortStableFunc(list, plug.Found.Compare)
-	return list, err
+// enter opens the namespace of a pod and waits for its turn there.
+func (n *spaces) enter(ctx context.Context, where plug.Pod) (pod *podif.Namespace, leave func(), err error) {
+	pod, err = podif.OpenPod(where, n.node.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	pod.Sysctls = n.node.Sysctls
+	done, err := n.turn(ctx, pod)
+	if err != nil {
+		pod.Close()
+		return nil, nil, err
+	}
+	return pod, func() { done(); pod.Close() }, nil
 }
 
-// Remove implements plug.Plugger.
-func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
-	var s *podif.Namespace
-	var leave func()
-	var err error
-	if f.Pod.Netns == "" {
-		s = p.home()
-		leave, err = p.turn(ctx, s)
-	} else {
-		s, leave, err = p.enter(ctx, f.Pod)
+// turn waits for the turn of a namespace. It is the same for all paths of the namespace.
+func (n *spaces) turn(ctx context.Context, s *podif.Namespace) (done func(), err error) {
+	id, err := rtnl.Identify(s.NS)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.Path, err)
 	}
-	switch {
-	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
-		return nil
-	case err != nil:
-		return err
-	}
-	defer leave()
-	return clean(s, f.Ref)
+	return n.turns.Take(ctx, fmt.Sprintf("network namespace %d:%d", id.Dev, id.Inode))
 }

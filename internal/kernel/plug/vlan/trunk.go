@@ -3,6 +3,7 @@ package vlan
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -18,12 +19,17 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// find finds the node's link that is a port's trunk; nil: none has its MAC address. VLANs and
-// their like carry the MAC address of the link below them, so they do not count. The address
-// comes from elsewhere, and must not lead to a pod's link, or to a bridge. Errors:
-// plug.ErrInvalid.
-func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
-	links, err := rtnl.Whole(p.node.NL.LinkList)
+// trunks finds trunks on the node and sets them up.
+type trunks struct {
+	node  *hostlink.Node
+	turns plug.Turns // by name of the link
+}
+
+// find returns the trunk of a port, or nil if no link of the node has its MAC address. It ignores
+// VLANs and similar links, which share the MAC address of their parent. The address comes from the
+// provider, so it must not select a link of a pod or a bridge. Errors: plug.ErrInvalid.
+func (t *trunks) find(r plug.Ref) (*netlink.LinkAttrs, error) {
+	links, err := rtnl.Whole(t.node.NL.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links of the node: %w", err)
 	}
@@ -34,7 +40,7 @@ func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 		if !sameMAC(a.HardwareAddr, r.Trunk) {
 			continue
 		}
-		if why := unfitAs(l); why != "" {
+		if why := unfitReason(l); why != "" {
 			unfit = append(unfit, a.Name+", "+why)
 			continue
 		}
@@ -44,22 +50,22 @@ func (p *Plugger) find(r plug.Ref) (*netlink.LinkAttrs, error) {
 	case len(fit) == 1:
 		return fit[0], nil
 	case len(fit) > 1:
-		return nil, fmt.Errorf("Trunk: %q: want the MAC address of one link of the node, not that of %s: %w", r.Trunk, strings.Join(names, " and "), plug.ErrInvalid)
+		return nil, fmt.Errorf("Trunk: %q: want the MAC address of one link of the node, not of %s: %w", r.Trunk, strings.Join(names, " and "), plug.ErrInvalid)
 	case len(unfit) > 0:
-		return nil, fmt.Errorf("Trunk: %q: want the MAC address of a network card of the node, not that of %s: %w", r.Trunk, strings.Join(unfit, " and "), plug.ErrInvalid)
+		return nil, fmt.Errorf("Trunk: %q: want the MAC address of a network card of the node, not of %s: %w", r.Trunk, strings.Join(unfit, " and "), plug.ErrInvalid)
 	}
 	return nil, nil
 }
 
-// unfitAs tells why a link is no trunk; empty: it may be one. A card has no kind at the kernel
-// ("device"); in the lab cards are veths whose other ends are elsewhere.
-func unfitAs(l netlink.Link) string {
+// unfitReason returns why a link cannot be a trunk, or "". Network cards have no kind in netlink
+// ("device"). In the lab, they are veths whose peers are in another namespace.
+func unfitReason(l netlink.Link) string {
 	a := l.Attrs()
 	switch kind := l.Type(); {
 	case a.Group >= plug.LinkGroup && a.Group>>16 <= rtnl.Protocol:
-		return "which Berth made for a pod"
+		return "which Berth created for a pod"
 	case kind == "veth" && a.NetNsID < 0:
-		return "a veth between places on the node"
+		return "a veth with both ends on the node"
 	case kind != "device" && kind != "veth":
 		return "which is of kind " + kind
 	case a.Flags&net.FlagLoopback != 0 || a.EncapType != "ether":
@@ -75,12 +81,12 @@ func sameMAC(a net.HardwareAddr, text string) bool {
 	return err == nil && bytes.Equal(a, b)
 }
 
-// parent is the link of the node's that a VLAN is on; nil: it is on none.
-func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
-	if !at.hasParent(l) { // in its own namespace
+// parent returns the link of the node that a VLAN is on, or nil.
+func (t *trunks) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) {
+	if !at.hasParent(l) { // the parent is in the VLAN's own namespace
 		return nil, nil
 	}
-	on, err := p.node.NL.LinkByIndex(l.ParentIndex)
+	on, err := t.node.NL.LinkByIndex(l.ParentIndex)
 	if rtnl.IsNoLink(err) {
 		return nil, nil
 	}
@@ -90,46 +96,46 @@ func (p *Plugger) parent(l *netlink.Vlan, at place) (*netlink.LinkAttrs, error) 
 	return on.Attrs(), nil
 }
 
-// again is how often the trunk's link is looked for at least, besides when the kernel tells of it.
-const again = 100 * time.Millisecond
+// pollInterval is the polling interval for the trunk, in addition to netlink events.
+const pollInterval = 100 * time.Millisecond
 
-// await waits until the node has a port's trunk, for so long at most. Errors: plug.ErrInvalid,
-// plug.ErrNotReady with what is missing.
-func (p *Plugger) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
-	if l, err := p.find(r); err != nil || l != nil {
+// await waits up to most until the node has the trunk of a port. Errors: plug.ErrInvalid;
+// plug.ErrNotReady, which names what is missing.
+func (t *trunks) await(ctx context.Context, r plug.Ref, most time.Duration) (*netlink.LinkAttrs, error) {
+	if l, err := t.find(r); err != nil || l != nil {
 		return l, err
 	}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	events, err := nl.SubscribeAt(p.node.NS, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
+	events, err := nl.SubscribeAt(t.node.NS, netns.None(), unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
 	defer events.Close()
-	timeout := unix.NsecToTimeval(int64(again))
+	timeout := unix.NsecToTimeval(int64(pollInterval))
 	if err := events.SetReceiveTimeout(&timeout); err != nil {
 		return nil, fmt.Errorf("watch links of the node: %w", err)
 	}
 	for {
-		l, err := p.find(r) // after the subscription, so nothing is missed
+		l, err := t.find(r) // after the subscription, so that no event is missed
 		if err != nil || l != nil {
 			return l, err
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%w: Trunk: %q: no link of the node has this MAC address after %s: the trunk is not attached, or its link has not come up yet",
+			return nil, fmt.Errorf("%w: Trunk: %q: no link of the node has this MAC address after %s: the trunk is not attached, or its link has not appeared yet",
 				plug.ErrNotReady, r.Trunk, time.Since(began).Round(time.Millisecond))
 		}
-		news(events, r.Trunk)
+		waitForLink(events, r.Trunk)
 	}
 }
 
-// news returns when the kernel tells of a link with a MAC address, or of nothing for a while.
-func news(events *nl.NetlinkSocket, mac string) {
-	for end := time.Now().Add(again); time.Now().Before(end); {
+// waitForLink returns when the kernel reports a link with the MAC address, or after the polling interval.
+func waitForLink(events *nl.NetlinkSocket, mac string) {
+	for end := time.Now().Add(pollInterval); time.Now().Before(end); {
 		messages, _, err := events.Receive()
 		if err != nil {
-			return // lost events (ENOBUFS) and the timeout (EAGAIN) mean: look again
+			return // look again after lost events (ENOBUFS) and after the timeout (EAGAIN)
 		}
 		for _, m := range messages {
 			l, err := netlink.LinkDeserialize(nil, m.Data)
@@ -140,34 +146,50 @@ func news(events *nl.NetlinkSocket, mac string) {
 	}
 }
 
-// mostMTU is that of EC2's links (EC2 user guide, "Jumbo frames (9001 MTU)").
+// mostMTU is the largest MTU of EC2 links (EC2 user guide, "Jumbo frames (9001 MTU)").
 const mostMTU = 9001
 
-// raise has the trunk carry what a VLAN on it is to carry: a VLAN cannot have a larger MTU
-// than its link, nor be up without it. Nobody else sets the link of a trunk up: it is no
-// uplink of the data path. Its MTU is raised only, as other ports have theirs by it. The node
-// itself takes no IPv6 address, and no route, by a trunk that nobody has set up.
-func (p *Plugger) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
-	done, err := p.turns.Take(ctx, "link "+trunk.Name)
+// raise prepares the trunk for a VLAN, which cannot have a larger MTU than its parent and cannot be
+// up while the parent is down. The data path does not set trunks up, as they are no uplinks. raise
+// never lowers the MTU, because other VLANs may need it. The node takes no IPv6 address or route on
+// a trunk that raise sets up.
+func (t *trunks) raise(ctx context.Context, trunk *netlink.LinkAttrs, mtu int) error {
+	done, err := t.turns.Take(ctx, "link "+trunk.Name)
 	if err != nil {
 		return err
 	}
 	defer done()
-	l, err := p.node.NL.LinkByIndex(trunk.Index) // as the turn before left it
+	l, err := t.node.NL.LinkByIndex(trunk.Index) // the previous turn may have changed it
 	if err != nil {
 		return fmt.Errorf("look up the trunk %s: %w", trunk.Name, err)
 	}
 	a := l.Attrs()
 	if mtu > a.MTU {
 		if mtu > mostMTU {
-			return fmt.Errorf("Interface.MTU: %d: want %d at most on the trunk %s: %w", mtu, mostMTU, a.Name, plug.ErrInvalid)
+			return fmt.Errorf("Interface.MTU: %d: want at most %d on the trunk %s: %w", mtu, mostMTU, a.Name, plug.ErrInvalid)
 		}
-		if err := p.node.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
-			return fmt.Errorf("give the trunk %s the MTU %d: %w", a.Name, mtu, err)
+		if err := t.node.NL.LinkSetMTU(rtnl.LinkRef(a.Index), mtu); err != nil {
+			return fmt.Errorf("set the MTU of the trunk %s to %d: %w", a.Name, mtu, err)
 		}
 	}
 	if a.Flags&net.FlagUp != 0 {
 		return nil
 	}
-	return p.node.Raise(hostlink.Link{Name: a.Name, Index: a.Index})
+	return t.node.Raise(hostlink.Link{Name: a.Name, Index: a.Index})
+}
+
+// check adds the differences of the trunk.
+func (t *trunks) check(r plug.Ref, found *plug.Differences) error {
+	trunk, err := t.find(r)
+	switch {
+	case errors.Is(err, plug.ErrInvalid):
+		found.Add("%v", err)
+	case err != nil:
+		return err
+	case trunk == nil:
+		found.Add("no link of the node has the trunk's MAC address %s", r.Trunk)
+	case trunk.Flags&net.FlagUp == 0:
+		found.Add("the trunk %s is down", trunk.Name)
+	}
+	return nil
 }

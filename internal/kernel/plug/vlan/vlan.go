@@ -1,21 +1,20 @@
-// Package vlan plugs ports that are VLANs on a link of the node's, its trunk: what the
-// trunk's link carries with a VLAN's ID (IEEE 802.1Q) is the port's, and has the port's own MAC
-// address. So EC2 gives an instance branch interfaces on a trunk ENI (EC2 API Reference,
-// AssociateTrunkInterface).
+// Package vlan plugs ports that are VLANs (IEEE 802.1Q) on a link of the node, the trunk. Each VLAN
+// has the MAC address of its port. EC2 gives branch interfaces on a trunk ENI to an instance in
+// this way (EC2 API Reference, AssociateTrunkInterface).
 //
-// The VLAN's link is made in the pod's network namespace: no packet of it passes the node's
-// network stack, and no address of the node can be reached by it.
-// What a pod sends leaves by the trunk's link as it is. What comes for a VLAN that is in no pod
-// is for nobody: the kernel's IP takes no frame that has the ID of a VLAN without a link
-// (PACKET_OTHERHOST). What tc, packet sockets and netfilter's netdev family do with the trunk's link
-// itself sees frames of all VLANs. What comes without a VLAN stays the node's own.
+// The VLAN link is created in the pod's network namespace, so its packets bypass the node's network
+// stack and cannot reach the node's addresses. Packets of a pod leave the trunk unchanged. The
+// kernel's IP stack drops frames whose VLAN has no link (PACKET_OTHERHOST). tc, packet sockets and
+// netfilter's netdev family on the trunk itself see the frames of all VLANs. Untagged frames belong
+// to the node.
 //
-// A VLAN of a trunk has one link, whatever namespace that is in: the kernel refuses a second one.
-// When the pod's namespace goes the kernel removes the link, and so when the trunk's goes.
+// A VLAN of a trunk has at most one link across all namespaces: the kernel refuses a second one.
+// The kernel removes the link together with the pod's namespace or with the trunk.
 //
-//	trunk.go   the trunk's link: which it is, waiting for it, setting it up
-//	link.go    the VLAN's link: made, marked, named, replaced, removed
-//	spaces.go  the namespaces in which links may be, who has a VLAN, what is of nobody
+//	trunk.go   finding the trunk, waiting for it, setting it up
+//	link.go    creating, labelling, renaming, replacing and removing VLAN links
+//	spaces.go  searching namespaces for VLAN links and their owners
+//	node.go    VLAN links that stay on the node (package routedvlan)
 package vlan
 
 import (
@@ -23,7 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,30 +38,29 @@ import (
 var _ = failpoint.Register("plug.vlan.trunk.after", "plug.vlan.made.after", "plug.vlan.mark.after", "plug.vlan.name.after",
 	"plug.vlan.pod.after", "plug.vlan.handover.after", "plug.vlan.remove.before", "plug.vlan.remove.after")
 
-// Limits of how long the trunk's link is waited for. An ENI's link comes some seconds after
-// EC2's answer.
+// Limits for the wait for the trunk. The link of an ENI appears some seconds after EC2's reply.
 const (
 	DefaultWait = 30 * time.Second
 	MaxWait     = time.Minute
-	// briefly is how long Plug itself waits at most: who calls it holds the pod's lock, and
-	// has the kernel's time only. Expect waits as long as was told.
+	// briefly is the longest that Plug waits: its caller holds the lock of the pod. Expect waits
+	// for Options.Wait.
 	briefly = 3 * time.Second
 )
 
 // Options of New.
 type Options struct {
-	Netns   string        // path of the node's network namespace; empty: the calling thread's
-	Dir     string        // where pods' network namespaces are mounted; empty: /run/netns
-	Wait    time.Duration // for the trunk's link; 0: DefaultWait, at most MaxWait
-	Sysctls string        // the folder of the kernel's settings; empty: /proc/sys
+	Netns   string        // path of the node's network namespace; empty: that of the calling thread
+	Dir     string        // where network namespaces of pods are mounted; empty: /run/netns
+	Wait    time.Duration // for the trunk; 0: DefaultWait, at most MaxWait
+	Sysctls string        // the sysctl folder; empty: /proc/sys
 }
 
 // Plugger plugs ports of kind VLAN.
 type Plugger struct {
-	node  *hostlink.Node
-	dir   string
-	wait  time.Duration
-	turns plug.Turns // by namespace, so that what is half made in one is no other call's; and by trunk
+	node   *hostlink.Node
+	trunks trunks
+	spaces spaces
+	wait   time.Duration
 }
 
 // New makes a Plugger. Close releases it.
@@ -75,13 +73,16 @@ func New(o Options) (*Plugger, error) {
 		return nil, err
 	}
 	node.Sysctls = o.Sysctls
-	return &Plugger{node: node, dir: cmp.Or(o.Dir, "/run/netns"), wait: cmp.Or(o.Wait, DefaultWait)}, nil
+	return &Plugger{
+		node: node, trunks: trunks{node: node}, wait: cmp.Or(o.Wait, DefaultWait),
+		spaces: spaces{node: node, dir: cmp.Or(o.Dir, "/run/netns")},
+	}, nil
 }
 
-// Close releases the node's namespace; ports stay as they are.
+// Close releases the handles of the node's namespace. Ports stay plugged.
 func (p *Plugger) Close() { p.node.Close() }
 
-// Expect implements plug.Plugger: it waits for the trunk's link.
+// Expect implements plug.Plugger: it waits for the trunk.
 func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 	if err := w.ValidateFor(plug.VLAN); err != nil {
 		return err
@@ -89,17 +90,17 @@ func (p *Plugger) Expect(ctx context.Context, w plug.Want) error {
 	return p.ExpectTrunk(ctx, w.Ref)
 }
 
-// ExpectTrunk returns once the node has a port's trunk, and waits for it as long as an ADD may.
-// Errors: plug.ErrInvalid, plug.ErrNotReady.
+// ExpectTrunk waits up to Options.Wait for the trunk of a port. Errors: plug.ErrInvalid,
+// plug.ErrNotReady.
 func (p *Plugger) ExpectTrunk(ctx context.Context, r plug.Ref) error {
-	if _, err := p.await(ctx, r, p.wait); err != nil {
+	if _, err := p.trunks.await(ctx, r, p.wait); err != nil {
 		return fmt.Errorf("wait for port %s: %w", r.PortID, err)
 	}
 	return nil
 }
 
-// Plug implements plug.Plugger. A link of the port that is another VLAN's, or on another
-// trunk, makes place for the one that is wanted. It waits for the trunk's link too, but briefly.
+// Plug implements plug.Plugger. It replaces a link of the port that has another VLAN or is on
+// another trunk. It waits briefly for the trunk.
 func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err := w.ValidateFor(plug.VLAN); err != nil {
 		return plug.Done{}, err
@@ -112,7 +113,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 }
 
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
-	pod, leave, err := p.enter(ctx, w.Pod)
+	pod, leave, err := p.spaces.enter(ctx, w.Pod)
 	if err != nil {
 		return plug.Done{}, err
 	}
@@ -122,11 +123,11 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	done := plug.Done{MTU: cmp.Or(w.Interface.MTU, l.MTU)}
-	if handedOver(l) { // as it is set up by the machine's runtime
+	if handedOver(l) { // the VM runtime has configured it
 		return done, nil
 	}
 	if l.Name != w.Pod.IfName {
-		return plug.Done{}, fmt.Errorf("%w: the port is in the pod as %s, which a container of the pod may have named so", plug.ErrInterfaceExists, l.Name)
+		return plug.Done{}, fmt.Errorf("%w: the port is in the pod as %s; a container of the pod may have renamed it", plug.ErrInterfaceExists, l.Name)
 	}
 	if err := pod.Configure(w.Pod.IfName, w.Interface); err != nil {
 		return plug.Done{}, err
@@ -140,16 +141,16 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	return done, nil
 }
 
-// briefly is how long Plug waits for what may come in a moment.
+// briefly is how long Plug waits for a change that is about to happen.
 func (p *Plugger) briefly() time.Duration { return min(p.wait, briefly) }
 
-// make sets the trunk up, which it waits for so long at most, and makes the port's link in its place.
+// make waits for the trunk for at most most, sets it up, and ensures the link of the port.
 func (p *Plugger) make(ctx context.Context, w plug.Want, at place, most time.Duration) (*netlink.Vlan, error) {
-	trunk, err := p.await(ctx, w.Ref, most)
+	trunk, err := p.trunks.await(ctx, w.Ref, most)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.raise(ctx, trunk, w.Interface.MTU); err != nil {
+	if err := p.trunks.raise(ctx, trunk, w.Interface.MTU); err != nil {
 		return nil, err
 	}
 	if err := failpoint.Hit("plug.vlan.trunk.after"); err != nil {
@@ -158,51 +159,27 @@ func (p *Plugger) make(ctx context.Context, w plug.Want, at place, most time.Dur
 	return p.ensure(ctx, w, at, trunk)
 }
 
-// enter opens a pod's namespace and waits for its turn there.
-func (p *Plugger) enter(ctx context.Context, where plug.Pod) (pod *podif.Namespace, leave func(), err error) {
-	pod, err = podif.OpenPod(where, p.node.ID)
-	if err != nil {
-		return nil, nil, err
-	}
-	pod.Sysctls = p.node.Sysctls
-	done, err := p.turn(ctx, pod)
-	if err != nil {
-		pod.Close()
-		return nil, nil, err
-	}
-	return pod, func() { done(); pod.Close() }, nil
-}
-
-// turn waits for the turn in a namespace, whatever path it is known by.
-func (p *Plugger) turn(ctx context.Context, s *podif.Namespace) (done func(), err error) {
-	id, err := rtnl.Identify(s.NS)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.Path, err)
-	}
-	return p.turns.Take(ctx, fmt.Sprintf("network namespace %d:%d", id.Dev, id.Inode))
-}
-
-// handedOver tells whether a link is a machine's runtime's by now.
+// handedOver reports whether a VM runtime owns a link.
 func handedOver(l *netlink.Vlan) bool { return strings.HasSuffix(l.Alias, hostlink.HandedOver) }
 
-// handOver notes that a link is complete, and a machine's runtime's from now on.
+// handOver records in the alias that a link is complete and belongs to the VM runtime from now on.
 func handOver(pod *podif.Namespace, r plug.Ref, l *netlink.Vlan) error {
 	if err := pod.NL.LinkSetAlias(rtnl.LinkRef(l.Index), r.Mark()+hostlink.HandedOver); err != nil {
-		return fmt.Errorf("mark %s in %s as handed over: %w", l.Name, pod.Path, err)
+		return fmt.Errorf("set the alias of %s in %s to handed over: %w", l.Name, pod.Path, err)
 	}
 	return failpoint.Hit("plug.vlan.handover.after")
 }
 
-// Await implements plug.Plugger: a VLAN that the provider has told of works, and nothing on the
-// node knows better.
+// Await implements plug.Plugger. It returns at once: a VLAN works as soon as the provider has
+// announced it.
 func (p *Plugger) Await(context.Context, plug.Want) error { return nil }
 
-// Unplug implements plug.Plugger. With a namespace that is gone the link is, too.
+// Unplug implements plug.Plugger. The kernel has removed the link if the namespace is gone.
 func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
-	pod, leave, err := p.enter(ctx, r.Pod)
+	pod, leave, err := p.spaces.enter(ctx, r.Pod)
 	switch {
 	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
 		return nil
@@ -234,7 +211,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 		return err
 	}
 	defer pod.Close()
-	if err := p.checkTrunk(w.Ref, found); err != nil {
+	if err := p.trunks.check(w.Ref, found); err != nil {
 		return err
 	}
 	in, err := look(pod, w.Ref)
@@ -246,7 +223,7 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	}
 	for _, l := range in.mine {
 		if l.Name != w.Pod.IfName && w.Binding != plug.BindingBridge {
-			found.Add("the port's link is called %s in the pod, not %s", l.Name, w.Pod.IfName)
+			found.Add("the port's link has the name %s in the pod, not %s", l.Name, w.Pod.IfName)
 		}
 		if err := p.checkLink(w, l, inPod(pod, w), found); err != nil {
 			return err
@@ -258,39 +235,78 @@ func (p *Plugger) check(w plug.Want, found *plug.Differences) error {
 	return pod.Check(w.Pod.IfName, w.Interface, found)
 }
 
-// checkTrunk notes what is wrong with a port's trunk.
-func (p *Plugger) checkTrunk(r plug.Ref, found *plug.Differences) error {
-	trunk, err := p.find(r)
-	switch {
-	case errors.Is(err, plug.ErrInvalid):
-		found.Add("%v", err)
-	case err != nil:
-		return err
-	case trunk == nil:
-		found.Add("no link of the node has the trunk's MAC address %s", r.Trunk)
-	case trunk.Flags&net.FlagUp == 0:
-		found.Add("the trunk %s is down", trunk.Name)
-	}
-	return nil
-}
-
-// checkLink notes how the port's link differs from what is wanted, but for its name and what podif
-// sets.
+// checkLink adds the differences of the VLAN link, except its name and the settings that podif
+// checks.
 func (p *Plugger) checkLink(w plug.Want, l *netlink.Vlan, at place, found *plug.Differences) error {
 	if l.VlanId != w.VLAN {
 		found.Add("%s has VLAN %d%s, not %d", l.Name, l.VlanId, at.text(), w.VLAN)
 	}
-	parent, err := p.parent(l, at)
+	parent, err := p.trunks.parent(l, at)
 	if err != nil {
 		return err
 	}
 	switch {
 	case parent == nil:
-		found.Add("%s is on no link of the node's, not on that with MAC address %s", l.Name, w.Trunk)
+		found.Add("%s has no parent on the node, not the one with MAC address %s", l.Name, w.Trunk)
 	case !sameMAC(parent.HardwareAddr, w.Trunk):
-		found.Add("%s is on %s of the node with MAC address %s, not on that with %s", l.Name, parent.Name, parent.HardwareAddr, w.Trunk)
+		found.Add("%s has the parent %s with MAC address %s, not the one with %s", l.Name, parent.Name, parent.HardwareAddr, w.Trunk)
 	}
 	return nil
+}
+
+// List implements plug.Plugger for links in the folder of pods' namespaces and on the node. It
+// skips links on the trunks of other nodes, whose pods may have their namespaces in the same
+// folder.
+func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
+	var list []plug.Found
+	err := p.spaces.each(ctx, func(s *podif.Namespace) (more bool, err error) {
+		in, err := look(s, plug.Ref{})
+		if err != nil {
+			return false, err
+		}
+		node, err := p.spaces.nodeIn(s)
+		if err != nil {
+			return false, err
+		}
+		there := slices.DeleteFunc(append(in.others, in.incomplete...), func(v *netlink.Vlan) bool { return v.NetNsID != node })
+		where := plug.Pod{}
+		if s.Path != nodePath && len(there) > 0 {
+			where.Netns = s.Path
+			if where.NetnsID, err = rtnl.Identify(s.NS); err != nil {
+				return false, fmt.Errorf("%s: %w", s.Path, err)
+			}
+		}
+		for _, l := range there {
+			r, ok := plug.ParseMark(l.Alias)
+			r.Kind, r.VLAN = plug.VLAN, l.VlanId
+			r.Pod.Netns, r.Pod.NetnsID = where.Netns, where.NetnsID
+			list = append(list, plug.Found{Ref: r, HalfMade: !ok, Link: l.Name})
+		}
+		return true, nil
+	})
+	slices.SortStableFunc(list, plug.Found.Compare)
+	return list, err
+}
+
+// Remove implements plug.Plugger.
+func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
+	var s *podif.Namespace
+	var leave func()
+	var err error
+	if f.Pod.Netns == "" {
+		s = p.spaces.home()
+		leave, err = p.spaces.turn(ctx, s)
+	} else {
+		s, leave, err = p.spaces.enter(ctx, f.Pod)
+	}
+	switch {
+	case errors.Is(err, rtnl.ErrNoNetns), errors.Is(err, rtnl.ErrNotNetns):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer leave()
+	return clean(s, f.Ref)
 }
 
 var _ plug.Plugger = (*Plugger)(nil)

@@ -21,12 +21,12 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// What takes a kernel with VLANs is in vlan_guest_test.go.
+// Tests that need a kernel with VLANs are in the files with the build tag guest.
 
-// trunkMAC is that of the trunk's link.
+// trunkMAC is the MAC address of the trunk.
 var trunkMAC = net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
 
-// wire is a veth with one end on the node and one elsewhere, as the link of an ENI is in tests.
+// wire adds a veth with one end in another namespace, in place of an ENI's link.
 func wire(t testing.TB, node, elsewhere *podif.Namespace, name string, mac net.HardwareAddr) netlink.Link {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -49,21 +49,21 @@ func newPlugger(t testing.TB, node *podif.Namespace, o Options) *Plugger {
 	return p
 }
 
-// wantOn is a port of a VLAN of the trunk.
+// wantOn is a port of a VLAN on the trunk.
 func wantOn(t testing.TB, vlan int, attachment, portID string, pod *podif.Namespace) plug.Want {
 	w := plugtest.Want(plug.VLAN, attachment, portID, pod, t)
 	w.Bridge, w.Trunk, w.VLAN = "", trunkMAC.String(), vlan
 	return w
 }
 
-// calls are those that look for the trunk's link.
+// calls are the calls that look for the trunk.
 var calls = map[string]func(context.Context, *Plugger, plug.Want) error{
 	"Expect": func(ctx context.Context, p *Plugger, w plug.Want) error { return p.Expect(ctx, w) },
 	"Plug":   func(ctx context.Context, p *Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
 }
 
-// What has the trunk's MAC address and may be no trunk is refused by the field's name, and is
-// left as it is.
+// A link that has the trunk's MAC address but cannot be a trunk is rejected with the field's name
+// and stays unchanged.
 func TestLinksThatAreNoTrunk(t *testing.T) {
 	bridge := func(node *podif.Namespace, name string, mac net.HardwareAddr) error {
 		attrs := netlink.NewLinkAttrs()
@@ -72,15 +72,15 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 	}
 	for says, lay := range map[string]func(node, elsewhere *podif.Namespace) error{
 		"br0, which is of kind bridge": func(node, _ *podif.Namespace) error { return bridge(node, "br0", trunkMAC) },
-		"one link of the node, not that of ens6 and ens7": func(node, elsewhere *podif.Namespace) error {
+		"one link of the node, not of ens6 and ens7": func(node, elsewhere *podif.Namespace) error {
 			wire(t, node, elsewhere, "ens6", trunkMAC)
 			wire(t, node, elsewhere, "ens7", trunkMAC)
 			return nil
 		},
-		"bthaaaaaaaaaaaa, which Berth made for a pod": func(node, pod *podif.Namespace) error {
+		"bthaaaaaaaaaaaa, which Berth created for a pod": func(node, pod *podif.Namespace) error {
 			return node.NL.LinkSetGroup(wire(t, node, pod, "bthaaaaaaaaaaaa", trunkMAC), rtnl.Protocol<<16)
 		},
-		"tap3f2a9c10-76, which Berth made for a pod": func(node, pod *podif.Namespace) error {
+		"tap3f2a9c10-76, which Berth created for a pod": func(node, pod *podif.Namespace) error {
 			return node.NL.LinkSetGroup(wire(t, node, pod, "tap3f2a9c10-76", trunkMAC), plug.LinkGroup)
 		},
 		"ens6, a port of a bridge or bond": func(node, elsewhere *podif.Namespace) error {
@@ -90,7 +90,7 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 			}
 			return node.NL.LinkSetMaster(l, plugtest.Link(t, node, "br0"))
 		},
-		"x0, a veth between places on the node": func(node, _ *podif.Namespace) error {
+		"x0, a veth with both ends on the node": func(node, _ *podif.Namespace) error {
 			if err := plugtest.Veth(node, "x0", "x1"); err != nil {
 				return err
 			}
@@ -119,7 +119,7 @@ func TestLinksThatAreNoTrunk(t *testing.T) {
 	}
 }
 
-// described is Describe, with what a trunk is set up by.
+// described is plugtest.Describe with the MTU and state of each link.
 func described(t testing.TB, s *podif.Namespace) string {
 	t.Helper()
 	list, err := rtnl.Whole(s.NL.LinkList)
@@ -131,7 +131,7 @@ func described(t testing.TB, s *podif.Namespace) string {
 	return text
 }
 
-// A VLAN that cannot be, and a port of another kind, are refused before anything is looked for.
+// Invalid VLANs and ports of another kind are rejected before the node is inspected.
 func TestInvalid(t *testing.T) {
 	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
 	p := newPlugger(t, node, Options{Wait: MaxWait})
@@ -158,8 +158,8 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// An ENI's link comes later than EC2's answer: who waits has it at once, and others' links are
-// not it.
+// The link of an ENI appears after EC2's reply. Expect returns as soon as the link exists, and
+// ignores other links.
 func TestWaitsForTheTrunk(t *testing.T) {
 	node, elsewhere, pod := plugtest.Space(t, "node"), plugtest.Space(t, "elsewhere"), plugtest.Space(t, "pod")
 	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: MaxWait})
@@ -169,8 +169,8 @@ func TestWaitsForTheTrunk(t *testing.T) {
 		t.Helper()
 		select {
 		case err := <-there:
-			t.Fatalf("nobody waited: %v", err)
-		case <-time.After(2 * again): // so that it waits where it is to wait; sooner makes the test weaker only
+			t.Fatalf("Expect did not wait: %v", err)
+		case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
 		}
 	}
 	still()
@@ -209,11 +209,12 @@ func TestTrunkThatDoesNotCome(t *testing.T) {
 	}
 }
 
-// A port that waits for its trunk does so before its turn on the node, so that it holds up no other.
+// Plug waits for the trunk before it takes the turn on the node, so that it does not delay other
+// ports.
 func TestWaitsBeforeItsTurn(t *testing.T) {
 	node, pod := plugtest.Space(t, "node"), plugtest.Space(t, "pod")
 	w, p := wantOn(t, 7, plugtest.One, plugtest.PortA, pod), newPlugger(t, node, Options{Wait: 50 * time.Millisecond})
-	done, err := p.turn(plugtest.Bounded(t), p.home())
+	done, err := p.spaces.turn(plugtest.Bounded(t), p.spaces.home())
 	plugtest.Must(t, err)
 	defer done()
 	ctx, cancel := context.WithTimeout(plugtest.Bounded(t), 10*time.Second)
@@ -223,7 +224,7 @@ func TestWaitsBeforeItsTurn(t *testing.T) {
 	}
 }
 
-// A trunk is set up so that it carries its VLANs, and takes nothing from others by that.
+// raise sets up the trunk for its VLANs, without changes that affect other users.
 func TestTrunkIsRaised(t *testing.T) {
 	node, elsewhere := plugtest.Space(t, "node"), plugtest.Space(t, "elsewhere")
 	l := wire(t, node, elsewhere, "ens6", trunkMAC)
@@ -231,9 +232,9 @@ func TestTrunkIsRaised(t *testing.T) {
 	p, ctx := newPlugger(t, node, Options{Sysctls: dir}), plugtest.Bounded(t)
 	raise := func(mtu int) error {
 		t.Helper()
-		trunk, err := p.find(plug.Ref{Trunk: trunkMAC.String()})
+		trunk, err := p.trunks.find(plug.Ref{Trunk: trunkMAC.String()})
 		plugtest.Must(t, err)
-		return p.raise(ctx, trunk, mtu)
+		return p.trunks.raise(ctx, trunk, mtu)
 	}
 	for _, tc := range []struct{ mtu, want int }{{0, 1500}, {1400, 1500}, {9001, 9001}, {1500, 9001}} {
 		plugtest.Must(t, raise(tc.mtu))
@@ -241,7 +242,7 @@ func TestTrunkIsRaised(t *testing.T) {
 			t.Errorf("for a port with MTU %d the trunk has %d, %s; want %d, up", tc.mtu, a.MTU, a.Flags, tc.want)
 		}
 	}
-	if err := raise(9002); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "Interface.MTU: 9002: want 9001 at most on the trunk ens6") {
+	if err := raise(9002); !errors.Is(err, plug.ErrInvalid) || !strings.Contains(err.Error(), "Interface.MTU: 9002: want at most 9001 on the trunk ens6") {
 		t.Errorf("an MTU that no trunk has: %v", err)
 	}
 	if got := read("ens6", "disable_ipv6"); got != "1" {
@@ -253,15 +254,15 @@ func TestTrunkIsRaised(t *testing.T) {
 		t.Errorf("disable_ipv6 of one that somebody had set up is %q, want 0", got)
 	}
 	plugtest.Must(t, node.NL.LinkSetDown(l))
-	trunk, err := p.find(plug.Ref{Trunk: "0A:FF:FF:00:00:01"}) // as others write it
+	trunk, err := p.trunks.find(plug.Ref{Trunk: "0A:FF:FF:00:00:01"}) // in the notation of other programs
 	plugtest.Must(t, err)
-	plugtest.Must(t, p.raise(ctx, trunk, 0))
+	plugtest.Must(t, p.trunks.raise(ctx, trunk, 0))
 	if a := plugtest.Link(t, node, "ens6").Attrs(); a.Flags&net.FlagUp == 0 {
 		t.Error("the trunk stays down")
 	}
 }
 
-// What the kernel says of VLANs that it does not know is told with what to do.
+// The error of a kernel without VLANs says what to do.
 func TestKernelWithoutVLANs(t *testing.T) {
 	w, trunk := plug.Want{Ref: plug.Ref{VLAN: 7}}, &netlink.LinkAttrs{Name: "ens6"}
 	if err := explain(unix.EOPNOTSUPP, w, trunk); !errors.Is(err, plug.ErrNoVLAN) || !strings.Contains(err.Error(), "VLAN 7 of the trunk ens6") || !strings.Contains(err.Error(), "8021q") {
@@ -272,8 +273,8 @@ func TestKernelWithoutVLANs(t *testing.T) {
 	}
 }
 
-// Where there are no namespaces there is nothing, and what is in their folder and is none is
-// passed over. A context that ended ends the look.
+// List finds nothing if the folder of namespaces is missing, ignores other files in it, and stops
+// when its context ends.
 func TestFolderOfNamespaces(t *testing.T) {
 	node, ctx := plugtest.Space(t, "node"), plugtest.Bounded(t)
 	dir := t.TempDir()
@@ -289,7 +290,7 @@ func TestFolderOfNamespaces(t *testing.T) {
 	}
 	seen := 0
 	p := newPlugger(t, node, Options{Dir: dir})
-	plugtest.Must(t, p.each(ctx, func(*podif.Namespace) (bool, error) { seen++; return true, nil }))
+	plugtest.Must(t, p.spaces.each(ctx, func(*podif.Namespace) (bool, error) { seen++; return true, nil }))
 	if seen != 1 {
 		t.Errorf("looked into %d namespaces, want the node's alone", seen)
 	}
