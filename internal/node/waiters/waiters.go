@@ -26,8 +26,9 @@ type waiter struct {
 // New returns an empty set of a part with a lock.
 func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[attachment.Key]waiter{}} }
 
-// Until returns nil once why returns nil. Why says what is missing; it is called at once and after each
-// Wake. When ctx ends first, the error is what is missing then.
+// Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
+// Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
+// first, the error is what is missing then.
 func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.Exhausted) error {
 	s.lock.Lock()
 	missing := why()
@@ -39,7 +40,9 @@ func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.
 	defer done()
 	for {
 		s.lock.Lock()
-		missing = why()
+		if missing = why(); missing == nil {
+			delete(s.all, req.Key)
+		}
 		s.lock.Unlock()
 		if missing == nil {
 			return nil

@@ -74,3 +74,36 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// unlocked is a mutex that calls a function after each unlock.
+type unlocked struct {
+	sync.Mutex
+	then func()
+}
+
+func (u *unlocked) Unlock() {
+	u.Mutex.Unlock()
+	if then := u.then; then != nil {
+		u.then = nil
+		then()
+	}
+}
+
+// A condition is not evaluated again after it held: what it decided then is what the ADD gets.
+func TestUntilEvaluatesNoMore(t *testing.T) {
+	var mu unlocked
+	s, looks := New(&mu), 0
+	key := request("a").Key
+	why := func() *source.Exhausted {
+		switch looks++; looks {
+		case 1:
+			return &source.Exhausted{Reason: "growing"}
+		case 2:
+			mu.then = func() { s.Why(key) }
+		}
+		return nil
+	}
+	if err := s.Until(t.Context(), request("a"), why); err != nil || looks != 2 {
+		t.Errorf("%v after %d looks, want 2", err, looks)
+	}
+}
