@@ -107,3 +107,30 @@ func TestUntilEvaluatesNoMore(t *testing.T) {
 		t.Errorf("%v after %d looks, want 2", err, looks)
 	}
 }
+
+// Waits of the same key do not end each other: a NIC's change may still wait when an ADD of its key comes.
+func TestWaitsOfOneKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		s, missing := New(&mu), true
+		done := s.Note(request("a"), func() *source.Exhausted { return &source.Exhausted{Reason: "no-link"} })
+		time.AfterFunc(time.Second, done)
+		time.AfterFunc(2*time.Second, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			missing = false
+			s.Wake(nil)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := s.Until(ctx, request("a"), func() *source.Exhausted {
+			if missing {
+				return &source.Exhausted{Reason: "growing"}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("it was not woken: %v", err)
+		}
+	})
+}
