@@ -104,9 +104,9 @@ func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish sou
 }
 
 // prepare returns once parts can be set up. The time limit of kernel work does not run meanwhile, and
-// a DEL ends the wait.
+// a DEL ends the wait. The last part is first, so that gateways hear of a pod while it waits for the links of its NICs.
 func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
-	for _, p := range a.parts {
+	for _, p := range slices.Backward(a.parts) {
 		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
 			return err
 		}

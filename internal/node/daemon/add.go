@@ -117,13 +117,14 @@ func (a *attachments) addAgainLater(ctx context.Context, seen attachment.Record)
 	if err != nil {
 		return err
 	}
-	defer unlock()
 	rec, ok := a.store.Get(seen.Key)
-	if !ok || rec.State != attachment.Ready {
-		return nil
+	if ok = ok && rec.State == attachment.Ready; ok {
+		_, err = a.again(ctx, rec, a.wiring.wireLease)
 	}
-	_, err = a.again(ctx, rec, a.wiring.wireLease)
-	a.followers.touch(rec)
+	unlock()
+	if ok {
+		a.followers.touch(rec) // without the lock, which they need
+	}
 	return err
 }
 

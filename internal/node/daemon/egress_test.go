@@ -398,6 +398,27 @@ func TestEgressFollowsNICs(t *testing.T) {
 	n.tunnels.settles(t, "internet/nat")
 }
 
+// Gateways hear of a pod while it waits for the links of its NICs.
+func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
+	n := newEgressNode(t, "10.0.0.5")
+	n.board = newSwitchboard()
+	r := n.restart(nil)
+	r.egress.says("pod-a", testEgress("nat"))
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	r.nics.delay(true)
+	added := make(chan error, 1)
+	ns := n.newNetns("a")
+	go func() { _, err := r.client.Add(within(t), addOf("a", ns)); added <- err }()
+	waitFor(t, func() bool {
+		n.tunnels.mu.Lock()
+		defer n.tunnels.mu.Unlock()
+		return n.tunnels.told[keyFor("a")].state == "Coming"
+	})
+	r.nics.delay(false)
+	must(t, <-added)
+	n.tunnels.want(t, "internet/nat")
+}
+
 // A daemon without egress reports pods that have it, and lets them be removed.
 func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")

@@ -214,6 +214,9 @@ func (k *keeper) check(ctx context.Context, records []attachment.Record) (all, f
 		wg.Go(func() {
 			defer func() { <-turns }()
 			r := k.checkOne(ctx, rec.Key)
+			if r.again {
+				k.followers.touch(rec) // without the container's lock, which they need
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			all, failed, away[service] = all && !r.busy, failed || r.failed, away[service] || r.unreachable
@@ -224,7 +227,7 @@ func (k *keeper) check(ctx context.Context, records []attachment.Record) (all, f
 }
 
 // checked is what came of one check.
-type checked struct{ busy, unreachable, failed bool }
+type checked struct{ busy, unreachable, failed, again bool }
 
 // checkOne sets up one attachment again if it is not as recorded, unless a call about its container
 // is under way: that may be an ADD that waits for long.
@@ -257,9 +260,8 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 		return checked{failed: true}
 	}
 	k.part.Ready(now)
-	k.followers.touch(rec)
 	k.log.Warn("set up the "+k.about.Name+" of a pod again", rec.ForLog("was", differs)...)
-	return checked{}
+	return checked{again: true}
 }
 
 // changed counts and logs how a change ended; news: with another error than the one before.

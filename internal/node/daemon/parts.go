@@ -24,9 +24,12 @@ func (ps parts) remove(ctx context.Context, rec attachment.Record) (first error)
 	return first
 }
 
-// have reports whether a record has anything of a part that may be left in the kernel.
-func (ps parts) have(rec attachment.Record) bool {
-	return slices.ContainsFunc(ps, func(p part.Part) bool { checks, _ := p.Checks(rec); return checks })
+// outlive reports whether a record has anything of a part that a reboot may leave on the node.
+func (ps parts) outlive(rec attachment.Record) bool {
+	return slices.ContainsFunc(ps, func(p part.Part) bool {
+		checks, _ := p.Checks(rec)
+		return checks && p.About().OutlivesReboot
+	})
 }
 
 func (ps parts) ready(rec attachment.Record) {

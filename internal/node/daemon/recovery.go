@@ -65,8 +65,8 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 // attachment restores, finishes or undoes one record.
 func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
 	_, inKernel := r.links[rec.HostLink]
-	rebooted, parts := rec.BootID != r.d.Store.Node().BootID && !inKernel, r.d.attachments.parts.have(rec)
-	if rebooted && !parts {
+	rebooted, outlives := rec.BootID != r.d.Store.Node().BootID && !inKernel, r.d.attachments.parts.outlive(rec)
+	if rebooted && !outlives {
 		return r.forget(rec)
 	}
 	r.owned[rec.HostLink] = true
@@ -79,11 +79,11 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	if rec.State == attachment.Ready && !rebooted {
 		return r.ready(ctx, rec)
 	}
-	if parts && r.later {
+	if outlives && r.later {
 		return errors.New("left to the sweep, as NICs of another attachment could not be unplugged")
 	}
 	err := r.finish(ctx, rec, rebooted)
-	r.later = r.later || err != nil && parts
+	r.later = r.later || err != nil && outlives
 	return err
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/statefile"
@@ -173,6 +174,32 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	if doc := r.inspector.document(); doc.Totals.Available != 2 {
 		t.Errorf("totals %+v, want both addresses available", doc.Totals)
 	}
+}
+
+// Nothing of egress outlives a reboot: records are forgotten as those without it, also when NICs of another
+// attachment cannot be unplugged.
+func TestRebootWithEgress(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
+	n.tunnels = newTunnels()
+	r := n.restart(nil)
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	for _, pod := range []string{"a", "b", "c", "d"} {
+		if pod != "a" {
+			r.egress.says("pod-"+pod, testEgress("nat"))
+		}
+		mustAdd(t, r, pod, n.newNetns(pod))
+	}
+	r.stop()
+	n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
+	n.board.set("Unplug", plug.ErrUnreachable)
+	r = n.restart(nil)
+	if recs := r.Store.Records(); len(recs) != 1 || len(recs[0].NICs) != 1 {
+		t.Errorf("records %v, want that of the NIC", recs)
+	}
+	if got := r.source.Cancels(); got != 0 {
+		t.Errorf("%d leases of pods without NICs were restored", got)
+	}
+	n.board.set("Unplug", nil)
 }
 
 func TestRecoveryIgnoresAnotherInstance(t *testing.T) {

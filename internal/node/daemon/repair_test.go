@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -150,4 +151,41 @@ func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	kernel.lacks = false // its module was loaded
 	d.lookAtARP()
 	d.conditions.want(t, ConditionARP, true, "")
+}
+
+// interfaces is a part whose interfaces other software removed, or one that follows them.
+type interfaces struct {
+	part.None
+	checks func()
+}
+
+func (i interfaces) About() part.About { return part.About{Name: "interfaces", ChecksAtOnce: 1} }
+
+func (i interfaces) Checks(attachment.Record) (bool, string) { i.checks(); return true, "" }
+
+func (i interfaces) Check(context.Context, attachment.Record) error { return errors.New("removed") }
+
+// Parts that follow interfaces are told when the container's lock is free: else they would find the attachment
+// busy, and look again only after a while.
+func TestFollowersFindTheLockFree(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	a, told := r.attachments, 0
+	rec := a.store.Records()[0]
+	about := part.About{Name: "interfaces", ChecksAtOnce: 1}
+	followers := keepers{{touched: retry.NewSignal(), keys: map[attachment.Key]bool{}, part: interfaces{checks: func() {
+		if unlock, ok := a.locks.try(rec.Key.ContainerID); ok {
+			unlock()
+			told++
+		}
+	}}}}
+	k := &keeper{part: interfaces{checks: func() {}}, about: about, attachments: a, followers: followers, clock: n.clock, log: r.Log}
+	if all, failed := k.check(t.Context(), []attachment.Record{rec}); !all || failed || told != 1 {
+		t.Errorf("set up again: %t, failed %t, told %d times", all, failed, told)
+	}
+	a.followers = followers
+	if must(t, a.addAgainLater(t.Context(), rec)); told != 2 {
+		t.Errorf("told %d times", told)
+	}
 }

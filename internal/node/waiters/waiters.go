@@ -14,20 +14,22 @@ import (
 // Set is the ADDs that wait for one part of the daemon. Conditions are called with the part's lock held.
 type Set struct {
 	lock sync.Locker
-	all  map[attachment.Key]waiter // guarded by lock
+	all  map[*waiter]bool // guarded by lock; several may be of one key, as an ADD and the change of a NIC
 }
 
 type waiter struct {
+	key  attachment.Key
 	pod  attachment.Pod
 	why  func() *source.Exhausted
 	wake retry.Signal
 }
 
 // New returns an empty set of a part with a lock.
-func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[attachment.Key]waiter{}} }
+func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[*waiter]bool{}} }
 
-// Until returns nil once why returns nil. Why says what is missing; it is called at once and after each
-// Wake. When ctx ends first, the error is what is missing then.
+// Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
+// Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
+// first, the error is what is missing then.
 func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.Exhausted) error {
 	s.lock.Lock()
 	missing := why()
@@ -35,17 +37,19 @@ func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.
 	if missing == nil {
 		return nil
 	}
-	wake, done := s.add(req, why)
+	w, done := s.add(req, why)
 	defer done()
 	for {
 		s.lock.Lock()
-		missing = why()
+		if missing = why(); missing == nil {
+			delete(s.all, w)
+		}
 		s.lock.Unlock()
 		if missing == nil {
 			return nil
 		}
 		select {
-		case <-wake:
+		case <-w.wake:
 		case <-ctx.Done():
 			missing.Err = errors.Join(missing.Err, ctx.Err())
 			return missing
@@ -59,15 +63,15 @@ func (s *Set) Note(req source.Request, why func() *source.Exhausted) (done func(
 	return done
 }
 
-func (s *Set) add(req source.Request, why func() *source.Exhausted) (wake retry.Signal, done func()) {
-	w := waiter{req.Pod, why, retry.NewSignal()}
+func (s *Set) add(req source.Request, why func() *source.Exhausted) (w *waiter, done func()) {
+	w = &waiter{req.Key, req.Pod, why, retry.NewSignal()}
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	s.all[req.Key] = w
-	return w.wake, func() {
+	s.all[w] = true
+	return w, func() {
 		s.lock.Lock()
 		defer s.lock.Unlock()
-		delete(s.all, req.Key)
+		delete(s.all, w)
 	}
 }
 
@@ -75,15 +79,17 @@ func (s *Set) add(req source.Request, why func() *source.Exhausted) (wake retry.
 func (s *Set) Why(key attachment.Key) *source.Exhausted {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if w, ok := s.all[key]; ok {
-		return w.why()
+	for w := range s.all {
+		if w.key == key {
+			return w.why()
+		}
 	}
 	return nil
 }
 
 // Wake has the ADDs of some pods look at their conditions again; nil: those of all pods. The lock is held.
 func (s *Set) Wake(of func(attachment.Pod) bool) {
-	for _, w := range s.all {
+	for w := range s.all {
 		if of == nil || of(w.pod) {
 			w.wake.Set()
 		}

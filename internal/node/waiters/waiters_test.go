@@ -74,3 +74,63 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// unlocked is a mutex that calls a function after each unlock.
+type unlocked struct {
+	sync.Mutex
+	then func()
+}
+
+func (u *unlocked) Unlock() {
+	u.Mutex.Unlock()
+	if then := u.then; then != nil {
+		u.then = nil
+		then()
+	}
+}
+
+// A condition is not evaluated again after it held: what it decided then is what the ADD gets.
+func TestUntilEvaluatesNoMore(t *testing.T) {
+	var mu unlocked
+	s, looks := New(&mu), 0
+	key := request("a").Key
+	why := func() *source.Exhausted {
+		switch looks++; looks {
+		case 1:
+			return &source.Exhausted{Reason: "growing"}
+		case 2:
+			mu.then = func() { s.Why(key) }
+		}
+		return nil
+	}
+	if err := s.Until(t.Context(), request("a"), why); err != nil || looks != 2 {
+		t.Errorf("%v after %d looks, want 2", err, looks)
+	}
+}
+
+// Waits of the same key do not end each other: a NIC's change may still wait when an ADD of its key comes.
+func TestWaitsOfOneKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		s, missing := New(&mu), true
+		done := s.Note(request("a"), func() *source.Exhausted { return &source.Exhausted{Reason: "no-link"} })
+		time.AfterFunc(time.Second, done)
+		time.AfterFunc(2*time.Second, func() {
+			mu.Lock()
+			defer mu.Unlock()
+			missing = false
+			s.Wake(nil)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := s.Until(ctx, request("a"), func() *source.Exhausted {
+			if missing {
+				return &source.Exhausted{Reason: "growing"}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("it was not woken: %v", err)
+		}
+	})
+}

@@ -104,7 +104,7 @@ func Unconfigured(log *slog.Logger) part.Part {
 // About implements part.Part.
 func (p Part) About() part.About {
 	return part.About{
-		Name: "NICs", Annotations: p.NICs.Annotations(), Wait: p.Wait, ChecksAtOnce: 1, Count: p.Count,
+		Name: "NICs", Annotations: p.NICs.Annotations(), Wait: p.Wait, OutlivesReboot: true, ChecksAtOnce: 1, Count: p.Count,
 		NotAcquired: "no NICs for the pod: ", NotPrepared: "the pod's NICs are not on the node yet: ", NotServed: "the pod's NICs carry no packets yet: ",
 	}
 }

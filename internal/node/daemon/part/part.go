@@ -129,6 +129,8 @@ type About struct {
 	// How the error of an ADD begins that waited in vain.
 	NotAcquired, NotPrepared, NotServed string
 
+	// OutlivesReboot: what the part sets up may be left after a reboot of the node, and has to be removed then.
+	OutlivesReboot bool
 	// FollowsInterfaces: the part has to be checked when an interface of the pod was set up again.
 	FollowsInterfaces bool
 	// ChecksAtOnce is how many attachments are checked concurrently; 0: the part has nothing to keep.
