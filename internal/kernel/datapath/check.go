@@ -160,7 +160,12 @@ func (c *check) checkWayOut(addr netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("list routes in %s: %w", c.pod.Netns, err)
 	}
-	d := rtnl.Kind[netlink.Route, rtnl.Route]{Key: rtnl.RouteOf}.Compare(podSideRoutes(c.peer.Index, addr), routes)
+	// Other software may set the source address of a route.
+	key := func(r netlink.Route) rtnl.Route {
+		r.Src = nil
+		return rtnl.RouteOf(r)
+	}
+	d := rtnl.Kind[netlink.Route, rtnl.Route]{Key: key}.Compare(podSideRoutes(c.peer.Index, addr), routes)
 	for _, r := range d.Missing {
 		c.differs("the pod lacks its route to %s", rtnl.RouteDst(r))
 	}

@@ -103,6 +103,19 @@ func TestCheckPodNamesEveryDifference(t *testing.T) {
 	}
 }
 
+// TestCheckPodIgnoresSourceOfRoutes: other software may set it.
+func TestCheckPodIgnoresSourceOfRoutes(t *testing.T) {
+	v := newVPC(t)
+	p := v.pod(podA, podA6)
+	for _, addr := range p.want.Addrs() {
+		for _, r := range podSideRoutes(p.links.PodIndex, addr) {
+			r.Src = addr.AsSlice()
+			p.must(p.nl.RouteReplace(&r))
+		}
+	}
+	p.must(v.node.CheckPod(ctx, p.want))
+}
+
 func TestDetachPod(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB)

@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
-// Wanted is the desired state of a node.
+// Desired is the desired state of a node.
 type Desired struct {
 	Config Config
 	Supply Supply // of the kind of Config.Uplinks; nil: none

@@ -32,14 +32,14 @@ type Uplinks interface {
 	replaced(n *Node) (did []string, err error)
 	// follow sets up ENIs again after the Config changed.
 	follow(n *Node) error
-	// none are the Carriers of a Repair that wants none.
+	// none is the Supply of a Repair that wants none.
 	none() Supply
 	// clear removes the routes of a node that has other uplinks now, and forgets what this Node set up. It is called
 	// on a zero value.
 	clear(n *Node) (changed []string, err error)
 }
 
-// Carriers is what the addresses of pods come from: an UplinkList with a VPC, a BlockList with a Routed, nothing with
+// Supply is what the addresses of pods come from: an UplinkList with a VPC, a BlockList with a Routed, nothing with
 // Ports.
 type Supply interface {
 	// restore sets them up.
@@ -77,7 +77,7 @@ func (Ports) kind() string                                        { return "port
 func (Ports) validate() error                                     { return nil }
 func (Ports) ipv6() bool                                          { return false }
 func (Ports) links(*Node, []netlink.Link) ([]netlink.Link, error) { return nil, nil }
-func (Ports) none() Supply                                        { return noCarriers{} }
+func (Ports) none() Supply                                        { return noSupply{} }
 func (Ports) clear(*Node) ([]string, error)                       { return nil, nil }
 
 // noENIs is the part of Uplinks that is about ENIs, for nodes without.
@@ -90,8 +90,8 @@ func (noENIs) state(*Node, *nftables.Conn) (uplinkState, error) { return uplinkS
 func (noENIs) replaced(*Node) ([]string, error)                 { return nil, nil }
 func (noENIs) follow(*Node) error                               { return nil }
 
-// noCarriers are the Carriers of Ports.
-type noCarriers struct{}
+// noSupply is the Supply of Ports.
+type noSupply struct{}
 
-func (noCarriers) restore(*Node) ([]string, error)         { return nil, nil }
-func (noCarriers) tidy(*Node, Inventory) ([]string, error) { return nil, nil }
+func (noSupply) restore(*Node) ([]string, error)         { return nil, nil }
+func (noSupply) tidy(*Node, Inventory) ([]string, error) { return nil, nil }

@@ -1,6 +1,7 @@
 package egressclient
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -231,5 +232,23 @@ func TestValidate(t *testing.T) {
 		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
+	}
+}
+
+// TestRemovalStops removes the rule that looks up the default table, and routes, before what protects other packets
+// from them. An error ends it.
+func TestRemovalStops(t *testing.T) {
+	p := newPlan(one(Egress{Destinations: nets("0.0.0.0/0"), Gateways: []Gateway{gw(1, true, "10.1.1.2")}}), 1500, nil)
+	var did []string
+	k := &kernel{before: func(what string) error {
+		did = append(did, what)
+		return errors.New("no buffer space")
+	}}
+	was := state{rules: p.rules, routes: p.desired(nil)}
+	if err := errors.Join(k.removeRules(was, plan{}), k.removeRoutes(was, plan{})); err == nil {
+		t.Error("no error")
+	}
+	if want := []string{"remove rule 2100 lookup 118", "remove route unreachable 0.0.0.0/0 in table 118"}; !slices.Equal(did, want) {
+		t.Errorf("attempted %q, want %q", did, want)
 	}
 }

@@ -150,8 +150,18 @@ func (k *kernel) setRoutes(was state, p plan, devices map[int]int, gateways bool
 func (k *kernel) removeRoutes(was state, p plan) error {
 	extra := k.routeKind().Compare(p.desired(nil), was.routes).Extra
 	slices.SortStableFunc(extra, func(a, b linkedRoute) int { return b.metric - a.metric })
-	_, err := k.routeKind().RemoveAll(extra)
-	return err
+	return removeInOrder(k.routeKind(), extra)
+}
+
+// removeInOrder removes objects and stops at the first error: exceptions that come later must stay while what they are
+// exceptions of does.
+func removeInOrder[T any, K comparable](kind rtnl.Kind[T, K], extra []T) error {
+	for i := range extra {
+		if _, err := kind.RemoveAll(extra[i : i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r route) String() string {
@@ -190,8 +200,7 @@ func (k *kernel) addRules(was state, p plan) error {
 func (k *kernel) removeRules(was state, p plan) error {
 	extra := k.ruleKind().Compare(p.rules, was.rules).Extra
 	slices.SortStableFunc(extra, func(a, b rtnl.Rule) int { return b.Priority - a.Priority })
-	_, err := k.ruleKind().RemoveAll(extra)
-	return err
+	return removeInOrder(k.ruleKind(), extra)
 }
 
 // clear removes everything of Berth's egress.

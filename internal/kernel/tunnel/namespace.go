@@ -1,7 +1,6 @@
 package tunnel
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -133,12 +132,12 @@ func (n *Namespace) SetIPv4Setting(link int, s IPv4Setting, value uint32) error 
 func (n *Namespace) GetIPv4Setting(link int, s IPv4Setting) (uint32, error) {
 	replies, err := n.request(unix.RTM_GETNETCONF, 0, netconfmsg{}, nl.NewRtAttr(netconfIndex, nl.Uint32Attr(uint32(link))))
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("read the IPv4 settings of link %d: %w", link, err)
 	}
 	for _, m := range replies {
 		attrs, err := nl.ParseRouteAttr(m[sizeofNetconfmsg:])
 		if err != nil {
-			return 0, err
+			return 0, fmt.Errorf("read the IPv4 settings of link %d: %w", link, err)
 		}
 		for _, a := range attrs {
 			if a.Attr.Type == s.inMessage && len(a.Value) == 4 {
@@ -146,7 +145,7 @@ func (n *Namespace) GetIPv4Setting(link int, s IPv4Setting) (uint32, error) {
 			}
 		}
 	}
-	return 0, errors.New("the kernel's answer does not have the setting")
+	return 0, fmt.Errorf("the kernel's IPv4 settings of link %d lack attribute %d", link, s.inMessage)
 }
 
 // request sends a message of NETLINK_ROUTE.
