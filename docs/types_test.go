@@ -19,35 +19,33 @@ const (
 
 // large are types beyond the bounds, with the reason.
 var large = map[string]string{
-	"cmd/vpclab.labFlags":                     flags,
-	"lab.Options":                             flags,
-	"internal/ctl/kubectl.Egress":             document,
-	"internal/ec2/cloud.ENI":                  document,
-	"internal/ec2/eni/plan.ENI":               "a row of independent input of the plan, without state",
-	"internal/ec2/cloud/cloudfake.Cloud":      "implements cloud.API and pace.Calls, a method for each EC2 action",
-	"internal/ec2/cloud/pace.Set":             untouched,
-	"internal/ec2/cloud/pace.pacer":           untouched,
-	"internal/ipam.Allocator":                 untouched,
-	"internal/kernel/datapath.VPC":            "pure: the configuration of a VPC's node, and the rules that follow from it",
-	"internal/kernel/egressclient.kernel":     "two methods beyond",
-	"internal/kernel/plug/routedvlan.Plugger": "to be split: links, routes, rules and filter of the node",
-	"internal/kernel/plug/vlan.Plugger":       "to be split, as routedvlan",
-	"internal/node/attachment.NIC":            document,
-	"internal/node/attachment.Record":         document,
-	"internal/node/attachment.Store":          "four methods beyond: reads and writes of three kinds of records in one folder, under one lock",
-	"internal/node/introspect.Document":       document,
-	"internal/node/nics.NICs":                 "twenty methods are the contract of the daemon's part (nicpart.NICs)",
-	"internal/node/podegress.Clients":         "one method beyond; most are the contract of the daemon's part (egresspart.Egress)",
-	"internal/source/sourcefake.Source":       "implements source.Source, with a switch for each answer",
-	"internal/vpcport/vpcporttest.Bed":        "what a provider's tests offer to the contract",
-	"lab.Status":                              document,
-	"lab/cloud/alcorfake.entity":              document,
-	"lab/cloud/ec2api.eniXML":                 document,
-	"lab/cloud/ec2api.instanceXML":            document,
-	"lab/cloud/ec2api.subnetXML":              document,
-	"lab/cloud/neutronfake.Port":              document,
-	"lab/cloud/spec.Spec":                     document,
-	"lab/cloud/vpc.ENI":                       document,
+	"cmd/vpclab.labFlags":                 flags,
+	"lab.Options":                         flags,
+	"internal/ctl/kubectl.Egress":         document,
+	"internal/ec2/cloud.ENI":              document,
+	"internal/ec2/eni/plan.ENI":           "a row of independent input of the plan, without state",
+	"internal/ec2/cloud/cloudfake.Cloud":  "implements cloud.API and pace.Calls, a method for each EC2 action",
+	"internal/ec2/cloud/pace.Set":         untouched,
+	"internal/ec2/cloud/pace.pacer":       untouched,
+	"internal/ipam.Allocator":             untouched,
+	"internal/kernel/datapath.VPC":        "pure: the configuration of a VPC's node, and the rules that follow from it",
+	"internal/kernel/egressclient.kernel": "two methods beyond",
+	"internal/node/attachment.NIC":        document,
+	"internal/node/attachment.Record":     document,
+	"internal/node/attachment.Store":      "four methods beyond: reads and writes of three kinds of records in one folder, under one lock",
+	"internal/node/introspect.Document":   document,
+	"internal/node/nics.NICs":             "twenty methods are the contract of the daemon's part (nicpart.NICs)",
+	"internal/node/podegress.Clients":     "one method beyond; most are the contract of the daemon's part (egresspart.Egress)",
+	"internal/source/sourcefake.Source":   "implements source.Source, with a switch for each answer",
+	"internal/vpcport/vpcporttest.Bed":    "what a provider's tests offer to the contract",
+	"lab.Status":                          document,
+	"lab/cloud/alcorfake.entity":          document,
+	"lab/cloud/ec2api.eniXML":             document,
+	"lab/cloud/ec2api.instanceXML":        document,
+	"lab/cloud/ec2api.subnetXML":          document,
+	"lab/cloud/neutronfake.Port":          document,
+	"lab/cloud/spec.Spec":                 document,
+	"lab/cloud/vpc.ENI":                   document,
 }
 
 // Reasons that several types have.
@@ -57,7 +55,7 @@ const (
 	untouched = "proven as it is, and not to be rewritten for its size"
 )
 
-// TestTypesAreSmall holds what contributing.md says about the size of types.
+// TestTypesAreSmall holds what docs/contributing.md says about the size of types.
 func TestTypesAreSmall(t *testing.T) {
 	fields, methods := map[string]int{}, map[string]int{}
 	goFiles(t, func(path string) error {

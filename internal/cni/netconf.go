@@ -17,8 +17,8 @@ import (
 // Defaults of the network configuration.
 const (
 	DefaultSocket = "/run/berth/berthd.sock"
-	// DefaultTimeout is berthd's default wait for an address, 45 s (docs/architecture.md, "The life of
-	// a pod"), plus time for the rest. It is far below the kubelet's four minutes.
+	// DefaultTimeout is berthd's default wait for an address, 45 s, plus time for the rest
+	// (docs/architecture.md, "The life of a pod"). It is far below the kubelet's four minutes.
 	DefaultTimeout = time.Minute
 )
 
