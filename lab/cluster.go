@@ -299,7 +299,7 @@ func (o Options) clusterName() string { return clusterName(o.ID) }
 
 func clusterName(lab string) string { return "vpclab-" + lab }
 
-// Reported returns once the API server knows of all that happened to the lab's
+// WaitReports returns once the API server knows of all that happened to the lab's
 // nodes and pods, or ctx ends. There is nothing to report in node mode.
 func (l *Lab) WaitReports(ctx context.Context) error {
 	if l.Kube == nil {

@@ -268,11 +268,11 @@ func (l *Lab) Operators() []*Operator { return l.operators.list }
 // Leader returns the operator that leads, by the Lease; nil when none does.
 func (l *Lab) Leader(ctx context.Context) (*Operator, error) { return l.operators.leader(ctx) }
 
-// CatchUp returns when the fabric has applied every event of the cloud so far. A call of the
+// WaitEvents returns when the fabric has applied every event of the cloud so far. A call of the
 // cloud may return before that, when the cloud is busy with other events.
 func (l *Lab) WaitEvents() { l.follower.catchUp() }
 
-// Books is a snapshot of EC2's state; empty where there is no EC2.
+// Snapshot is a snapshot of EC2's state; empty where there is no EC2.
 func (l *Lab) Snapshot() vpc.Snapshot {
 	if l.Cloud == nil {
 		return vpc.Snapshot{}
@@ -296,7 +296,7 @@ func (l *Lab) OutsidePath() string {
 	return l.Fabric.InternetPath()
 }
 
-// Trouble returns what went wrong in the lab itself while it ran.
+// Err returns what went wrong in the lab itself while it ran.
 func (l *Lab) Err() error { return l.trouble.all() }
 
 // note keeps an error for Trouble.

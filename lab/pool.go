@@ -118,7 +118,7 @@ func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations 
 	return nil
 }
 
-// AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
+// AddNode adds a node to a lab in pool mode: its machine, its BIRD, its Node,
 // and, unless daemons are left to others, its daemon.
 func (l *Lab) AddNode(name string) (*node.Node, error) {
 	if err := l.machines.mayName(name); err != nil {
@@ -142,7 +142,7 @@ func hostNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 }
 
-// RemoveHost powers a node of a lab in pool mode off for good. Its Node is not
+// RemoveNode powers a node of a lab in pool mode off for good. Its Node is not
 // ready, and stays until RemoveNodeObject, as it does where no cloud controller removes it.
 func (l *Lab) RemoveNode(name string) error {
 	err := l.LoseNode(name)
@@ -150,7 +150,7 @@ func (l *Lab) RemoveNode(name string) error {
 	return err
 }
 
-// LoseHost powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
+// LoseNode powers a node of a lab in pool mode off for good. Kubernetes does not notice: its
 // Node and Pods stay as they were until Cluster.NodeLost.
 func (l *Lab) LoseNode(name string) error {
 	m := l.machines.remove(name)

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// PullPlug cuts a machine's power: all that runs on it ends at once, and it has no link to its
+// PowerOff cuts a machine's power: all that runs on it ends at once, and it has no link to its
 // network. The cloud does not notice: the instance runs. PlugIn boots it again.
 func (l *Lab) PowerOff(name string) error {
 	m, err := l.machines.whole(name)
@@ -25,7 +25,7 @@ func (l *Lab) PowerOff(name string) error {
 	return errors.Join(m.PowerOff(), l.follower.unplug(m))
 }
 
-// PlugIn boots a machine after PullPlug: its disk is unchanged, its /run and the network state of
+// PowerOn boots a machine after PowerOff: its disk is unchanged, its /run and the network state of
 // its kernel are gone. It returns when its kubelet runs. A machine that does not come up is
 // powered off again.
 func (l *Lab) PowerOn(ctx context.Context, name string) error {
@@ -58,7 +58,7 @@ func (l *Lab) Reboot(ctx context.Context, name string) error {
 	return errors.Join(m.host.Stop(), l.PowerOff(name), l.PowerOn(ctx, name))
 }
 
-// Host returns a node's machine.
+// Machine returns a node's machine.
 func (l *Lab) Machine(name string) (*host.Host, error) {
 	m, err := l.machines.whole(name)
 	if err != nil {

@@ -125,7 +125,7 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
-// Ended tells whether a request failed because its context was cancelled: the daemon ends.
+// Cancelled tells whether a request failed because its context was cancelled: the daemon ends.
 func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
 
 // Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says

@@ -157,7 +157,7 @@ func (l objects) request(o *metav1.ListOptions) *rest.Request {
 	return l.rest.Get().NamespaceIfScoped(l.namespace, l.namespace != "").Resource(l.resource).VersionedParams(o, l.param)
 }
 
-// Only returns a field selector.
+// FieldEquals returns a field selector.
 func FieldEquals(field, value string) string {
 	return fields.OneTermEqualSelector(field, value).String()
 }

@@ -176,7 +176,7 @@ func NameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// Heard notes the outcome of a request for a resource, also of one that the owner made itself, and logs
+// NoteOutcome notes the outcome of a request for a resource, also of one that the owner made itself, and logs
 // when an outage begins and ends.
 func (m *Mirror) NoteOutcome(resource string, err error) {
 	if Cancelled(err) {

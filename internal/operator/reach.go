@@ -117,7 +117,7 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(err
 		return err
 	})
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // the program ends
 	}
 	return err
 }

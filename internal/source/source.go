@@ -26,7 +26,7 @@ type Request struct {
 	Options PodOptions
 }
 
-// Wish is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
+// PodOptions is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
 type PodOptions struct {
 	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
 	// Annotations are those of the pod that parts of the daemon read, by key.

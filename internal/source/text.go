@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// OneLine returns a text of others on one line, with at most most bytes before an ellipsis.
+// OneLine returns a text of others on one line, with up to most bytes before an ellipsis.
 func OneLine(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -21,7 +21,7 @@ func OneLine(s string, most int) string {
 	return s
 }
 
-// ASCII returns a text as the messages in status.node of Berth's kinds accept it: one line of printable ASCII, of at most most
+// ASCII returns a text as the messages in status.node of Berth's kinds accept it: one line of printable ASCII, of up to most
 // bytes.
 func ASCII(s string, most int) string {
 	s = strings.Map(func(r rune) rune {

@@ -116,7 +116,7 @@ func Story(l *lab.Lab) (list []NamedProof) {
 	return list
 }
 
-// Named is a proof of the demo on a lab. Try returns figures.
+// NamedProof is a proof of the demo on a lab. Try returns figures.
 type NamedProof struct {
 	Name string
 	Try  func(context.Context) (string, error)

@@ -52,7 +52,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r := &Reconciler{cfg: cfg, view: newView(cfg.Settle, cfg.Lag)}
 	r.loop.kick = retry.NewSignal()
-	r.loop.ended, r.loop.end = context.WithCancel(context.Background())
+	r.loop.ended, r.loop.end = context.WithCancel(context.Background()) //nolint:fatcontext // the life of the reconciler
 	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
 	if r.cfg.process = ofFleet; cfg.Fleet == nil {
 		r.cfg.process = ofOneNode

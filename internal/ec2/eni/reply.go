@@ -98,12 +98,8 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	if err := checkAmount(op, e, q.Amount); err != nil {
 		return err
 	}
-	if len(e.Tags) > 0 { // a reply may leave them out
-		for _, name := range slices.Sorted(maps.Keys(q.Tags)) {
-			if e.Tags[name] != q.Tags[name] {
-				return badReply(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], q.Tags[name])
-			}
-		}
+	if err := checkTags(op, e, q.Tags); err != nil {
+		return err
 	}
 	// A listing may have shown it while the call was repeated.
 	if old, ok := c.view.enis[e.ID]; ok && old.owner.createdTag != q.Tags[TagCreatedAt] {
@@ -120,6 +116,19 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 		return err
 	}
 	return c.ofNoOtherNode(op, e.ID, e.SubnetID, all)
+}
+
+// checkTags compares the tags of an ENI that a reply shows with those asked for. A reply may leave out all of them.
+func checkTags(op string, e cloud.ENI, asked map[string]string) error {
+	if len(e.Tags) == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		if e.Tags[name] != asked[name] {
+			return badReply(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], asked[name])
+		}
+	}
+	return nil
 }
 
 // ownAddress returns an ENI's primary address, if it has one.

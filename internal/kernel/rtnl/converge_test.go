@@ -33,7 +33,7 @@ func TestCompare(t *testing.T) {
 		{"", "b1 a1", "", "", "b1 a1"},
 		{"a1 b1", "b1 a1", "", "", ""},
 		{"a1 b2 c1", "c1 b1 d1", "a1", "b2", "d1"},
-		{"a1 a1", "", "a1", "", ""},
+		{"a1 a1", "", "a1", "", ""}, //nolint:dupword // desired twice
 	} {
 		d := kind.Compare(entries(c.desired), entries(c.observed))
 		var changed []entry

@@ -35,7 +35,7 @@ type acquirer struct {
 	adds     waitingADDs
 }
 
-func newAcquirer(o Options, draining context.Context) *acquirer {
+func newAcquirer(draining context.Context, o Options) *acquirer {
 	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock)}
 }
 

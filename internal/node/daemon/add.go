@@ -46,7 +46,7 @@ type attachments struct {
 
 func newAttachments(o Options, d *Daemon) *attachments {
 	return &attachments{
-		store: o.Store, source: o.Source, parts: o.Parts, acquirer: newAcquirer(o, d.draining), wiring: &wiring{o.Kernel, o.Parts}, locks: newKeyLocks(),
+		store: o.Store, source: o.Source, parts: o.Parts, acquirer: newAcquirer(d.draining, o), wiring: &wiring{o.Kernel, o.Parts}, locks: newKeyLocks(),
 		reaper: d.reaper, cooling: d.cooling, usable: d.usable, writable: d.writable, inspect: o.InspectNetns, clock: o.Clock, log: o.Log,
 	}
 }

@@ -53,7 +53,7 @@ type change struct {
 	failed  string // its error; empty: none
 }
 
-func newChanges(store *attachment.Store, clk clock.Clock, draining context.Context, of changing) *changes {
+func newChanges(draining context.Context, store *attachment.Store, clk clock.Clock, of changing) *changes {
 	return &changes{
 		changing: of, store: store, clock: clk, draining: draining, ended: retry.NewSignal(),
 		inFlight: retry.NewInFlight[attachment.Key, change](),

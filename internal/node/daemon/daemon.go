@@ -131,7 +131,7 @@ func New(o Options) *Daemon {
 	d.quarantine = &quarantine{attachments: d.attachments, conditions: d.conditions, list: o.Quarantined}
 	d.attachments.quarantine = d.quarantine
 	d.sweeper = &sweeper{attachments: d.attachments, kernel: o.Kernel, sandboxes: o.Sandboxes, grace: o.NetnsGrace, since: map[attachment.Key]time.Time{}}
-	d.keepers = newKeepers(o, d.attachments, d.conditions, d.draining)
+	d.keepers = newKeepers(d.draining, o, d.attachments, d.conditions)
 	if o.Repair.Upkeep != nil {
 		d.repairer = newRepairer(o, d)
 	}

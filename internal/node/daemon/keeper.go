@@ -47,7 +47,7 @@ type keeper struct {
 type keepers []*keeper
 
 // newKeepers makes one for each part, and tells attachments who follows interfaces.
-func newKeepers(o Options, a *attachments, c *conditions, draining context.Context) (all keepers) {
+func newKeepers(draining context.Context, o Options, a *attachments, c *conditions) (all keepers) {
 	for _, p := range o.Parts {
 		about := p.About()
 		if about.ChecksAtOnce == 0 {
@@ -58,7 +58,7 @@ func newKeepers(o Options, a *attachments, c *conditions, draining context.Conte
 			touched: retry.NewSignal(), keys: map[attachment.Key]bool{},
 		}
 		host := &host{attachments: a, wait: max(o.WarmWait, about.Wait)}
-		k.changes = newChanges(o.Store, o.Clock, draining, changing{
+		k.changes = newChanges(draining, o.Store, o.Clock, changing{
 			desired: p.Desired,
 			change:  func(ctx context.Context, key attachment.Key) error { return p.Change(ctx, host, key) },
 			done:    k.changed,
@@ -256,11 +256,11 @@ func (k *keeper) checkOne(ctx context.Context, key attachment.Key) checked {
 	now, err := k.attachments.again(ctx, rec, k.part.SetUp)
 	k.count(part.Again, err)
 	if err != nil {
-		k.log.Warn("setting up the "+k.about.Name+" of a pod again, will try again", rec.ForLog("was", differs, "err", err)...)
+		k.log.Warn("setting up the "+k.about.Name+" of a pod again, will try again", rec.ForLog("was", differs, "err", err)...) //nolint:sloglint // a part has one name
 		return checked{failed: true}
 	}
 	k.part.Ready(now)
-	k.log.Warn("set up the "+k.about.Name+" of a pod again", rec.ForLog("was", differs)...)
+	k.log.Warn("set up the "+k.about.Name+" of a pod again", rec.ForLog("was", differs)...) //nolint:sloglint // a part has one name
 	return checked{again: true}
 }
 
@@ -269,7 +269,7 @@ func (k *keeper) changed(rec attachment.Record, err error, news bool) {
 	k.followers.touch(rec)
 	k.count(part.Changed, err)
 	if news {
-		k.log.Warn("changing the "+k.about.Name+" of a running pod, will try again", rec.ForLog("err", err)...)
+		k.log.Warn("changing the "+k.about.Name+" of a running pod, will try again", rec.ForLog("err", err)...) //nolint:sloglint // a part has one name
 	}
 }
 
@@ -302,7 +302,7 @@ func (k *keeper) sweep(ctx context.Context) {
 		return k.attachments.store.Has(hostLink, port) || slices.Contains(damaged, hostLink)
 	})
 	if k.swept = err == nil; err != nil && ctx.Err() == nil {
-		k.log.Warn("removing "+k.about.Name+" that no record has, will try again", "err", err)
+		k.log.Warn("removing "+k.about.Name+" that no record has, will try again", "err", err) //nolint:sloglint // a part has one name
 	}
 }
 
@@ -321,7 +321,7 @@ func (h *host) Hold(ctx context.Context, key attachment.Key) (rec attachment.Rec
 	rec, ok := h.attachments.store.Get(key)
 	if ok && rec.State == attachment.Ready && !h.hasNewer(rec) {
 		if alive, err := h.attachments.netnsAlive(rec.Netns); alive || err != nil {
-			return rec, unlock, nil
+			return rec, unlock, nil //nolint:nilerr // what cannot be looked at counts as alive
 		}
 	}
 	unlock()

@@ -135,7 +135,7 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 	return errors.Join(errs...)
 }
 
-// Wanted returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
+// Desired returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
 // which their states say.
 func (n *NICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	n.mu.Lock()
@@ -143,13 +143,13 @@ func (n *NICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ boo
 	return n.observed.desired(n.rules, rec)
 }
 
-// News has an element when running pods may have to get other NICs.
+// DesiredChanged has an element when running pods may have to get other NICs.
 func (n *NICs) DesiredChanged() <-chan struct{} { return n.news }
 
-// Changed has an element when other software may have changed something that is plugged.
+// Drifted has an element when other software may have changed something that is plugged.
 func (n *NICs) Drifted() <-chan struct{} { return n.drift.changed }
 
-// Touched returns the ports whose plugs other software may have changed since the last call; all: any port.
+// TakeDrift returns the ports whose plugs other software may have changed since the last call; all: any port.
 func (n *NICs) TakeDrift() (ports []string, all bool) { return n.drift.take() }
 
 // LinkChanged is as daemon.NICs documents it. A NIC depends on the links of its port, all of which are

@@ -38,7 +38,7 @@ func known(t *testing.T, has []string, list ...*v1alpha1.PodNIC) (*observed, att
 }
 
 // become has a PodNIC of pod 1 say something else.
-func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) {
+func (b *observed) become(k int, change func(*v1alpha1.PodNIC)) { //nolint:staticcheck // o is the PodNIC here
 	o := podNIC(1, k, v1alpha1.PhaseActive)
 	o.UID = types.UID("uid-" + o.Name)
 	change(o)

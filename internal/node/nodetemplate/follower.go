@@ -107,18 +107,18 @@ func (f *Follower) Choice() (c *template.Choice, known bool) {
 	return f.choice, f.known
 }
 
-// Counted returns the last choice that could be applied before the start; nil: none, or it is not known. It stays in force
+// LastApplied returns the last choice that could be applied before the start; nil: none, or it is not known. It stays in force
 // while the newest one is invalid.
 func (f *Follower) LastApplied() *template.Choice { return f.applied }
 
-// Counts records for the next start that a choice could be applied.
+// RecordApplied records for the next start that a choice could be applied.
 func (f *Follower) RecordApplied(c *template.Choice) {
 	if err := save(f.cfg.Dir, countsFile, f.cfg.InstanceID, c); err != nil {
 		f.log.Warn("applied choice of a NodeNetworkTemplate not recorded; it is lost if berthd restarts while the newest one is invalid", "error", err)
 	}
 }
 
-// Tell has one goroutine call changed with every choice that follows after.
+// OnChange has one goroutine call changed with every choice that follows after.
 func (f *Follower) OnChange(after *template.Choice, changed func(*template.Choice)) {
 	f.mu.Lock()
 	f.changed, f.due = changed, f.known && !reflect.DeepEqual(f.choice, after)

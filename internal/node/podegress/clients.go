@@ -120,10 +120,10 @@ func (c *Clients) CheckOptions(req source.Request) error {
 	return errs.Err()
 }
 
-// News has an element when running pods may have to get another egress.
+// DesiredChanged has an element when running pods may have to get another egress.
 func (c *Clients) DesiredChanged() <-chan struct{} { return c.changed }
 
-// Wanted returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
+// Desired returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
 func (c *Clients) Desired(rec attachment.Record) (egress *attachment.Egress, differ bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -199,7 +199,7 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 // Why returns what the Acquire of a key waits for; nil when none does.
 func (c *Clients) Why(key attachment.Key) *source.Exhausted { return c.waiters.Why(key) }
 
-// TakeUp notes the attachments that are ready when the daemon starts.
+// Restore notes the attachments that are ready when the daemon starts.
 func (c *Clients) Restore(ready []attachment.Record) {
 	c.change(func(o *observed) {
 		for _, rec := range ready {
@@ -210,7 +210,7 @@ func (c *Clients) Restore(ready []attachment.Record) {
 	})
 }
 
-// Coming announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
+// Announce announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
 // is complete.
 func (c *Clients) Announce(rec attachment.Record) {
 	if c.cfg.Kernel.Supported() == nil {
@@ -232,7 +232,7 @@ func (c *Clients) Failed(rec attachment.Record, err error) {
 	}
 }
 
-// Gone notes that an attachment is gone.
+// Ended notes that an attachment is gone.
 func (c *Clients) Ended(rec attachment.Record) {
 	if mayBeClient(rec) {
 		c.change(func(o *observed) { o.end(rec) })

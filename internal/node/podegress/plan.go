@@ -155,7 +155,7 @@ func (t egress) choose(pod string, of []gateway, silent silentOnes) map[string]b
 	return chosen
 }
 
-// pick shortens lists of gateways to at most most gateways altogether, equally many of each list as far as possible. In a
+// pick shortens lists of gateways to up to most gateways altogether, equally many of each list as far as possible. In a
 // list, the gateway that new connections prefer comes first, and the others follow by weight, so that adding or
 // removing a gateway changes only its own place. Each list stays in its order.
 func pick(pod string, lists [][]gateway, most int) [][]gateway {

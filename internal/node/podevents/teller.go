@@ -36,7 +36,7 @@ type Options struct {
 	Counted func(r Result, n int) // for metrics
 }
 
-// Teller writes Events of Pods. Make it with New and call Run.
+// Recorder writes Events of Pods. Make it with New and call Run.
 type Recorder struct {
 	o    Options
 	wake retry.Signal // there is news
@@ -50,7 +50,7 @@ func New(o Options) *Recorder {
 	return &Recorder{o: o, wake: retry.NewSignal(), queue: newQueue(o.Node)}
 }
 
-// Tell accepts news. It returns at once and may be called at any time. It ignores news of pods without
+// Record accepts news. It returns at once and may be called at any time. It ignores news of pods without
 // a name.
 func (t *Recorder) Record(n News) {
 	if n.Pod.Namespace == "" || n.Pod.Name == "" {

@@ -99,7 +99,7 @@ func TestUntilEvaluatesNoMore(t *testing.T) {
 		case 1:
 			return &source.Exhausted{Reason: "growing"}
 		case 2:
-			mu.then = func() { s.Why(key) }
+			mu.then = func() { _ = s.Why(key) }
 		}
 		return nil
 	}

@@ -78,31 +78,31 @@ func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
 }
 
 // offer is allocate, for a request that does not wait.
-func (b *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
-	if b.closed != nil {
-		return o, b.closed
+func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
+	if p.closed != nil {
+		return o, p.closed
 	}
 	if r.tried {
-		piece, err := b.layout.Block(r.index)
+		piece, err := p.layout.Block(r.index)
 		if err == nil {
-			return offer{index: r.index, piece: piece, pool: b.uid}, nil
+			return offer{index: r.index, piece: piece, pool: p.uid}, nil
 		}
 		r.tried = false // the pool is another one; the sweep finds out whether the block was made
 	}
-	if b.free() <= int64(b.offered) {
-		return o, exhausted(b.layout.Blocks(), b.name)
+	if p.free() <= int64(p.offered) {
+		return o, exhausted(p.layout.Blocks(), p.name)
 	}
-	index, ok := b.carver.Take(b.layout.Blocks())
+	index, ok := p.carver.Take(p.layout.Blocks())
 	if !ok {
-		return o, exhausted(b.layout.Blocks(), b.name)
+		return o, exhausted(p.layout.Blocks(), p.name)
 	}
-	b.unconfirmed[index] = now
-	piece, err := b.layout.Block(index)
+	p.unconfirmed[index] = now
+	piece, err := p.layout.Block(index)
 	if err != nil {
 		return o, &refusal{v1alpha1.ReasonPoolInvalid, err.Error()}
 	}
 	r.index, r.tried = index, true
-	return offer{index: index, piece: piece, pool: b.uid}, nil
+	return offer{index: index, piece: piece, pool: p.uid}, nil
 }
 
 // wait has a request wait for a block of its pool.

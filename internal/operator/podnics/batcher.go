@@ -237,7 +237,7 @@ func (b *vpcBatcher) take(k callKind) []call {
 	return batch
 }
 
-// takeAlike removes the calls for new ports that one request asks for, at most most of them. batcher.mu is held.
+// takeAlike removes the calls for new ports that one request asks for, up to most of them. batcher.mu is held.
 func (b *vpcBatcher) takeAlike(most int) []call {
 	waiting := b.waiting[creates]
 	picked := nicplan.Batch(func(yield func(vpcport.NewPort) bool) {

@@ -114,7 +114,7 @@ func (q *quotas) vacate(uid types.UID, each *quotaNIC) {
 	q.wakeWaiting(of, wakes)
 }
 
-// wakeWaiting has at most most NICs reconciled that wait for a place. q.mu is held.
+// wakeWaiting reconciles up to most NICs that wait for a place. q.mu is held.
 func (q *quotas) wakeWaiting(of *quota, most int) {
 	for uid, each := range of.waiting {
 		if most--; most < 0 {

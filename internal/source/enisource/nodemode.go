@@ -32,7 +32,7 @@ func New(o Options, c eni.Config) (*Source, error) {
 	return s, nil
 }
 
-// Wanted is settings that the ENIs should have.
+// Desired is settings that the ENIs should have.
 type Desired struct {
 	Template string // the object that they come from; empty: only the daemon's configuration
 	Settings eni.Settings

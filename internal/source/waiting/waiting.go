@@ -129,7 +129,7 @@ func (w *Waiter) part() {
 	w.queue, w.at = nil, nil
 }
 
-// Desk implements Acquire with the functions of a source.
+// Acquirer implements Acquire with the functions of a source.
 type Acquirer struct {
 	Lock sync.Locker // of the source; held when the functions below are called
 	// Held returns the lease that a key already has.

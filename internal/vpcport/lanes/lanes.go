@@ -24,7 +24,7 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// Lanes limit all calls that the provider counts together: those to one endpoint. They may be used by
+// Limiter limit all calls that the provider counts together: those to one endpoint. They may be used by
 // many goroutines.
 type Limiter struct {
 	most  int

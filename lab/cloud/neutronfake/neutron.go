@@ -233,7 +233,7 @@ func (c *Cloud) Ports() (out []Port) {
 	return out
 }
 
-// Books are the networks, subnets, groups and ports at one moment, each ordered by ID.
+// Snapshot are the networks, subnets, groups and ports at one moment, each ordered by ID.
 type Snapshot struct {
 	Networks []Network
 	Subnets  []Subnet

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Books is the state of the cloud at one moment, as copies. Each list is ordered by ID.
+// Snapshot is the state of the cloud at one moment, as copies. Each list is ordered by ID.
 type Snapshot struct {
 	Seq         uint64 // of the last event that is already contained
 	Time        time.Time

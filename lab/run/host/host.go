@@ -220,7 +220,7 @@ func (h *Host) kill() error {
 // killPatience is how long the kernel may take to end killed processes.
 const killPatience = 30 * time.Second
 
-// Scrap removes the disk of a machine that is off.
+// RemoveDisk removes the disk of a machine that is off.
 func (h *Host) RemoveDisk() error { return os.RemoveAll(h.Disk) }
 
 // Run runs a command on the machine and returns what it prints. Programs of the

@@ -154,7 +154,7 @@ func (s *programs) established(ctx context.Context, api dynamic.Interface, name 
 // plugin/policy). It calls that forbidden, or invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
-// Away reports whether an error is of an API server that cannot answer, such as one that is starved or
+// Unavailable reports whether an error is of an API server that cannot answer, such as one that is starved or
 // waits for etcd, from one that refuses.
 func Unavailable(err error) bool {
 	status := apierrors.APIStatus(nil)
@@ -166,7 +166,7 @@ func Unavailable(err error) bool {
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// Again retries a request while the API server is Away and
+// Retry retries a request while the API server is Unavailable and
 // ctx lasts. What names it in the error.
 func Retry(ctx context.Context, what string, do func() error) error {
 	if err := poll.Retry(ctx, do, Unavailable); err != nil {

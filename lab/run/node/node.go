@@ -164,7 +164,7 @@ func (n *Node) PowerOff() error {
 	return errors.Join(errs...)
 }
 
-// Scrap removes the node's disk but for its logs.
+// RemoveDisk removes the node's disk but for its logs.
 func (n *Node) RemoveDisk() error {
 	var errs []error
 	for _, d := range []string{"run", "etc", "opt", "var"} {

@@ -216,7 +216,7 @@ func (u unconfigured) Check(_ context.Context, rec attachment.Record) error { re
 // Remove implements Part. The pod must go anyway.
 func (u unconfigured) Remove(_ context.Context, rec attachment.Record) error {
 	if u.failure(rec) != nil {
-		u.log.Warn("removing a pod without its "+u.name+", as this berthd is not configured for them", rec.ForLog()...)
+		u.log.Warn("removing a pod without its "+u.name+", as this berthd is not configured for them", rec.ForLog()...) //nolint:sloglint // a part has one name
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func (c controller) reconcile(ctx context.Context, q reconcile.Request) (reconci
 		return reconcile.Result{}, fmt.Errorf("write the branch interfaces of Node %s: %w", q.Name, err)
 	}
 	if err != nil {
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, nil //nolint:nilerr // the Node is gone
 	}
 	c.log.Info("wrote the branch interfaces of a Node", "node", n.Name, "branches", capacity)
 	return reconcile.Result{}, nil

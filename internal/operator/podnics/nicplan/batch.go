@@ -11,7 +11,7 @@ import (
 )
 
 // Batch returns which of the waiting new ports, in the order in which they came, go into the next
-// call: the first and those like it, at most most of them. A call succeeds or fails as a whole: a
+// call: the first and those like it, up to most of them. A call succeeds or fails as a whole: a
 // port with a certain address, which may be taken, goes alone, and a full subnet delays only ports
 // of that subnet. The indexes rise. Batch reads no more of waiting than it needs.
 func Batch(waiting iter.Seq[vpcport.NewPort], most int) (picked []int) {

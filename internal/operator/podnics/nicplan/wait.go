@@ -95,6 +95,11 @@ func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 		}
 		return s
 	}
+	return pacedCall(s, d, o, c, a)
+}
+
+// pacedCall is paced for steps that call the provider.
+func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	cools := c.CoolUntil.Sub(c.Now)
 	switch {
 	case c.Closed:

@@ -78,7 +78,7 @@ func (e *callObserver) Called(op string, err error, waited, took time.Duration) 
 	}
 }
 
-// take returns the lanes of an endpoint, which has at most most calls in flight; 0: as many as the options say.
+// take returns the lanes of an endpoint, which has up to most calls in flight; 0: as many as the options say.
 func (o *opener) take(endpoint string, most int) *lanes.Limiter {
 	o.mu.Lock()
 	defer o.mu.Unlock()

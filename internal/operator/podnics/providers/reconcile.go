@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/branch"
@@ -132,10 +133,7 @@ func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	wait, err := c.report(ctx, v, s, nics)
 	c.publish(v, s)
-	if until := max(s.next.Sub(c.now()), time.Millisecond); wait == 0 || until < wait {
-		wait = until
-	}
-	return reconcile.Result{RequeueAfter: wait}, err
+	return reconcile.Result{RequeueAfter: queue.Sooner(wait, max(s.next.Sub(c.now()), time.Millisecond))}, err
 }
 
 // nics is how many PodNICs a VPC has by the cache.
