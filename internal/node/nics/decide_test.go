@@ -127,7 +127,7 @@ func TestObjectsThatLie(t *testing.T) {
 		`VLAN: "4095"`:                     onTrunk("0a:ff:ff:00:00:01", 4095),
 		`VLAN: "-7"`:                       onTrunk("0a:ff:ff:00:00:01", -7),
 		"Binding":                          func(o *v1alpha1.PodNIC) { o.Spec.Binding = "macvtap" },
-		"want tap, or none, for a port that an agent": func(o *v1alpha1.PodNIC) {
+		"want tap, or none, for kind Netns": func(o *v1alpha1.PodNIC) {
 			o.Spec.Binding = v1alpha1.BindingBridge
 			o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
 		},
@@ -329,7 +329,7 @@ func TestDecide(t *testing.T) {
 		"two addresses of a family": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "192.168.0.99/24"})
-		}, "", "one of a family, or one of each"},
+		}, "", "one address, or one of each IP family"},
 		"both families": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64", Gateway: "fe80:ec2::1"})
@@ -341,7 +341,7 @@ func TestDecide(t *testing.T) {
 		"no router of IPv6": {ofENIs, func(s *v1alpha1.PodNICStatus) {
 			branch("eth0")(s)
 			s.Addresses = append(s.Addresses, v1alpha1.PortAddress{CIDR: "2001:db8::9/64"})
-		}, "", "the router of each address's subnet"},
+		}, "", "the router of the subnet of each address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newObserved()

@@ -97,7 +97,7 @@ func TestStaleObjectIsReplaced(t *testing.T) {
 	old := m.put("i-0ddd")
 	m.operator(give(10, 12))
 	m.start()
-	m.readySays("only once the operator says in the condition Degraded that its instance is another's or gone")
+	m.readySays("only if the operator's condition Degraded says that the instance belongs to another node or is gone")
 	m.operator(ofNoUse)
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	if o.UID == old.UID || len(o.Spec.IPAM.Available) > 0 {
