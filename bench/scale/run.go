@@ -1,4 +1,4 @@
-// Package scale runs Berth's ENI allocator (eni/fleet behind cloud/pace) for up
+// Package scale runs Berth's ENI allocator (internal/ec2/eni/fleet behind internal/ec2/cloud/pace) for up
 // to ten thousand nodes against an EC2 in memory, in virtual time, and measures
 // what it costs and how long it takes. There is no HTTP and no Kubernetes in it.
 //

@@ -36,9 +36,6 @@ func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
 	return newLoader(flags, g, gatewayTable(g), g.finish)
 }
 
-// GatewaySettings are those of berth-egress, in the order of the reference.
-func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
-
 // finish sets defaults that depend on the pod, and finds contradictions.
 func (g *Gateway) finish(given Given) []error {
 	g.Given = given

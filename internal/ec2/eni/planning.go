@@ -60,7 +60,7 @@ func (p *planning) evaluate(now time.Time) *evaluation {
 // decide makes the plan and reserves what its first step of growth takes.
 func (p *planning) decide(now time.Time) (e *evaluation, reserved *placement.Reservation) {
 	e = &evaluation{state: p.state(now)}
-	if p.cfg.DrainOutdated { // a drain depends on what others can have
+	if p.cfg.DrainOutdated { // an ENI drains only while another one can have its addresses
 		e.state.Subnets = p.placement.Subnets(now)
 	}
 	p.surplus.allow(p.instance.limits, p.cfg.Policy, &e.state, p.cfg.DrainOutdated, now)

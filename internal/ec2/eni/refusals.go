@@ -8,9 +8,8 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// The node grows in no other way before an ENI that was created is attached. An ENI that EC2 refuses to
-// attach, for whatever is wrong with it, must not keep the node from growing for ever: after a few
-// tries it counts as surplus, is deleted, and the plan goes on without it.
+// The node grows in no other way before an ENI that was created is attached. So an ENI that EC2 keeps
+// refusing to attach counts as surplus after a few attempts: it is deleted, and the plan goes on without it.
 
 const (
 	attachTries = 3

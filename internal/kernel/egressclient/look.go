@@ -31,7 +31,7 @@ type linkedRoute struct {
 	link int
 }
 
-// fresh tells that there is nothing of Berth's egress.
+// fresh tells whether the namespace has no links and no filter of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
 // look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a

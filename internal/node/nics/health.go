@@ -30,7 +30,7 @@ const (
 	conditionPodNICs = "PodNICsUsable"
 )
 
-// vswitch watches the node's Open vSwitch: whether it can be used, and what others change in it.
+// vswitch watches the node's Open vSwitch: whether it can be used, and which rows other software changes.
 type vswitch struct {
 	Switch
 	bridges []string

@@ -93,34 +93,12 @@ func (n *NICs) Unplugged(rec attachment.Record) { n.change(func(o *observed) { o
 
 // Sweep removes plugs for which keep returns false. keep is called with the attachment (attachment.Record.HostLink) and
 // the port, both empty for what an interrupted call left. Sweep may run beside ADDs, as keep is called after the plugs
-// were listed.
+// were listed. If plugs of one kind cannot be listed, those of other kinds are swept.
 func (n *NICs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
-	return n.remove(ctx, func(f plug.Found) bool { return !keep(f.Attachment, f.PortID) })
-}
-
-// Plugs returns the attachments (attachment.Record.HostLink) that have anything plugged.
-func (n *NICs) Plugs(ctx context.Context) ([]string, error) {
-	found, err := n.cfg.Plugger.List(ctx)
-	var links []string
-	for _, f := range found {
-		if f.Attachment != "" && !slices.Contains(links, f.Attachment) {
-			links = append(links, f.Attachment)
-		}
-	}
-	return links, err
-}
-
-// Clear removes everything that is plugged for one attachment.
-func (n *NICs) Clear(ctx context.Context, hostLink string) error {
-	return n.remove(ctx, func(f plug.Found) bool { return hostLink != "" && f.Attachment == hostLink })
-}
-
-// remove removes unwanted plugs. If plugs of one kind cannot be listed, those of other kinds are removed.
-func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error {
 	found, err := n.cfg.Plugger.List(ctx)
 	errs := []error{err}
 	for _, f := range found {
-		if !unwanted(f) {
+		if keep(f.Attachment, f.PortID) {
 			continue
 		}
 		if err := failpoint.Hit("port.remove.before"); err != nil {
@@ -133,6 +111,18 @@ func (n *NICs) remove(ctx context.Context, unwanted func(plug.Found) bool) error
 		n.log.Info("removed a plug without an attachment", "port", f.PortID, "attachment", f.Attachment, "link", f.Link, "kind", f.Kind)
 	}
 	return errors.Join(errs...)
+}
+
+// Plugs returns the attachments (attachment.Record.HostLink) that have anything plugged.
+func (n *NICs) Plugs(ctx context.Context) ([]string, error) {
+	found, err := n.cfg.Plugger.List(ctx)
+	var links []string
+	for _, f := range found {
+		if f.Attachment != "" && !slices.Contains(links, f.Attachment) {
+			links = append(links, f.Attachment)
+		}
+	}
+	return links, err
 }
 
 // Desired returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
@@ -152,7 +142,7 @@ func (n *NICs) Drifted() <-chan struct{} { return n.drift.changed }
 // TakeDrift returns the ports whose plugs other software may have changed since the last call; all: any port.
 func (n *NICs) TakeDrift() (ports []string, all bool) { return n.drift.take() }
 
-// LinkChanged is as daemon.NICs documents it. A NIC depends on the links of its port, all of which are
+// LinkChanged implements nicpart.NICs. A NIC depends on the links of its port, all of which are
 // named by the port's ID, on its trunk if it is a VLAN, and on the links by which the node routes to it.
 func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	n.mu.Lock()

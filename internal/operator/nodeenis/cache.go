@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Objects are all NodeNetworks, without what nobody reads here.
+// Objects are all NodeNetworks, without the fields that the operator does not read.
 var Objects = watched.Of(&v1alpha1.NodeNetwork{}, &v1alpha1.NodeNetworkList{}, trimObject)
 
 // Watches are the kinds that the cache of a manager with Setup keeps.

@@ -34,7 +34,7 @@ const (
 // maxTries is how many of the MAC addresses that a port may have got the collector recognizes.
 const maxTries = 16
 
-// collector lists all ports of Berth in each VPC now and then, to see what others did to those of NICs. It
+// collector lists all ports of Berth in each VPC at intervals and finds those of NICs that other clients of the provider changed. It
 // deletes orphans, ports without a PodNIC: at once if the PodNIC vanished while this process
 // watched, otherwise after they were seen for a while, such as those of a call that an operator made
 // that did not lead any more.

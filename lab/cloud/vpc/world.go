@@ -196,7 +196,7 @@ const (
 )
 
 // Event is one change. Instance and ENI are copies; zero if the event has none. Seq counts the events;
-// Books.Seq is that of the last event in a snapshot.
+// Snapshot.Seq is that of the last event in a snapshot.
 type Event struct {
 	Seq      uint64
 	Time     time.Time

@@ -22,9 +22,6 @@ type Problem struct {
 	Message string // for people, with what to do
 }
 
-// Error implements error.
-func (p *Problem) Error() string { return p.Message }
-
 // The path of the template in an Egress is that in a Deployment, so that the API server's errors on
 // the Deployment's fields name the Egress's.
 const (

@@ -7,7 +7,7 @@
 //	pool.go    the ports and the NICs that are known; taking a port
 //	fill.go    what is to be created and deleted now, on all nodes
 //	work.go    the calls
-//	survey.go  ports of earlier operators, and what others did to ports
+//	survey.go  ports of earlier operators, and ports that other clients changed
 //	metrics.go the metrics
 //
 // No two NICs get one port:
