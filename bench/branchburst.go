@@ -24,8 +24,7 @@ func branchBursts(ctx context.Context, b *bench) ([]Result, error) {
 		var last, half, forced []float64
 		for range branchRuns {
 			o := branches.Order{Pods: branchPods, Limits: each.limits}
-			o.Profile = b.profiles.next(each.name)
-			out, err := branches.Run(ctx, o)
+			out, err := branches.Job.Run(ctx, o, b.profiles.next(each.name))
 			if err != nil {
 				return nil, err
 			}

@@ -22,8 +22,7 @@ func (b *bench) egressRun(ctx context.Context, parts int) (egressclients.Outcome
 		Pods: egressPods / parts, Clients: egressClients / parts, Egresses: egresses / parts,
 		Changes: egressChanges, PerSecond: egressPerSecond / parts,
 	}
-	o.Profile = b.profiles.next(fmt.Sprintf("egress-clients-%d", o.Pods))
-	out, err := egressclients.Run(ctx, o)
+	out, err := egressclients.Job.Run(ctx, o, b.profiles.next(fmt.Sprintf("egress-clients-%d", o.Pods)))
 	if err == nil {
 		say("  %d pods, %d clients: %v a client, %v another pod, told within %v; %d objects, %.0f B/s; writes %v", o.Pods, o.Clients, out.CPU, out.Idle, out.Told, out.Objects, out.Bytes, out.Writes)
 	}

@@ -35,7 +35,9 @@ import (
 )
 
 func main() {
-	bubble.Child(map[string]bubble.Work{scale.Name: scale.Work, ports.Name: ports.Work, egressclients.Name: egressclients.Work, branches.Name: branches.Work}) // does one run and ends, if this process is for that
+	bubble.Child(map[string]bubble.Work{
+		scale.Job.Name: scale.Job.Work(), ports.Job.Name: ports.Job.Work(), egressclients.Job.Name: egressclients.Job.Work(), branches.Job.Name: branches.Job.Work(),
+	}) // does one run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()

@@ -21,8 +21,7 @@ const (
 // portRun does one run, and says what came of it.
 func (b *bench) portRun(ctx context.Context, what string, o ports.Order) (ports.Outcome, error) {
 	o.Latency, o.AtOnce = portLatency, portCalls
-	o.Profile = b.profiles.next(fmt.Sprintf("ports-%d", o.Pods))
-	out, err := ports.Run(ctx, o)
+	out, err := ports.Job.Run(ctx, o, b.profiles.next(fmt.Sprintf("ports-%d", o.Pods)))
 	if err == nil {
 		say("  %s: bound after %v, active after %v; calls %v, writes %v", what, out.Bound, out.Active, out.Calls, out.Writes)
 	}

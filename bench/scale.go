@@ -24,9 +24,8 @@ const turns = 5
 
 // scaleRun does one run, and keeps its outcome for the table beside Cilium's.
 func (b *bench) scaleRun(ctx context.Context, o scale.Order) (scale.Outcome, error) {
-	o.Profile = b.profiles.next(fmt.Sprintf("%s-%d", o.Workload, o.Nodes))
 	start := time.Now()
-	out, err := scale.Run(ctx, o)
+	out, err := scale.Job.Run(ctx, o, b.profiles.next(fmt.Sprintf("%s-%d", o.Workload, o.Nodes)))
 	if err == nil {
 		say("  %s, %d nodes: %s (%v)", o.Workload, o.Nodes, summary(out), time.Since(start).Round(100*time.Millisecond))
 	}

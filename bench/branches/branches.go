@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/bench/bubble"
 	"github.com/berthnet/berth/bench/memapi"
 	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/bench/ports"
 	"github.com/berthnet/berth/bench/scale"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
@@ -35,8 +36,6 @@ import (
 type Order struct {
 	Pods   int
 	Limits scale.Limits
-	// Profile is where a CPU profile goes; empty: none.
-	Profile string `json:"-"`
 }
 
 // Outcome is what a run measured. Times are from when the pods were made, with their node.
@@ -49,19 +48,8 @@ type Outcome struct {
 	Throttled int            // that it refused for their rate
 }
 
-// Name is Work's among those of a program.
-const Name = "branches"
-
-// Work does one run.
-var Work = bubble.Of(run)
-
-// Run does a run in a process of its own.
-func Run(ctx context.Context, o Order) (out Outcome, err error) {
-	if err := bubble.Run(ctx, Name, o, &out, o.Profile); err != nil {
-		return Outcome{}, fmt.Errorf("%d pods: %w", o.Pods, err)
-	}
-	return out, nil
-}
+// Job is this kind of run.
+var Job = bubble.Job[Order, Outcome]{Name: "branches", Do: run}
 
 const (
 	clusterName  = "bench"
@@ -79,10 +67,7 @@ const (
 const deadline = time.Hour
 
 func run(ctx context.Context, o Order) (out Outcome, err error) {
-	api, err := memapi.New(
-		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
-		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
-	)
+	api, err := ports.NewAPI()
 	if err != nil {
 		return out, err
 	}
@@ -145,35 +130,15 @@ func furnish(ctx context.Context, api *memapi.API) (*v1alpha1.VPC, error) {
 	return v, nil
 }
 
-// networks are the one VPC.
-type networks struct{ opened podnics.Opened }
-
-func (n networks) Of(string) (podnics.Opened, error) { return n.opened, nil }
-
-func (networks) Changed(func(string)) {}
-
-// operate runs the controller until ctx ends. Calls pass lanes and the limiter, as in production.
+// operate runs the controller until ctx ends. Calls pass both limiters, as in production.
 func operate(ctx context.Context, api *memapi.API, amazon cloud.API, v *v1alpha1.VPC) error {
-	mgr, err := memapi.NewManager(api, podnics.Watches())
-	if err != nil {
-		return err
-	}
-	if err := podnics.Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return err
-	}
 	p := branch.Open(branch.Settings{Cloud: amazon, Cluster: clusterName, VPC: cloudfake.VPC})
 	network, err := p.Network(ctx, cloudfake.VPC)
 	if err != nil {
 		return err
 	}
 	through := lanes.New(lanes.Options{Calls: p.Traits().AtOnce}).Provider(p, nil)
-	_, err = podnics.Setup(mgr, podnics.Options{
-		Cluster: clusterName, Networks: networks{podnics.Opened{UID: string(v.UID), Provider: through, Network: network, Spec: v.Spec}},
-	})
-	if err != nil {
-		return err
-	}
-	return mgr.Start(ctx)
+	return ports.Operate(ctx, api, clusterName, podnics.Opened{UID: string(v.UID), Provider: through, Network: network, Spec: v.Spec})
 }
 
 // burst makes the pods, on their node, and returns when each of their PodNICs said that its port is

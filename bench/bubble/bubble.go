@@ -1,6 +1,6 @@
 // Package bubble does runs in virtual time (testing/synctest), each in a process of its
 // own, so that none inherits another's heap: a program that uses it calls Child first
-// thing in main, and then Run as often as it likes.
+// thing in main, and then Run of its jobs as often as it likes.
 package bubble
 
 import (
@@ -20,15 +20,29 @@ import (
 // outcome that JSON can carry.
 type Work func(ctx context.Context, order json.RawMessage) (outcome any, err error)
 
-// Of makes Work of a function over types.
-func Of[In, Out any](do func(context.Context, In) (Out, error)) Work {
+// Job is one kind of run: a function over an order that JSON can carry, done in a process of its own.
+type Job[In, Out any] struct {
+	Name string
+	Do   func(context.Context, In) (Out, error)
+}
+
+// Work is the job as Child takes it.
+func (j Job[In, Out]) Work() Work {
 	return func(ctx context.Context, order json.RawMessage) (any, error) {
 		var in In
 		if err := json.Unmarshal(order, &in); err != nil {
 			return nil, fmt.Errorf("read the order: %w", err)
 		}
-		return do(ctx, in)
+		return j.Do(ctx, in)
 	}
+}
+
+// Run does one run. Profile is the file of its CPU profile; empty: none. An error names the order.
+func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Out, err error) {
+	if err := run(ctx, j.Name, order, &out, profile); err != nil {
+		return out, fmt.Errorf("%+v: %w", order, err)
+	}
+	return out, nil
 }
 
 // childArg is how a process knows that it is to do one run.
@@ -86,9 +100,9 @@ func runHere(t *testing.T, works map[string]Work, order []byte) (out any, err er
 	return out, err
 }
 
-// Run has work done by a process of its own, and reads its outcome. Profile is where a CPU
+// run has work done by a process of its own, and reads its outcome. Profile is where a CPU
 // profile goes; empty: none.
-func Run(ctx context.Context, work string, order, outcome any, profile string) error {
+func run(ctx context.Context, work string, order, outcome any, profile string) error {
 	body, err := json.Marshal(order)
 	if err != nil {
 		return fmt.Errorf("write the order: %w", err)

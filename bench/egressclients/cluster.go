@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,14 +31,13 @@ func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err erro
 	if err := c.furnish(ctx); err != nil {
 		return err
 	}
-	var running sync.WaitGroup
-	failed := make(chan error, 3)
+	g, ctx := errgroup.WithContext(ctx)
 	begin := func(what string, do func() error) {
-		running.Go(func() {
+		g.Go(func() error {
 			if err := do(); err != nil && ctx.Err() == nil {
-				failed <- fmt.Errorf("%s: %w", what, err)
-				cancel()
+				return fmt.Errorf("%s: %w", what, err)
 			}
+			return nil
 		})
 	}
 	begin("the operator", func() error { return operate(ctx, api) })
@@ -45,11 +45,7 @@ func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err erro
 	begin("a gateway", func() error { return c.gateway(ctx) })
 	err = c.measure(ctx, out)
 	cancel()
-	running.Wait()
-	close(failed)
-	for f := range failed {
-		err = errors.Join(f, err)
-	}
+	err = errors.Join(g.Wait(), err)
 	<-time.After(time.Hour) // for timers that nobody waits for any more
 	return err
 }

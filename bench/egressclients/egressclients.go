@@ -9,7 +9,6 @@ package egressclients
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"time"
 
@@ -28,8 +27,6 @@ type Order struct {
 	Pods, Clients, Egresses int
 	// Changes is how many clients are replaced by others, PerSecond how many a second.
 	Changes, PerSecond int
-	// Profile is where a CPU profile goes; empty: none.
-	Profile string `json:"-"`
 }
 
 // Outcome is what a run measured.
@@ -50,19 +47,8 @@ type Outcome struct {
 	Heap   uint64         // the operator's, with its caches
 }
 
-// Name is Work's among those of a program.
-const Name = "egressclients"
-
-// Work does one run.
-var Work = bubble.Of(run)
-
-// Run does a run in a process of its own.
-func Run(ctx context.Context, o Order) (out Outcome, err error) {
-	if err := bubble.Run(ctx, Name, o, &out, o.Profile); err != nil {
-		return Outcome{}, fmt.Errorf("%d pods: %w", o.Pods, err)
-	}
-	return out, nil
-}
+// Job is this kind of run.
+var Job = bubble.Job[Order, Outcome]{Name: "egressclients", Do: run}
 
 // deadline is how long a run may take, in its own time.
 const deadline = time.Hour

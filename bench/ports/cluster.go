@@ -32,14 +32,13 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, o
 		return err
 	}
 	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
-	var running sync.WaitGroup
-	failed := make(chan error, 3)
+	g, ctx := errgroup.WithContext(ctx)
 	begin := func(what string, do func() error) {
-		running.Go(func() {
+		g.Go(func() error {
 			if err := do(); err != nil && ctx.Err() == nil {
-				failed <- fmt.Errorf("%s: %w", what, err)
-				cancel()
+				return fmt.Errorf("%s: %w", what, err)
 			}
+			return nil
 		})
 	}
 	begin("the operator", func() error { return operate(ctx, api, p) })
@@ -51,11 +50,7 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, o
 	err = c.await(ctx)
 	out.CPU = bubble.CPU() - at
 	cancel()
-	running.Wait()
-	close(failed)
-	for f := range failed {
-		err = errors.Join(f, err)
-	}
+	err = errors.Join(g.Wait(), err)
 	<-time.After(time.Hour) // for timers that nobody waits for any more
 	c.tell(out)
 	return err

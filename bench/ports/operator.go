@@ -3,6 +3,8 @@ package ports
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/memapi"
 	"github.com/berthnet/berth/internal/operator/podnics"
@@ -29,8 +31,14 @@ func vpcSpec() v1alpha1.VPCSpec {
 	}
 }
 
-// operate runs the controller until ctx ends. Calls pass lanes, as in production.
+// operate runs the controller over a provider until ctx ends. Calls pass the limiter of calls in flight, as in production.
 func operate(ctx context.Context, api *memapi.API, p provided.Provider) error {
+	through := lanes.New(lanes.Options{}).Provider(p, nil)
+	return Operate(ctx, api, "bench", podnics.Opened{Provider: through, Network: network, Spec: vpcSpec()})
+}
+
+// Operate runs the controller of a cluster with one VPC until ctx ends.
+func Operate(ctx context.Context, api *memapi.API, cluster string, vpc podnics.Opened) error {
 	mgr, err := memapi.NewManager(api, podnics.Watches())
 	if err != nil {
 		return err
@@ -38,12 +46,16 @@ func operate(ctx context.Context, api *memapi.API, p provided.Provider) error {
 	if err := podnics.Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
-	through := lanes.New(lanes.Options{}).Provider(p, nil)
-	_, err = podnics.Setup(mgr, podnics.Options{
-		Cluster: "bench", Networks: networks{podnics.Opened{Provider: through, Network: network, Spec: vpcSpec()}},
-	})
-	if err != nil {
+	if _, err := podnics.Setup(mgr, podnics.Options{Cluster: cluster, Networks: networks{vpc}}); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
+}
+
+// NewAPI is an API of the kinds that the controller uses.
+func NewAPI() (*memapi.API, error) {
+	return memapi.New(
+		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
+		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
+	)
 }

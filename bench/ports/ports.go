@@ -12,16 +12,11 @@ package ports
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"runtime"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
-	"github.com/berthnet/berth/bench/memapi"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
@@ -38,8 +33,6 @@ type Order struct {
 	Late      time.Duration
 	// Naive has a controller work that makes a call for each port.
 	Naive bool
-	// Profile is where a CPU profile goes; empty: none.
-	Profile string `json:"-"`
 }
 
 // Outcome is what a run measured. Times are from when the pods were made.
@@ -71,19 +64,8 @@ func total(of map[string]int) (n int) {
 	return n
 }
 
-// Name is Work's among those of a program.
-const Name = "ports"
-
-// Work does one run.
-var Work = bubble.Of(run)
-
-// Run does a run in a process of its own.
-func Run(ctx context.Context, o Order) (out Outcome, err error) {
-	if err := bubble.Run(ctx, Name, o, &out, o.Profile); err != nil {
-		return Outcome{}, fmt.Errorf("%d pods: %w", o.Pods, err)
-	}
-	return out, nil
-}
+// Job is this kind of run.
+var Job = bubble.Job[Order, Outcome]{Name: "ports", Do: run}
 
 // deadline is how long the pods of a run may take, in its own time.
 const deadline = time.Hour
@@ -96,10 +78,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	if o.Naive {
 		return naive(ctx, o, p)
 	}
-	api, err := memapi.New(
-		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
-		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
-	)
+	api, err := NewAPI()
 	if err != nil {
 		return out, err
 	}

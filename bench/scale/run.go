@@ -2,8 +2,7 @@
 // to ten thousand nodes against an EC2 in memory, in virtual time, and measures
 // what it costs and how long it takes. There is no HTTP and no Kubernetes in it.
 //
-// A program that uses the package gives Work to bubble.Child under the name Name, and
-// then calls Run as often as it likes: each run is a process of its own.
+// A program that uses the package gives Job to bubble.Child.
 package scale
 
 import (
@@ -21,8 +20,6 @@ type Order struct {
 	Limits   Limits        // of the EC2 side
 	Join     time.Duration // from one node's arrival to the next; 0: all at once
 	Calm     bool          // without the throttling that the workload is named for
-	// Profile is where a CPU profile of what was measured goes; empty: none.
-	Profile string `json:"-"`
 }
 
 // Workload is what the nodes of a run do.
@@ -75,22 +72,11 @@ func (o Outcome) TotalCalls() (n int) {
 	return n
 }
 
-// Name is Work's among those of a program.
-const Name = "scale"
-
-// Work does one run.
-var Work = bubble.Of(func(ctx context.Context, o Order) (Outcome, error) {
+// Job is this kind of run.
+var Job = bubble.Job[Order, Outcome]{Name: "scale", Do: func(ctx context.Context, o Order) (Outcome, error) {
 	work, ok := workloads[o.Workload]
 	if !ok {
 		return Outcome{}, fmt.Errorf("workload %q: want one of those of this package", o.Workload)
 	}
 	return work(ctx, o)
-})
-
-// Run does a run in a process of its own.
-func Run(ctx context.Context, o Order) (out Outcome, err error) {
-	if err := bubble.Run(ctx, Name, o, &out, o.Profile); err != nil {
-		return Outcome{}, fmt.Errorf("%s with %d nodes: %w", o.Workload, o.Nodes, err)
-	}
-	return out, nil
-}
+}}
