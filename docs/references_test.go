@@ -153,6 +153,20 @@ func TestFieldsExist(t *testing.T) {
 	})
 }
 
+// Pages for users name no test: the one that holds a sentence stands in a comment behind it.
+func TestUsersPagesNameNoTests(t *testing.T) {
+	ofContributors := []string{"architecture.md", "contributing.md", "design.md", "../CHANGELOG.md"}
+	comment, test := regexp.MustCompile(`(?s)<!--.*?-->`), regexp.MustCompile("`Test[A-Z][A-Za-z0-9_/]*`")
+	for page, text := range pages(t) {
+		if slices.Contains(ofContributors, page) {
+			continue
+		}
+		for _, name := range test.FindAllString(comment.ReplaceAllString(text, ""), -1) {
+			t.Errorf("%s names %s: expected it in a comment, <!-- test: %s -->", page, name, strings.Trim(name, "`"))
+		}
+	}
+}
+
 // Every figure in the documents is one that `make bench` measures.
 func TestFiguresExist(t *testing.T) {
 	data, err := os.ReadFile("../bench/results.json")
