@@ -1,6 +1,6 @@
-# What to run is in the README; how it is built is in docs/contributing.md.
-# Everything below works from a fresh clone: missing Debian packages are
-# installed by hack/deps.sh, pinned Go tools are built by hack/tool.sh.
+# The README lists the usual commands; docs/contributing.md describes the build. All
+# targets work from a fresh clone: hack/deps.sh installs missing Debian packages, and
+# hack/tool.sh builds the pinned Go tools.
 
 SHELL := bash
 .SHELLFLAGS := -o errexit -o pipefail -c
@@ -11,37 +11,34 @@ VERSION ?= $(shell git describe --tags --always --dirty --abbrev=12 2>/dev/null 
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
-# Programs, tests, linters and generators are built with the same flags and, but
-# for -race, without cgo, so that every package is compiled once for all of them,
-# in whichever folder the clone is.
+# Programs, tests, linters and generators are built with the same flags and, except with
+# -race, without cgo, so that every package is compiled only once, in any clone.
 export CGO_ENABLED := 0
 ifeq ($(MAKELEVEL),0)
 export GOFLAGS := $(strip -trimpath -tags=grpcnotrace $(GOFLAGS))
 endif
 
-# make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
-# "operator" (one for the cluster), "pool": addresses of pools in place of
-# EC2's, "egress": the same with gateways to the outside, or "port": ports of a real
-# Neutron. All but the first build a Kubernetes control plane the first time, unless one is
-# installed that they can use. "cluster" is a whole
-# cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
-# where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
-# Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
+# make demo: MODE is the mode of the cluster. "node": each node's daemon calls EC2.
+# "operator": one operator calls EC2 for all nodes. "pool": addresses come from address
+# pools. "egress": like pool, with egress gateways. "port": ports of a real Neutron. All
+# modes except node build a Kubernetes control plane on first use, unless a usable one
+# is installed. "cluster" is a complete cluster with containerd, kubelet and kube-proxy
+# on its nodes; CLUSTER_MODE is its mode, and CONTAINERD=2 uses containerd 2 instead of
+# Debian's. KEEP=1 keeps the lab running. DEMO_FLAGS are additional flags for `vpclab
+# demo`.
 MODE       ?= node
 CLUSTER_MODE ?= node
 CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
-# make images: what comes before the images' names, and their tag, by default
-# the version.
+# make images: the prefix of the images' names, and their tag (default: the version).
 IMAGE_PREFIX ?=
 IMAGE_TAG    ?=
 
-# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`; SAMPLE is
-# the slice of the rotation (0 to 9, by default the commit's), or "all"; RACE=all looks for
-# data races in labs too, and takes no result from the cache;
-# make bench: BENCH_FLAGS are flags of the bench program, such as -only.
+# make test: PKG selects the packages, TEST_FLAGS are additional flags for `go test`.
+# SAMPLE is the slice of the rotation (0 to 9, default: that of the commit), or "all".
+# RACE=all also enables the race detector in labs, and ignores cached results.
 PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
@@ -49,32 +46,33 @@ SAMPLE       ?= $(shell hack/slice.sh)
 RACE         ?= auto
 TEST_TIMEOUT ?= 45m
 
-# make e2e: packages, each of which is tested alone. Without any named, Egresses on a
-# cluster in the virtual machine, all slices of the rotation, what make test runs with
-# IPv4 only, two short soaks, and some of Kubernetes' own tests come last.
+# make e2e: the packages, each tested separately. If E2E_PKG is not set, it also runs
+# Egresses on a cluster in the virtual machine, all slices of the rotation, the IPv4
+# tests of make test with other IP families, two short soaks, and some of Kubernetes'
+# own tests.
 E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/e2e/neutron ./test/guest ./test/cluster
 
-# make conformance: one cluster after the other in each of these modes, with the IP
-# families of pods behind a slash where they are not the mode's (docs/conformance.md);
+# make conformance: the modes, each tested on its own cluster, with the pods' IP
+# families after a slash if they are not the default of the mode (docs/conformance.md).
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
 CONFORMANCE_MODES ?= node node/ipv6 operator pool
 CONFORMANCE_FLAGS ?=
 
-# make families: those of pods' IP families that make test does not have.
+# make families: the IP families that make test does not cover.
 FAMILIES ?= dual ipv6
 
-# make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
-# SOAK_MODE is the only mode, SOAK_SEED that of the first round.
+# make soak: runs until SOAK_TIME has passed or each mode has done SOAK_OPS operations.
+# SOAK_MODE selects one mode, SOAK_SEED is the seed of the first round.
 SOAK_OPS  ?=
 SOAK_TIME ?= $(if $(SOAK_OPS),0,1h)
 SOAK_MODE ?=
 SOAK_SEED ?=
 
-# make build: the programs.
+# make build: the packages of the programs.
 PACKAGES ?= ./cmd/...
 
-# What needs root runs as it is for root; for others in namespaces of their
-# own, except that a lab which is to stay up needs the machine's.
+# Commands that need root run directly as root. Other users run them in a sandbox of
+# namespaces, or with sudo if the lab is to keep running on this machine.
 ifneq ($(shell id -u),0)
 AS_ROOT := $(if $(KEEP),sudo,hack/sandbox.sh)
 endif
@@ -101,7 +99,7 @@ chart: ## Package the Helm chart of this version into dist/
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
 
-# For nodes of a lab: Berth's own, and those that hack/lab-images.sh has for clusters.
+# Images for nodes of a lab: Berth's own, and those of hack/lab-images.sh for clusters.
 .PHONY: lab-images
 lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders (LAB_IMAGES="pause coredns")
 	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
@@ -109,11 +107,11 @@ lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their
 	@hack/lab-images.sh $(LAB_IMAGES)
 
 .PHONY: check-images
-check-images: ## Fail when the images depend on anything but the sources
+check-images: ## Check that the images depend on the sources only
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
+demo: ## Create a VPC on this machine, run pods in it, and check their connectivity (also MODE=operator, MODE=branches, MODE=pool, MODE=egress, MODE=port, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
 	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
@@ -124,22 +122,22 @@ else
 endif
 
 .PHONY: test
-test: ## Run the tests of every change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
+test: ## Run the tests for each change, and one slice of the rotation (SAMPLE=7, SAMPLE=all)
 	@hack/deps.sh test ovn vm
 	@BERTH_SAMPLE="$(SAMPLE)" RACE=$(RACE) hack/test.sh "$(PKG)" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: soak
-soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=egress, SOAK_SEED=7)
+soak: ## Kill programs at random for an hour, and write a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=egress, SOAK_SEED=7)
 	@hack/deps.sh test ovn vm
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
-# Tests of whole clusters are given what takes no network to be had (see
-# test/cluster). They want the machine for themselves, so they go one after the other.
-# Both mount cgroups for themselves, so each has a sandbox of its own.
+# Tests of whole clusters get images and programs that need no network (see
+# test/cluster). They need the whole machine, so packages run one after the other. Each
+# mounts its own cgroups, so each has its own sandbox.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes, and those of whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
-	@$(if $(filter file,$(origin E2E_PKG)),echo "What the gate (make test) leaves to others:"; hack/sampled.sh list)
+e2e: ## Run the tests with real container runtimes and whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
+	@$(if $(filter file,$(origin E2E_PKG)),echo "Tests that the gate (make test) does not run in full:"; hack/sampled.sh list)
 	@hack/deps.sh test e2e cluster neutron vm
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
@@ -154,18 +152,19 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	$(if $(filter file,$(origin E2E_PKG)),hack/egress-cluster.sh || status=$$?; $(MAKE) sampled || status=$$?; $(MAKE) families || status=$$?; $(MAKE) soak SOAK_MODE=egress SOAK_OPS=24 || status=$$?; $(MAKE) soak SOAK_MODE=operator+branches SOAK_OPS=24 || status=$$?; $(MAKE) conformance-short || status=$$?;) exit $$status
 
 .PHONY: sampled
-sampled: ## Run all of what make test has a sample of
+sampled: ## Run all tests that make test samples
 	@hack/deps.sh test ovn
 	@packages=$$(hack/sampled.sh packages); tests=$$(hack/sampled.sh tests); \
 	BERTH_SAMPLE=all hack/test.sh "$$packages" -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 .PHONY: families
-families: ## Run conformance and trouble tests with pods of both IP families, and of IPv6 alone (FAMILIES=ipv6)
+families: ## Run conformance and trouble tests with dual-stack and IPv6-only pods (FAMILIES=ipv6)
 	@hack/deps.sh test
 	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
 		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
-# A part of make e2e that is bounded to minutes, for the gate's rotation: a real Neutron with OVN.
+# A part of make e2e that takes minutes, for the gate's rotation: a real Neutron with
+# OVN.
 NEUTRON_TESTS ?= TestContract|TestLabAnswersAsNeutron|TestPlugsWithOVN|TestFlowsWithOVN
 .PHONY: neutron-short
 neutron-short:
@@ -173,26 +172,26 @@ neutron-short:
 	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace" RACE=none hack/test.sh ./test/e2e/neutron -timeout 20m -run '^($(NEUTRON_TESTS))$$'
 
 .PHONY: conformance
-conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")
+conformance: ## Run Kubernetes' own network tests on lab clusters (CONFORMANCE_MODES="node/ipv6 pool", CONFORMANCE_FLAGS="-focus DNS")
 	@status=0; hack/conformance.sh "$(CONFORMANCE_MODES)" -record test/upstream/results $(CONFORMANCE_FLAGS) || status=$$?; \
 	$(MAKE) conformance-page || status=$$?; exit $$status
 
 .PHONY: conformance-page
-conformance-page: ## Write what make conformance recorded into docs/conformance.md
+conformance-page: ## Write the results of make conformance to docs/conformance.md
 	@hack/slowly.sh "Writing docs/conformance.md" go run ./test/upstream -record test/upstream/results -page docs/conformance.md
 
-# A part of it that is bounded to minutes, and records nothing.
+# A part of make conformance that takes minutes and records no results.
 .PHONY: conformance-short
 conformance-short:
 	@hack/conformance.sh node -groups short -limit 10m -attempts 2
 
-# Only what the chosen groups need is built: the control plane alone takes
-# minutes. The reference plugins are built like Berth, by the same toolchain.
+# Builds only what the selected groups need: the control plane alone takes minutes. The
+# reference plugins are built like Berth, with the same toolchain.
 .PHONY: bench
-bench: ## Measure the budgets into bench/results.json
+bench: ## Measure the performance budgets and write bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
-	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./test/bench
+	@CGO_ENABLED=0 hack/slowly.sh "Building the bench" go build -trimpath -o bin/bench ./bench
 	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images= machine=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
@@ -207,17 +206,17 @@ bench: ## Measure the budgets into bench/results.json
 	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -virtual-machine "$$machine" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
-lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules
+lint: check-format check-docs vet golangci ## Check formatting and documents, and run go vet, the linters and the import rules
 
 .PHONY: check-docs
 check-docs:
 	@hack/slowly.sh "Checking documents" hack/check-docs.sh
 
-# Not kubebox and coredns, which are one file each: vet would compile all of
-# Kubernetes and CoreDNS for them.
+# Without kubebox and coredns, which have one file each: vet would compile all of
+# Kubernetes and CoreDNS.
 .PHONY: vet
 vet:
-	@hack/slowly.sh "Vetting Berth" go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file asks for one of them to be unset
+	@hack/slowly.sh "Vetting Berth" go vet -tags=e2e,fou,guest,grpcnotrace ./... # no file excludes any of these tags
 	@for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; \
 		*) hack/slowly.sh "Vetting $$module" go -C "$$module" vet ./... ;; esac; done
 
@@ -228,7 +227,7 @@ golangci:
 	hack/slowly.sh --progress 'level=info|INFO' "Running golangci-lint" "$$lint" run -v ./...
 
 .PHONY: format
-format: ## Rewrite the Go files in the project's format
+format: ## Format the Go files
 	"$$(hack/tool.sh lint golangci-lint)" fmt ./...
 
 .PHONY: check-format
@@ -237,16 +236,16 @@ check-format:
 	if [ -n "$$unformatted" ]; then echo "Not formatted (make format):" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 .PHONY: generate
-generate: ## Rewrite everything that is generated
+generate: ## Generate all generated files
 	@hack/deps.sh generate
 	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
 	PATH="$$tools:$$PATH" hack/slowly.sh --progress '^[^ ]*\.go$$' "Generating files" go generate -v ./...
 
 .PHONY: check-generated
-check-generated: ## Fail when generated files or module files are not current
+check-generated: ## Check that generated files and module files are up to date
 	@hack/check-generated.sh
 
 .PHONY: clean
-clean: ## Remove what was built here
+clean: ## Remove bin and dist
 	rm -rf bin dist

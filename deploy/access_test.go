@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// The service accounts may do everything here, so that it is the policies that refuse.
+// The service accounts have all rights here, so that only policies reject requests.
 const everything = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
@@ -35,16 +35,16 @@ subjects:
   - {kind: ServiceAccount, name: another, namespace: kube-system}
 `
 
-// policyKinds are those of admission policies and of what they go by.
+// policyKinds are the kinds of admission policies and their parameters.
 var policyKinds = []string{"ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 
-// applyPoliciesOf applies the policies of a mode, where roles refuse nothing.
+// applyPoliciesOf applies the policies of a mode, with roles that allow everything.
 func applyPoliciesOf(t *testing.T, mode string) {
 	t.Helper()
 	applyPoliciesOfRelease(t, deploy.InMode(mode, "test"))
 }
 
-// applyPoliciesOfRelease is applyPoliciesOf for any release.
+// applyPoliciesOfRelease applies the policies of a release, with roles that allow everything.
 func applyPoliciesOfRelease(t *testing.T, r deploy.Release) {
 	t.Helper()
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}))
@@ -53,8 +53,8 @@ func applyPoliciesOfRelease(t *testing.T, r deploy.Release) {
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Of(append(policyKinds, "ServiceAccount")...)))
 }
 
-// untilRefused waits until policies refuse each of the writes: the API server goes
-// by them a moment after they are installed.
+// untilRefused waits until policies reject each of the writes: the API server applies policies with
+// a delay.
 func untilRefused(t *testing.T, writes map[string]func() error) {
 	t.Helper()
 	for what, write := range writes {
@@ -62,8 +62,8 @@ func untilRefused(t *testing.T, writes map[string]func() error) {
 	}
 }
 
-// account is a client with a token of a service account of kube-system, bound
-// to a pod on a node, or to nothing without one.
+// account returns a client with a token of a service account of kube-system. The token is bound to
+// a pod on the node, or to nothing if node is empty.
 func account(t *testing.T, name, node string) client.Client {
 	t.Helper()
 	id := types.NamespacedName{Namespace: "kube-system", Name: name}
@@ -78,7 +78,7 @@ func account(t *testing.T, name, node string) client.Client {
 	return harness.KubeClientFor(t, harness.ControlPlane.ConfigWithToken(token))
 }
 
-// change makes a change to an object that is there, as read by the administrator.
+// change updates an existing object, as read by the administrator.
 func change[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
 	t.Helper()
 	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
@@ -86,7 +86,7 @@ func change[O client.Object](t *testing.T, as client.Client, o O, how func(O)) e
 	return as.Update(t.Context(), o)
 }
 
-// changeStatus is change of an object's status.
+// changeStatus updates the status of an existing object.
 func changeStatus[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
 	t.Helper()
 	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
@@ -94,7 +94,7 @@ func changeStatus[O client.Object](t *testing.T, as client.Client, o O, how func
 	return as.Status().Update(t.Context(), o)
 }
 
-// forbidden checks that a policy refused and said why.
+// forbidden checks that a policy rejected a request with the given message.
 func forbidden(t *testing.T, err error, why string) {
 	t.Helper()
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), why) {
@@ -102,11 +102,11 @@ func forbidden(t *testing.T, err error, why string) {
 	}
 }
 
-// limit is for what an API server follows a moment later.
+// limit bounds the wait for changes that the API server applies with a delay.
 const limit = 3 * time.Minute
 
-// byPolicy is nil when a policy refused, and not a role that the API server does
-// not know yet.
+// byPolicy returns nil if a policy rejected the request. A rejection by RBAC, whose roles may not
+// be in effect yet, is an error.
 func byPolicy(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
 		return errors.Join(errors.New("a write that the policies forbid was not refused by one"), err)
@@ -114,14 +114,14 @@ func byPolicy(err error) error {
 	return nil
 }
 
-// bindRoles has the service accounts do what the roles of a mode give them, and
-// no more, until the test ends. Policies are applied as well if asked for.
+// bindRoles gives the service accounts only the rights of a mode's roles until the test ends. It
+// also applies the policies if asked to.
 func bindRoles(t *testing.T, mode string, policies bool) {
 	t.Helper()
 	bindRolesOf(t, render(t, mode), policies)
 }
 
-// bindRolesOf is bindRoles for what was rendered of any release.
+// bindRolesOf does the same for rendered objects.
 func bindRolesOf(t *testing.T, objects deploy.Objects, policies bool) {
 	t.Helper()
 	unbind := func(ctx context.Context, names ...string) {
@@ -143,7 +143,7 @@ func bindRolesOf(t *testing.T, objects deploy.Objects, policies bool) {
 	})
 }
 
-// notBoundMore is nil once an account has lost the rights of everything.
+// notBoundMore returns nil once an account has lost its unlimited rights.
 func notBoundMore(t *testing.T, as client.Client) error {
 	t.Helper()
 	if err := as.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
@@ -152,8 +152,8 @@ func notBoundMore(t *testing.T, as client.Client) error {
 	return nil
 }
 
-// applyIn applies a release's objects with a namespace for them, which goes with
-// the test; so do the bindings, which are other tests' too.
+// applyIn applies objects of a release in a new namespace. It deletes the namespace and the
+// bindings, which other tests share, when the test ends.
 func applyIn(t *testing.T, namespace string, objects deploy.Objects) error {
 	t.Helper()
 	admin := harness.KubeClient(t)

@@ -17,7 +17,7 @@ func nodeNetwork(name string) *v1alpha1.NodeNetwork {
 	return n
 }
 
-// applyPolicies begins a test with the policies of operator mode and nothing else.
+// applyPolicies installs only the policies of operator mode.
 func applyPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -47,12 +47,12 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 		for _, addresses := range []v1alpha1.IPAMSpec{{Available: available}, {Releasing: []string{"10.0.0.4"}}, {Unassigning: []string{"eni-1"}}} {
 			n := nodeNetwork("node-1")
 			n.Spec.IPAM = addresses
-			forbidden(t, daemon.Create(t.Context(), n), "without spec.ipam only")
+			forbidden(t, daemon.Create(t.Context(), n), "only without spec.ipam")
 		}
 		harness.OK(t, daemon.Create(t.Context(), nodeNetwork("node-1")))
 	})
 	t.Run("not another's", func(t *testing.T) {
-		const why = "berthd of node node-1 may write the NodeNetwork of that name only, and this is node-2"
+		const why = "berthd of node node-1 may write the NodeNetwork of that name only, not node-2"
 		forbidden(t, daemon.Create(t.Context(), nodeNetwork("node-2")), why)
 		harness.OK(t, admin.Create(t.Context(), nodeNetwork("node-2")))
 		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-2")), why)
@@ -82,12 +82,12 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 		forbidden(t, changeStatus(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.Conditions = nil }), why)
 	})
 	t.Run("nothing of the object once it is there", func(t *testing.T) {
-		const why = "may not change a NodeNetwork that is there, but for status.ipam"
+		const why = "may change only status.ipam of an existing NodeNetwork"
 		forbidden(t, change(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Spec.IPAM.Available = available }), why)
 		forbidden(t, change(t, daemon, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }), why)
 	})
 	t.Run("deletes its own once the operator says that it is of no use, and not before", func(t *testing.T) {
-		const why = "only once the operator says in the condition Degraded that its instance is another's or gone"
+		const why = "only if the operator's condition Degraded says that the instance belongs to another node or is gone"
 		says := func(kind string, status metav1.ConditionStatus, reason string) {
 			t.Helper()
 			harness.OK(t, changeStatus(t, admin, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) {
@@ -128,7 +128,7 @@ func TestOperatorWritesAddresses(t *testing.T) {
 	})
 	t.Run("not what the daemon reports", func(t *testing.T) {
 		forbidden(t, changeStatus(t, operator, nodeNetwork("node-1"), func(n *v1alpha1.NodeNetwork) { n.Status.IPAM.UsedCount = 1 }),
-			"may not write status.ipam, which is the daemon's")
+			"may not write status.ipam, which belongs to the daemon")
 	})
 	t.Run("not what the node should be", func(t *testing.T) {
 		const why = "may write spec.ipam only"
@@ -145,7 +145,7 @@ func TestOperatorWritesAddresses(t *testing.T) {
 	})
 }
 
-// Persons, and others that RBAC lets, are not concerned.
+// The policies do not apply to people and other clients with RBAC rights.
 func TestOthersAreNotBound(t *testing.T) {
 	applyPolicies(t)
 	other := account(t, "another", "")

@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// allow writes the list of what daemons may ask for, as an administrator does,
-// and returns once the API server goes by it: it refuses, or takes, probe.
+// allow writes the list of allowed settings as an administrator, and returns once the API server
+// applies it, which it checks with probe: accepted if taken, rejected otherwise.
 func allow(t *testing.T, as client.Client, data map[string]string, probe *v1alpha1.NodeNetwork, taken bool) {
 	t.Helper()
 	admin := harness.KubeClient(t)
@@ -42,9 +42,9 @@ func asking(change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 	return n
 }
 
-// A daemon's token, stolen or not, chooses nothing for its node but what the
-// administrator's list has: neither what its ENIs may reach, nor how many
-// addresses are set aside for it, nor what makes its object hard to remove.
+// A daemon's token, stolen or not, can request only what the administrator's list allows: which
+// networks its ENIs reach, how many addresses are reserved, and no metadata that makes the object
+// hard to delete.
 func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
@@ -85,21 +85,21 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		{"as many to begin with", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinimumIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
 		{"as many in prefixes", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmPrefixTarget = new(int32(17)) }, "spec.eni asks for more than 256 addresses"},
 		{"as many in ENIs", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmENITarget = new(int32(6)) }, "spec.eni asks for more than 256 addresses"},
-		{"a finalizer", func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"example.com/stay"} }, "without finalizers, labels and annotations only"},
-		{"a label", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }, "without finalizers, labels and annotations only"},
+		{"a finalizer", func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"example.com/stay"} }, "only without finalizers, labels and annotations"},
+		{"a label", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }, "only without finalizers, labels and annotations"},
 		{"200 kB of annotations", func(n *v1alpha1.NodeNetwork) {
 			n.Annotations = map[string]string{"a": strings.Repeat("x", 200_000)}
-		}, "without finalizers, labels and annotations only"},
+		}, "only without finalizers, labels and annotations"},
 		{"another Node's object", func(n *v1alpha1.NodeNetwork) {
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-2", UID: "1"}}
-		}, "owned by its own Node only"},
+		}, "only a NodeNetwork that is owned by its own Node"},
 		{"two owners", func(n *v1alpha1.NodeNetwork) {
 			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"}, {APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "2"}}
-		}, "owned by its own Node only"},
+		}, "only a NodeNetwork that is owned by its own Node"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			forbidden(t, daemon.Create(t.Context(), asking(tt.change), client.DryRunAll), tt.why)
-			if strings.HasPrefix(tt.why, "spec.") { // a person may have all of it
+			if strings.HasPrefix(tt.why, "spec.") { // people may set all of these
 				harness.OK(t, admin.Create(t.Context(), asking(tt.change), client.DryRunAll))
 			}
 		})
@@ -129,7 +129,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		}), client.DryRunAll))
 		forbidden(t, daemon.Create(t.Context(), asking(groups("sg-0a", "sg-0c")), client.DryRunAll), "spec.eni.securityGroups has sg-0c")
 		forbidden(t, daemon.Create(t.Context(), asking(tags(map[string]string{"for": "pod"})), client.DryRunAll), "spec.eni.subnetTags has for=pod,")
-		// Who names none may use any, which is more than what is listed.
+		// Without subnets, any subnet may be used, which is more than the list allows.
 		unnamed := asking(func(*v1alpha1.NodeNetwork) {})
 		forbidden(t, daemon.Create(t.Context(), unnamed.DeepCopy(), client.DryRunAll), "spec.eni names no subnets")
 		harness.OK(t, admin.Create(t.Context(), unnamed.DeepCopy(), client.DryRunAll))
@@ -140,7 +140,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	})
 	t.Run("not the list itself", func(t *testing.T) {
 		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
-		// As the role that berthd is installed with has it.
+		// Rights as in the role of berthd.
 		role := get[rbacv1.ClusterRole](t, deploy.OperatorMode, "ClusterRole", "berthd")
 		for _, rule := range role.Rules {
 			if slices.Contains(rule.Resources, "configmaps") {
@@ -151,7 +151,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	})
 }
 
-// Without the list nothing is made by a daemon, rather than anything.
+// If the list is missing, daemons may not create objects.
 func TestWithoutTheListDaemonsMakeNothing(t *testing.T) {
 	applyPolicies(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")

@@ -18,14 +18,15 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook/callers"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What branch interfaces need is only where the operator makes trunks and ports: the right to
-// write the status of Nodes with the policy that narrows it, and, with the webhook, pods that
-// are made to ask for them. Pods that policies change are wherever there are ports and the webhook.
+// The objects for branch interfaces exist only where the operator creates trunks and ports: the
+// right to write the status of Nodes with the policy that restricts it and, with the webhook, the
+// mutation of pods that need branch interfaces. The mutation of pods by NICPolicies exists wherever
+// ports and the webhook are enabled.
 func TestBranchesAreWhereTheyCanBe(t *testing.T) {
 	for mode := range modes {
 		for values, want := range map[string]struct {
@@ -81,8 +82,8 @@ func named(name string) func(*unstructured.Unstructured) bool {
 	return func(o *unstructured.Unstructured) bool { return o.GetName() == name }
 }
 
-// Nothing waits for the webhook but what a policy may select, and two of its three are about
-// nothing until the operator has filled them in.
+// Only pods that a policy may select depend on the webhook. Two of its three configurations match
+// nothing until the operator fills them in.
 func TestWebhooksThatChangePods(t *testing.T) {
 	objects := rendered(t, deploy.OperatorMode, "ports: {enabled: true}")
 	config, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", "berth-ports")
@@ -111,7 +112,7 @@ func TestWebhooksThatChangePods(t *testing.T) {
 	}
 }
 
-// The operator's token writes one resource of a Node's capacity, and nothing else of it.
+// The operator's token may write one resource of a Node's capacity and no other field.
 func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
 	operator := asOperatorOf(t, rendered(t, deploy.OperatorMode, "ports: {enabled: true}"), "Node")
 	admin := harness.KubeClient(t)
@@ -181,14 +182,14 @@ func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
 			t.Errorf("%s: %v, want it refused by roles", what, err)
 		}
 	}
-	// Nothing of a spec is written with a status.
+	// A status update does not change the spec.
 	harness.OK(t, patch(t, operator, n, `{"spec":{"unschedulable":true}}`, "status"))
 	harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
 	if n.Spec.Unschedulable {
 		t.Error("the operator has the Node take no pods")
 	}
 
-	// Roles apart, the policy lets the operator write nothing but the status.
+	// Even with all RBAC rights, the policy lets the operator write only the status.
 	t.Run("with all rights", func(t *testing.T) {
 		applyPoliciesOfRelease(t, values(t, deploy.OperatorMode, "ports: {enabled: true}"))
 		harness.Eventually(t, limit, "it has all rights", func() error { return operator.List(t.Context(), &corev1.ConfigMapList{}) })

@@ -26,7 +26,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// As `helm lint --strict`, which fails on warnings too.
+// Like `helm lint --strict`, which also fails on warnings.
 func TestChartIsLintClean(t *testing.T) {
 	for mode := range modes {
 		for _, m := range lint.RunAll("chart", deploy.InMode(mode, "test").Values, "kube-system").Messages {
@@ -37,7 +37,7 @@ func TestChartIsLintClean(t *testing.T) {
 	}
 }
 
-// The command that users and the cluster lab install with is of the same version.
+// The helm command of users and the cluster lab has the same version as the library.
 func TestHelmCommandIsOfTheLibrarysVersion(t *testing.T) {
 	version := regexp.MustCompile(`helm\.sh/helm/v4 (v\S+)`)
 	library, command := version.FindSubmatch(readFile(t, "../go.mod")), version.FindSubmatch(readFile(t, "../tools/helm/go.mod"))
@@ -46,8 +46,7 @@ func TestHelmCommandIsOfTheLibrarysVersion(t *testing.T) {
 	}
 }
 
-// Tokens name the node of their pod from Kubernetes 1.32 on, by which policies tell
-// nodes apart.
+// Since Kubernetes 1.32, tokens name the node of their pod, which the policies rely on.
 func TestOldKubernetesIsRefused(t *testing.T) {
 	for _, tt := range []struct{ mode, version, want string }{
 		{deploy.NodeMode, "v1.30.0", ""},
@@ -65,7 +64,7 @@ func TestOldKubernetesIsRefused(t *testing.T) {
 	}
 }
 
-// What a caller does to objects is not seen by the next.
+// Changes by a caller do not affect objects returned to other callers.
 func TestRenderedObjectsAreTheCallers(t *testing.T) {
 	objects := render(t, deploy.NodeMode)
 	objects[0].SetName("changed")
@@ -74,11 +73,11 @@ func TestRenderedObjectsAreTheCallers(t *testing.T) {
 	}
 }
 
-// definitions are how many kinds Berth has.
+// definitions is the number of Berth's kinds.
 const definitions = 11
 
-// Definitions are as they were generated. They outlive the release, unless told
-// otherwise, and are its own, so that an upgrade upgrades them.
+// The CRDs are as generated. They belong to the release, so that an upgrade updates them, and
+// outlive it by default.
 func TestCRDsAreTheReleases(t *testing.T) {
 	const policy = "helm.sh/resource-policy"
 	for _, tt := range []struct {
@@ -126,8 +125,8 @@ func TestCRDsAreTheReleases(t *testing.T) {
 	}
 }
 
-// A release may be in any namespace, and its accounts may have any name: policies
-// and bindings know them by these.
+// A release may be in any namespace with any service account names: policies and bindings refer to
+// these.
 func TestReleaseInAnotherNamespace(t *testing.T) {
 	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		r := values(t, mode, "{daemon: {serviceAccount: {name: agent}}, operator: {serviceAccount: {name: leader}}}")
@@ -159,9 +158,9 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 	}
 }
 
-// Helm's server-side apply lets the second of two objects of one name win, silently.
-// The namespace "default", where Events of cluster-wide objects are, is the one that
-// an installation without --namespace goes to.
+// With Helm's server-side apply, the second of two objects with the same name silently wins. The
+// namespace "default", which has the Events of cluster-scoped objects, is also the namespace of an
+// installation without --namespace.
 func TestEveryObjectIsThereOnce(t *testing.T) {
 	for mode := range modes {
 		for _, namespace := range []string{"kube-system", "default", "networking"} {
@@ -181,7 +180,7 @@ func TestEveryObjectIsThereOnce(t *testing.T) {
 	}
 }
 
-// Where the socket and the records are in different folders, both are the node's.
+// If the socket and the records are in different folders, both are mounted from the node.
 func TestSocketsFolderIsMounted(t *testing.T) {
 	for _, settings := range []string{"{state-dir: /run/other}", "{socket: /run/other/a.sock}", "{state-dir: /run/berth/state}"} {
 		pod := podOf(t, rendered(t, deploy.PoolMode, "daemon: {settings: "+settings+"}"), "daemon")
@@ -197,8 +196,8 @@ func TestSocketsFolderIsMounted(t *testing.T) {
 	}
 }
 
-// The API server refuses a strategy that has the other's parameters, and those of
-// RollingUpdate are there by default.
+// The API server rejects a strategy with parameters of the other type, and the values have
+// parameters of RollingUpdate by default.
 func TestUpdateStrategyHasItsOwnParameters(t *testing.T) {
 	objects := rendered(t, deploy.PoolMode, "{daemon: {updateStrategy: {type: OnDelete}}, operator: {updateStrategy: {type: Recreate}}}")
 	daemon, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
@@ -213,7 +212,7 @@ func TestUpdateStrategyHasItsOwnParameters(t *testing.T) {
 	}
 }
 
-// What roles, accounts, policies, definitions and the budget are to be left out, is.
+// Roles, service accounts, policies, CRDs and the PodDisruptionBudget can each be disabled.
 func TestPartsCanBeLeftOut(t *testing.T) {
 	for text, kinds := range map[string][]string{
 		"rbac: {create: false}":                            {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"},
@@ -230,8 +229,8 @@ func TestPartsCanBeLeftOut(t *testing.T) {
 	}
 }
 
-// In operator and pool mode nothing waits for kube-proxy where the API server's
-// own address is given: the variables are those that client-go reads in a pod.
+// If the API server's own address is set, nothing waits for kube-proxy in operator and pool mode:
+// the pods get the variables that client-go reads.
 func TestAPIServersOwnAddress(t *testing.T) {
 	objects := rendered(t, deploy.PoolMode, "apiServer: {host: 'fd00::1', port: 6443}")
 	for _, program := range []string{"daemon", "operator"} {
@@ -275,8 +274,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// Mounts, ports and probes follow the settings that they belong to, and what is
-// given besides reaches the pods.
+// Mounts, ports and probes follow the settings, and additional pod values are applied.
 func TestPodsFollowTheirValues(t *testing.T) {
 	objects := rendered(t, deploy.PoolMode, `
 metrics: {onNodeAddress: true}
@@ -322,13 +320,13 @@ operator:
 		}
 	}
 
-	// Privileged, with /proc/sys as it is.
+	// Privileged, with an unchanged /proc/sys.
 	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, "daemon: {privileged: true}"), "daemon"))
 	if cfg := load(t, c); cfg.SysctlDir != "/proc/sys" || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil {
 		t.Errorf("sysctls in %s, security context %+v", cfg.SysctlDir, c.SecurityContext)
 	}
 
-	// Without a runtime's socket, and with metrics turned off.
+	// Without the CRI socket, and with metrics disabled.
 	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, `daemon: {settings: {cri-socket: null, metrics-address: ""}}`), "daemon"))
 	if cfg := load(t, c); cfg.CRISocket != "" || cfg.MetricsAddr != "" || len(c.Ports) != 0 {
 		t.Errorf("socket %q, metrics at %q, ports %v", cfg.CRISocket, cfg.MetricsAddr, c.Ports)
@@ -338,7 +336,7 @@ operator:
 	}
 }
 
-// A daemon may ask for what the chart has it ask for, without a list of it.
+// A daemon may request what its settings in the chart contain, without an entry in the list.
 func TestAllowedIsWhatSettingsName(t *testing.T) {
 	got, err := deploy.Get[corev1.ConfigMap](rendered(t, deploy.OperatorMode, `
 daemon:
@@ -361,7 +359,7 @@ allowed: {securityGroups: [sg-3], subnetIDs: ["*"], settings: [usePrimaryAddress
 	}
 }
 
-// Whoever installed it is told what to look at, and what is missing.
+// The notes say what to check and which prerequisites are missing.
 func TestNotes(t *testing.T) {
 	for _, tt := range []struct {
 		mode, values string
@@ -390,7 +388,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// Each mode says which settings make it; the programs know them all.
+// modes.yaml lists the modes of the chart, and their settings are known to the programs.
 func TestModesAreThoseOfTheChart(t *testing.T) {
 	var of map[string]struct {
 		Kubernetes       string

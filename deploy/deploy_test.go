@@ -20,13 +20,13 @@ import (
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/node/install"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// asks tells whether a probe asks for a path of what listens at an address, from
-// the node itself: a pod that reaches the port must not keep it out.
+// asks reports whether a probe requests a path at the address that the program listens on, from the
+// node itself: a pod that reaches the port must not be able to make the probe fail.
 func asks(p *corev1.Probe, path, address string, ports []corev1.ContainerPort) bool {
 	number := p.HTTPGet.Port.IntValue()
 	for _, named := range ports {
@@ -37,8 +37,8 @@ func asks(p *corev1.Probe, path, address string, ports []corev1.ContainerPort) b
 	return p.HTTPGet.Path == path && p.HTTPGet.Host == "127.0.0.1" && address == fmt.Sprintf("127.0.0.1:%d", number)
 }
 
-// checkProbes checks that a program's probes ask what it serves at an address, wait
-// long enough, and make no event of a start that is as it should be.
+// checkProbes checks that a program's probes request a path that it serves, that their timeouts are
+// long enough, and that a normal start causes no event.
 func checkProbes(t *testing.T, c corev1.Container, address string) {
 	t.Helper()
 	for path, p := range map[string]*corev1.Probe{"/startupz": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
@@ -54,7 +54,7 @@ func checkProbes(t *testing.T, c corev1.Container, address string) {
 	if longest := web.StartupPatience + 5*time.Second; float64(start.TimeoutSeconds) < longest.Seconds() {
 		t.Errorf("/startupz is given up after %d s, answers within %v", start.TimeoutSeconds, longest)
 	}
-	// The kubelet asks at once, and then once a period; not before the program listens.
+	// The kubelet probes immediately and then once a period, but not before the program listens.
 	if start.InitialDelaySeconds < 1 || start.PeriodSeconds > 1 || start.FailureThreshold < 60 {
 		t.Errorf("start-up probe %+v", start)
 	}
@@ -69,7 +69,7 @@ func readFile(t *testing.T, name string) []byte {
 	return data
 }
 
-// modes are those of the chart, with berthd's setting ipam in them.
+// modes are the modes of the chart with berthd's setting ipam.
 var modes = map[string]string{
 	deploy.NodeMode:     config.IPAMENI,
 	deploy.OperatorMode: config.IPAMENIOperator,
@@ -78,7 +78,7 @@ var modes = map[string]string{
 	deploy.EgressMode:   config.IPAMNone,
 }
 
-// render is what the chart makes of a mode.
+// render returns the objects of a mode.
 func render(t *testing.T, mode string) deploy.Objects {
 	t.Helper()
 	objects, err := deploy.Render(deploy.InMode(mode, "test"))
@@ -86,7 +86,7 @@ func render(t *testing.T, mode string) deploy.Objects {
 	return objects
 }
 
-// get is an object of those that the chart makes of a mode.
+// get returns one of the objects of a mode.
 func get[T any](t *testing.T, mode, kind, name string) T {
 	t.Helper()
 	o, err := deploy.Get[T](render(t, mode), kind, name)
@@ -94,7 +94,7 @@ func get[T any](t *testing.T, mode, kind, name string) T {
 	return o
 }
 
-// forEachMode runs a test with each DaemonSet's pod and its one container.
+// forEachMode runs a test with the pod of each mode's DaemonSet and its only container.
 func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c corev1.Container)) {
 	t.Helper()
 	for mode := range modes {
@@ -123,7 +123,7 @@ func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
 	return pod.Containers[0]
 }
 
-// load starts berthd's settings as the container would.
+// load reads berthd's settings from the container's arguments and environment.
 func load(t *testing.T, c corev1.Container) config.Config {
 	t.Helper()
 	return loadBy(t, config.NewLoader, c)
@@ -170,7 +170,7 @@ func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
 	}
 }
 
-// Whatever path berthd uses is the node's, under the same name.
+// Every path that berthd uses is mounted from the node under the same name.
 func TestManifestMountsWhatBerthdUses(t *testing.T) { forEachMode(t, mountsWhatBerthdUses) }
 
 func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
@@ -228,7 +228,7 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	}
 }
 
-// Whoever changes the mode changes settings, and whether berthd asks the API server.
+// A change of mode changes settings, and whether berthd uses the API server.
 func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 	read := func(mode string) appsv1.DaemonSet {
 		d := daemonSet(t, mode)
@@ -251,9 +251,8 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 	}
 }
 
-// The configuration for those who install by hand is the one that berthd
-// installs, but for what it says of the daemon's socket and time-out, and in a CNI
-// version that goes with any runtime and any plugins.
+// The configuration for manual installation is the one that berthd installs, except for the socket
+// and timeout of the daemon, and with a CNI version that all runtimes and plugins support.
 func TestConflistIsTheInstalledOne(t *testing.T) {
 	cfg := load(t, corev1.Container{})
 	want, err := install.Network{CNIVersions: []string{"1.0.0"}, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
@@ -261,7 +260,7 @@ func TestConflistIsTheInstalledOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	installed, _ := decode(t, want).(map[string]any)
-	delete(installed, "berthPlugins") // by which an upgrade tells Berth's entries from others'
+	delete(installed, "berthPlugins") // tells Berth's entries from others in an upgrade
 	if d := cmp.Diff(any(installed), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
 		t.Errorf("differs from what is installed (-installed +here):\n%s", d)
 	}
@@ -275,7 +274,7 @@ func decode(t *testing.T, data []byte) (v any) {
 	return v
 }
 
-// imagesSpec is deploy/images.yaml, as far as it must fit the programs and manifests.
+// imagesSpec has the fields of deploy/images.yaml that must match the programs and manifests.
 type imagesSpec struct {
 	Images []struct {
 		Name       string   `json:"name"`
@@ -288,8 +287,8 @@ type imagesSpec struct {
 	} `json:"images"`
 }
 
-// The images have the programs where they are looked for: the plugin beside
-// berthd, which installs it.
+// The images have the programs at the expected paths: the plugin is next to berthd, which installs
+// it.
 func TestImagesHaveThePrograms(t *testing.T) {
 	programs := map[string][]string{"berth-node": {"berthd", "berth", "berthctl", "cni/loopback", "cni/portmap", "cni/bandwidth"}, "berth-operator": {"berth-operator"}, "berth-egress": {"berth-egress"}}
 	var spec imagesSpec
@@ -317,7 +316,7 @@ func TestImagesHaveThePrograms(t *testing.T) {
 	}
 }
 
-// What the chart runs unless told otherwise is what `make images` makes.
+// The chart's default images are those that `make images` builds.
 func TestManifestsRunTheImages(t *testing.T) {
 	for _, tc := range []struct {
 		pod   corev1.PodSpec

@@ -22,30 +22,31 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// egress is one of default as a user makes it.
+// egress returns an Egress in the namespace default as a user creates it.
 func egress(name string) *v1alpha1.Egress {
 	return &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0"}}}
 }
 
-// withTemplate is an Egress whose gateways are to have part of a PodSpec.
+// withTemplate returns an Egress whose template has a partial PodSpec.
 func withTemplate(name, spec string) *v1alpha1.Egress {
 	e := egress(name)
 	e.Spec.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(spec)}}
 	return e
 }
 
-// selecting is an Egress that selects pods of namespaces.
+// selecting returns an Egress that selects pods by their namespaces.
 func selecting(name string, namespaces *v1alpha1.LabelSelector) *v1alpha1.Egress {
 	e := egress(name)
 	e.Spec.Clients = &v1alpha1.EgressClientSelector{NamespaceSelector: namespaces}
 	return e
 }
 
-// egressClient is one as the operator makes it for a pod of default on node-1.
+// egressClient returns an EgressClient as the operator creates it for a pod on node-1 in the
+// namespace default.
 func egressClient(pod string) *v1alpha1.EgressClient {
 	return &v1alpha1.EgressClient{
 		ObjectMeta: metav1.ObjectMeta{
@@ -56,7 +57,8 @@ func egressClient(pod string) *v1alpha1.EgressClient {
 	}
 }
 
-// egressSlice is one as the operator makes it for an Egress of default.
+// egressSlice returns an EgressClientSlice as the operator creates it for an Egress in the
+// namespace default.
 func egressSlice(name, of string) *v1alpha1.EgressClientSlice {
 	return &v1alpha1.EgressClientSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -67,11 +69,10 @@ func egressSlice(name, of string) *v1alpha1.EgressClientSlice {
 	}
 }
 
-// egressRelease is one with Egresses.
+// egressRelease is a release with Egresses.
 var egressRelease = deploy.Release{Values: map[string]any{"mode": deploy.NodeMode, "clusterName": "test", "egress": map[string]any{"enabled": true}}}
 
-// applyEgressPolicies begins a test with the policies of Egresses and nothing else, each of
-// which holds.
+// applyEgressPolicies installs only the policies of Egresses, and waits until each is in effect.
 func applyEgressPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -158,8 +159,8 @@ func setUpElsewhere(o *v1alpha1.EgressClient) {
 	o.Status.Node.Addresses = []string{"10.0.0.9"}
 }
 
-// Who uses an Egress nobody but the programs may say, nor where its gateways are: not the
-// administrator, a user who may do everything else, or a gateway.
+// Only Berth's programs may define the clients of an Egress and its gateways: no administrator, no
+// user with all other rights, and no gateway.
 func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "")
@@ -168,7 +169,7 @@ func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
 	harness.OK(t, operator.Create(t.Context(), slice))
 	harness.OK(t, account(t, "another", "node-1").Create(t.Context(), user))
 	for _, as := range []client.Client{harness.KubeClient(t), account(t, "another", "node-1")} {
-		const made, written = "EgressClients and EgressClientSlices are made by berth-operator; this is ", "EgressClients and EgressClientSlices are written by berth-operator"
+		const made, written = "EgressClients and EgressClientSlices may be created by berth-operator only, not by ", "EgressClients and EgressClientSlices are written by berth-operator"
 		forbidden(t, as.Create(t.Context(), egressClient("mine")), made)
 		forbidden(t, as.Create(t.Context(), egressSlice("mine", "nat")), made)
 		forbidden(t, change(t, as, o, func(o *v1alpha1.EgressClient) { o.Spec.Egresses = nil }), written)
@@ -181,7 +182,7 @@ func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
 			e.Status.Gateways = []v1alpha1.EgressGateway{{Name: "mine", UID: "1", Addresses: []string{"10.0.0.1"}}}
 		}), "the status of an Egress is written by berth-operator")
 		harness.OK(t, change(t, as, user, func(e *v1alpha1.Egress) { e.Spec.Destinations = []string{"::/0"} }))
-		harness.OK(t, change(t, as, o, func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil })) // as the garbage collector
+		harness.OK(t, change(t, as, o, func(o *v1alpha1.EgressClient) { o.OwnerReferences = nil })) // like the garbage collector
 		harness.OK(t, as.Delete(t.Context(), o))
 		o = egressClient("web")
 		harness.OK(t, operator.Create(t.Context(), o))
@@ -228,7 +229,7 @@ func TestOperatorTellsOfEgressClients(t *testing.T) {
 			"of another":      edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.Labels[v1alpha1.LabelEgress] = "other" }),
 			"of a pod":        edited(egressSlice("b", "nat"), func(s *v1alpha1.EgressClientSlice) { s.OwnerReferences[0].Kind = "Pod" }),
 		} {
-			if err := operator.Create(t.Context(), made); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may make an EgressClient for the pod of its name") {
+			if err := operator.Create(t.Context(), made); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may create an EgressClient only for the pod of the same name") {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
@@ -248,13 +249,13 @@ func TestOperatorTellsOfEgressClients(t *testing.T) {
 	})
 }
 
-// edited is an object with a change.
+// edited returns an object with a change.
 func edited[O client.Object](o O, how func(O)) O {
 	how(o)
 	return o
 }
 
-// gatewaysOf are the objects of an Egress as the operator applies them, by kind.
+// gatewaysOf returns the objects of an Egress as the operator applies them, by kind.
 func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstructured {
 	t.Helper()
 	chart, err := deploy.Render(egressRelease)
@@ -262,7 +263,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	operator, err := deploy.Get[appsv1.Deployment](chart, "Deployment", "berth-operator")
 	harness.OK(t, err)
 	settings := loadBy(t, config.NewOperatorLoader, operator.Spec.Template.Spec.Containers[0])
-	objects, problem := plan.Objects(e, plan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
+	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
 	if problem != nil {
 		t.Fatal(problem)
 	}
@@ -273,7 +274,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	return out
 }
 
-// set is that of a field, with a value as JSON, by a path in which numbers are indexes.
+// set returns a change of one field to a JSON value. Numbers in the path are indexes.
 func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
 	return func(o *unstructured.Unstructured) {
 		t.Helper()
@@ -298,7 +299,7 @@ func set(t *testing.T, path, value string) func(*unstructured.Unstructured) {
 	}
 }
 
-// The operator's own token makes what gateways need, and nothing else of these kinds.
+// The operator's token may create the objects of gateways, and no other objects of these kinds.
 func TestOperatorMakesGatewaysAlone(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
@@ -379,7 +380,8 @@ func TestOperatorMakesGatewaysAlone(t *testing.T) {
 	}
 }
 
-// What gateways cannot have their Egress's template cannot ask for: who writes it is told at once, with the field.
+// A template cannot request settings that gateways must not have: the write is rejected, and the
+// message names the field.
 func TestEgressTemplates(t *testing.T) {
 	applyEgressPolicies(t)
 	user := account(t, "another", "node-1")
@@ -406,7 +408,7 @@ func TestEgressTemplates(t *testing.T) {
 			t.Errorf("%s: got %v\nwant it invalid because %s", spec, err, why)
 		}
 	}
-	// What is of a wrong type the operator's condition tells of, by its path.
+	// Values of a wrong type are reported in the operator's condition, by path.
 	for _, spec := range []string{
 		`{}`, `{"hostNetwork":false,"nodeSelector":{"a":"b"},"containers":[{"name":"egress","resources":{"limits":{"cpu":"1"}}},{"name":"log","image":"log:1","env":[{"name":"A","value":"b"}]}]}`,
 		`{"hostNetwork":"yes","volumes":"a","containers":{"a":"b"},"initContainers":["a",1]}`,
@@ -427,8 +429,8 @@ func TestEgressTemplates(t *testing.T) {
 	harness.OK(t, patch(t, user, good, `{"spec":{"replicas":3}}`))
 }
 
-// What somebody else has made stays theirs, and what a person adds to the Egress's Deployment does
-// not keep the operator from it.
+// Objects of other owners are not taken over, and additions by people to an Egress's Deployment do
+// not block the operator.
 func TestOperatorLeavesOthersObjects(t *testing.T) {
 	applyEgressPolicies(t)
 	operator, admin := account(t, "berth-operator", "node-1"), harness.KubeClient(t)
@@ -442,7 +444,7 @@ func TestOperatorLeavesOthersObjects(t *testing.T) {
 	account.SetOwnerReferences(nil)
 	harness.OK(t, admin.Create(t.Context(), account))
 	t.Cleanup(func() { _ = admin.Delete(context.WithoutCancel(t.Context()), account) })
-	forbidden(t, apply(made["ServiceAccount"]), "berth-operator may not take over what no Egress owns")
+	forbidden(t, apply(made["ServiceAccount"]), "berth-operator may not take over objects that no Egress owns")
 
 	d := made["Deployment"]
 	harness.OK(t, apply(d))
@@ -454,8 +456,9 @@ func TestOperatorLeavesOthersObjects(t *testing.T) {
 	harness.OK(t, apply(d))
 }
 
-// Nobody makes pods that look like gateways, or anything that such pods are made from, but the operator and
-// Kubernetes' controllers: neither a tenant who edits the namespace nor an administrator, whatever the kind.
+// Only the operator and Kubernetes' controllers may create pods with the label of gateways, or
+// objects that create such pods: neither a tenant with the role edit nor an administrator, with any
+// kind.
 func TestNobodyPosesAsGateway(t *testing.T) {
 	applyEgressPolicies(t)
 	const namespace = "team-g"
@@ -468,7 +471,7 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 	}
 	replicaSets, collector := as("system:serviceaccount:kube-system:replicaset-controller"), as("system:serviceaccount:kube-system:generic-garbage-collector")
 	gateway := map[string]string{v1alpha1.LabelEgress: "nat", "app": "web"}
-	const why = "are made by the Deployment of an Egress; this is "
+	const why = "only the Deployment of an Egress may create pods"
 	harness.Eventually(t, limit, "the role holds", func() error { return tenant.Create(t.Context(), plainPod(namespace, "web", nil)) })
 	harness.OK(t, replicaSets.Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "gateway", gateway))))
 	harness.OK(t, as("system:serviceaccount:kube-system:deployment-controller").Create(t.Context(), ownedBy("apps/v1", "Deployment", workloads(namespace, "gateway", gateway)["ReplicaSet"])))
@@ -486,7 +489,7 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 				}
 			}
 		}
-		for kind, o := range workloads(namespace, "web", nil) { // those from above
+		for kind, o := range workloads(namespace, "web", nil) { // the existing ones
 			for _, label := range []string{`{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, `{"metadata":{"labels":{"egress.berth.dev/name":""}}}`} {
 				change := `{"spec":{"template":` + label + `}}`
 				switch kind {
@@ -508,7 +511,7 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 		harness.OK(t, patch(t, c, pod, `{"metadata":{"annotations":{"a":"b"}}}`))
 		harness.OK(t, patch(t, c, workloads(namespace, "gateway", nil)["ReplicaSet"], `{"spec":{"replicas":2}}`))
 	}
-	// What a kubelet and a scheduler may write of pods.
+	// Writes to pods that a kubelet and a scheduler need.
 	web := plainPod(namespace, "web", nil)
 	forbidden(t, patch(t, admin, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`, "status"), why)
 	for _, of := range []string{"nat", ""} {
@@ -516,15 +519,16 @@ func TestNobodyPosesAsGateway(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{v1alpha1.LabelEgress: of}}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
 		}), why)
 	}
-	// The controllers of other kinds may have the account of that of ReplicaSets.
+	// Controllers of other kinds may use the same account as that of ReplicaSets.
 	forbidden(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("batch/v1", "Job", plainPod(namespace, "posing", gateway))), why)
 	harness.OK(t, as("system:kube-controller-manager").Create(t.Context(), ownedBy("apps/v1", "ReplicaSet", plainPod(namespace, "second", gateway))))
 	harness.OK(t, patch(t, collector, plainPod(namespace, "gateway", nil), `{"metadata":{"ownerReferences":null}}`))
 	forbidden(t, patch(t, collector, web, `{"metadata":{"labels":{"egress.berth.dev/name":"nat"}}}`), why)
-	harness.OK(t, patch(t, tenant, plainPod(namespace, "gateway", nil), `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
+	harness.OK(t, patch(t, tenant, plainPod(namespace, "gateway", nil), `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to debug a gateway that is out of service
 }
 
-// A tenant who edits an Egress's namespace does not point its Service elsewhere, nor write its endpoints.
+// A tenant with the role edit cannot change the selector of an Egress's Service or write its
+// endpoints.
 func TestServicesOfEgressesSelectGateways(t *testing.T) {
 	applyEgressPolicies(t)
 	const namespace = "team-g"
@@ -536,7 +540,7 @@ func TestServicesOfEgressesSelectGateways(t *testing.T) {
 	harness.OK(t, operator.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(s.DeepCopy()), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership))
 	harness.Eventually(t, limit, "the role holds", func() error { return patch(t, tenant, s, `{"metadata":{"annotations":{"a":"b"}}}`) })
 
-	const why, whose = "spec.selector: the Service of an Egress selects its gateways", "metadata.ownerReferences: which Service is that of an Egress, berth-operator says"
+	const why, whose = "spec.selector: the Service of an Egress must select its gateways", "metadata.ownerReferences: only berth-operator may set or remove the Egress that owns a Service"
 	forbidden(t, patch(t, tenant, s, `{"spec":{"selector":{"egress.berth.dev/name":null,"app":"web"}}}`), why)
 	forbidden(t, patch(t, tenant, s, `{"spec":{"selector":{"app":"web"}}}`), why)
 	forbidden(t, patch(t, tenant, s, `{"metadata":{"ownerReferences":null},"spec":{"selector":{"egress.berth.dev/name":null,"app":"web"}}}`), whose)
@@ -560,7 +564,7 @@ func plainPod(namespace, name string, labels map[string]string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 }
 
-// workloads are objects of each kind of Kubernetes' own that makes pods, which have labels, and a pod.
+// workloads returns one labelled object of each built-in kind that creates pods, and a pod.
 func workloads(namespace, name string, labels map[string]string) map[string]client.Object {
 	meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: plainPod("", "", nil).Spec}
@@ -580,14 +584,15 @@ func workloads(namespace, name string, labels map[string]string) map[string]clie
 	}
 }
 
-// ownedBy gives an object a controller of a kind.
+// ownedBy sets an object's controller to one of the given kind.
 func ownedBy(api, kind string, o client.Object) client.Object {
 	yes := true
 	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: api, Kind: kind, Name: "nat", UID: "uid", Controller: &yes}})
 	return o
 }
 
-// The annotation by which a node forwards packets in a pod's namespace is for gateways alone.
+// Only gateways may have the annotation that enables packet forwarding in a pod's network
+// namespace.
 func TestNobodyElseForwards(t *testing.T) {
 	applyEgressPolicies(t)
 	admin := harness.KubeClient(t)
@@ -598,7 +603,7 @@ func TestNobodyElseForwards(t *testing.T) {
 		}
 	}
 	forward := map[string]string{v1alpha1.AnnotationEgressGateway: "true"}
-	const why, body = "gateways of an Egress alone have it", `{"metadata":{"annotations":{"berth.dev/egress-gateway":"true"}}}`
+	const why, body = "only gateways of an Egress may have it", `{"metadata":{"annotations":{"berth.dev/egress-gateway":"true"}}}`
 	cfg, err := harness.ControlPlane.ConfigFor("system:serviceaccount:kube-system:replicaset-controller", "system:masters")
 	harness.OK(t, err)
 	gateway, plain := pod("forwards", map[string]string{v1alpha1.LabelEgress: "nat"}, forward), pod("forwards-not", nil, nil)
@@ -615,6 +620,6 @@ func TestNobodyElseForwards(t *testing.T) {
 	forbidden(t, admin.SubResource("binding").Create(t.Context(), plain, &corev1.Binding{
 		ObjectMeta: metav1.ObjectMeta{Annotations: forward}, Target: corev1.ObjectReference{Kind: "Node", Name: "node-1"},
 	}), why)
-	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to look into one that is out of service
+	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"labels":{"egress.berth.dev/name":null}}}`)) // to debug a gateway that is out of service
 	harness.OK(t, patch(t, admin, gateway, `{"metadata":{"annotations":{"a":"b"}}}`))
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Beside each mode there is an operator for Egresses, with its roles, and it works for what
-// the mode asks for besides.
+// In combination with each mode there is an operator for Egresses with its roles, which also does
+// the work of the mode.
 func TestEgressBesideAMode(t *testing.T) {
 	for mode, ipam := range map[string][]string{
 		deploy.NodeMode:     nil,
@@ -38,8 +38,8 @@ func TestEgressBesideAMode(t *testing.T) {
 	}
 }
 
-// In mode egress there is nothing but egress, without any value that turns it on: no
-// definition is needed besides, and addresses are another network's.
+// The mode egress enables only Egresses, without a further value and without other CRDs; another
+// network assigns addresses.
 func TestEgressAlone(t *testing.T) {
 	objects := render(t, deploy.EgressMode)
 	pod := podOf(t, objects, "daemon")
@@ -65,12 +65,11 @@ func TestEgressAlone(t *testing.T) {
 	}
 }
 
-// Without egress there is nothing of it: an operator that is not asked to makes no
-// Deployment anywhere.
+// Without egress, nothing of it is installed: the operator has no right to create Deployments.
 func TestEgressIsWhereItIsAskedFor(t *testing.T) {
 	for mode := range modes {
 		if mode == deploy.EgressMode {
-			continue // where it is all there is
+			continue // always enabled there
 		}
 		objects := render(t, mode)
 		for _, o := range objects.Of("ClusterRole") {

@@ -11,8 +11,8 @@ var files embed.FS
 // Chart is the chart's folder.
 func Chart() fs.FS { return sub("chart") }
 
-// CRDs are the definitions of Berth's kinds (*.yaml), as generated; those that the
-// chart installs have the release's labels besides.
+// CRDs are the CustomResourceDefinitions (*.yaml) as generated. The chart adds the release's labels
+// when it installs them.
 func CRDs() fs.FS { return sub("chart/files/crds") }
 
 func sub(dir string) fs.FS {

@@ -11,12 +11,12 @@ var nodePolicy string
 //go:embed iam/operator.json
 var operatorPolicy string
 
-// NodePolicy is the IAM policy that the nodes' role needs in node mode, in a
-// cluster of a name, which is the chart's clusterName.
+// NodePolicy returns the IAM policy that the nodes' role needs in node mode, for the chart's
+// clusterName.
 func NodePolicy(cluster string) string { return inCluster(nodePolicy, cluster) }
 
-// OperatorPolicy is the IAM policy that the operator's role needs in operator
-// mode, in a cluster of a name. The nodes' role needs none there.
+// OperatorPolicy returns the IAM policy that the operator's role needs in operator mode, for the
+// chart's clusterName. The nodes' role needs none there.
 func OperatorPolicy(cluster string) string { return inCluster(operatorPolicy, cluster) }
 
 func inCluster(policy, cluster string) string {

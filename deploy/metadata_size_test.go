@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// managed are entries of metadata.managedFields as a client may send them.
+// managed returns entries of metadata.managedFields as a client may send them.
 func managed(count, bytes int) (out []metav1.ManagedFieldsEntry) {
 	now := metav1.Now()
 	for i := range count {
@@ -26,8 +26,8 @@ func managed(count, bytes int) (out []metav1.ManagedFieldsEntry) {
 	return out
 }
 
-// hoards are what a client can put into an object beside what it is for, where
-// neither its schema nor the API server bounds it.
+// hoards are ways to put large data into an object that neither its schema nor the API server
+// limits.
 var hoards = map[string]func(client.Object){
 	"many managed fields":  func(o client.Object) { o.SetManagedFields(managed(300, 1000)) },
 	"large managed fields": func(o client.Object) { o.SetManagedFields(managed(1, 300_000)) },
@@ -40,7 +40,7 @@ var hoards = map[string]func(client.Object){
 	},
 }
 
-// managedPatch is a change of nothing but an object's managed fields.
+// managedPatch returns a patch of an object's managed fields only.
 func managedPatch(t *testing.T, entries []metav1.ManagedFieldsEntry) client.Patch {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"managedFields": entries}})
@@ -91,8 +91,8 @@ func TestPodNICsCarryNothingElse(t *testing.T) {
 	carriesNothingElse(t, account(t, "berthd", "node-1"), n)
 }
 
-// carriesNothingElse tries what a daemon can put into an object that is there,
-// also one whose managed fields others made large.
+// carriesNothingElse checks that a daemon cannot add other data to an existing object, including an
+// object with large managed fields.
 func carriesNothingElse(t *testing.T, daemon client.Client, o client.Object) {
 	t.Helper()
 	kind := strings.TrimPrefix(fmt.Sprintf("%T", o), "*v1alpha1.")
@@ -106,7 +106,7 @@ func carriesNothingElse(t *testing.T, daemon client.Client, o client.Object) {
 		harness.OK(t, daemon.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, report, n)), client.FieldOwner(v1alpha1.OwnerDaemon)))
 	}
 	reports(1)
-	// By each of many managers.
+	// Small entries of many managers.
 	var err error
 	for i := range 20 {
 		apply := client.RawPatch(types.ApplyPatchType, fmt.Appendf(nil, `{"apiVersion":"berth.dev/v1alpha1","kind":%q,`+report[1:], kind, 1))

@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// RBAC knows no field selectors: a right to list the pods of one's own node is
-// one to read every pod, with what its environment has. So no node's token, in
-// any mode, reads a pod, nor anything else that is a user's.
+// RBAC has no field selectors: the right to list the pods of a node is the right to read every pod,
+// including its environment. So no node's token may read pods or other objects of users, in any
+// mode.
 func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
@@ -76,7 +76,7 @@ func metadataOf(kind string) *metav1.PartialObjectMetadataList {
 	return list
 }
 
-// berthd's token in port mode: it sees PodNICs, and reports on those of its node.
+// In port mode, berthd's token reads PodNICs and reports on those of its node.
 func TestNodeTokenReportsOfItsNICs(t *testing.T) {
 	applyPortPolicies(t)
 	admin := harness.KubeClient(t)

@@ -22,7 +22,7 @@ func (o Objects) copy() Objects {
 	return out
 }
 
-// sort orders by Helm's order of kinds; kinds that Helm does not know come last.
+// sort orders objects by Helm's order of kinds. Kinds unknown to Helm come last.
 func (o Objects) sort() {
 	order := map[string]int{}
 	for i, kind := range releaseutil.InstallOrder {
@@ -37,24 +37,24 @@ func (o Objects) sort() {
 	slices.SortStableFunc(o, func(a, b *unstructured.Unstructured) int { return place(a) - place(b) })
 }
 
-// Of are those of some kinds.
+// Of returns the objects of some kinds.
 func (o Objects) Of(kinds ...string) Objects {
 	return slices.DeleteFunc(slices.Clone(o), func(u *unstructured.Unstructured) bool { return !slices.Contains(kinds, u.GetKind()) })
 }
 
-// Except are those that are not of some kinds.
+// Except returns the objects of all other kinds.
 func (o Objects) Except(kinds ...string) Objects {
 	return slices.DeleteFunc(slices.Clone(o), func(u *unstructured.Unstructured) bool { return slices.Contains(kinds, u.GetKind()) })
 }
 
-// Access are the objects that say who may do what: service accounts, roles, and
-// the admission policies with what they go by.
+// Access returns the objects for access control: service accounts, roles, and the admission
+// policies with their parameters.
 func (o Objects) Access() Objects {
 	return o.Except("CustomResourceDefinition", "DaemonSet", "Deployment", "PodDisruptionBudget", "Secret", "Service", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 }
 
-// Get is the object of a kind and name, as its Go type. An error if there is none,
-// or it has fields that the type lacks.
+// Get returns the object of a kind and name as its Go type. It fails if the object does not exist,
+// or has fields unknown to the type.
 func Get[T any](o Objects, kind, name string) (T, error) {
 	var to T
 	for _, u := range o {

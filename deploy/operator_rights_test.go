@@ -23,14 +23,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// asOperator is a client with the operator's token, which may do what the roles
-// of a mode give it and its policies leave.
+// asOperator returns a client with the operator's token, limited by the roles and policies of a
+// mode.
 func asOperator(t *testing.T, mode, kind string) client.Client {
 	t.Helper()
 	return asOperatorOf(t, render(t, mode), kind)
 }
 
-// asOperatorOf is asOperator for what was rendered of any release.
+// asOperatorOf does the same for rendered objects of any release.
 func asOperatorOf(t *testing.T, objects deploy.Objects, kind string) client.Client {
 	t.Helper()
 	harness.KubeClean(t)
@@ -47,7 +47,7 @@ func lease(name string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}}
 }
 
-// event is one about an object without a namespace.
+// event returns an Event about a cluster-scoped object.
 func event(namespace, kind, reporter string) *eventsv1.Event {
 	return &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-" + reporter},
@@ -56,7 +56,7 @@ func event(namespace, kind, reporter string) *eventsv1.Event {
 	}
 }
 
-// rightsTo are the verbs that an account may use in all namespaces on GROUP/RESOURCE, or on
+// rightsTo returns the verbs that an account may use in all namespaces on GROUP/RESOURCE or
 // GROUP/RESOURCE/SUBRESOURCE.
 func rightsTo(t *testing.T, as client.Client, of string) (may []string) {
 	t.Helper()
@@ -73,7 +73,7 @@ func rightsTo(t *testing.T, as client.Client, of string) (may []string) {
 	return may
 }
 
-// patch is a merge patch as a thief of the token may send it.
+// patch sends a merge patch, as someone with a stolen token could.
 func patch(t *testing.T, as client.Client, o client.Object, body string, sub ...string) error {
 	t.Helper()
 	o, p := o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))
@@ -83,8 +83,8 @@ func patch(t *testing.T, as client.Client, o client.Object, body string, sub ...
 	return as.Patch(t.Context(), o, p)
 }
 
-// The operator's token writes one Lease, events of its own about its own kind, and of
-// its objects' metadata what it needs: nothing that has an object kept or deleted by others.
+// The operator's token may write one Lease, its own events about its own kinds, and only the
+// metadata that it needs: nothing that keeps an object or causes its deletion.
 func TestOperatorTokenReachesNoFurther(t *testing.T) {
 	type try struct {
 		name, why string
@@ -92,7 +92,7 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 	}
 	const (
 		again    = `{"series":{"count":2,"lastObservedTime":"2026-01-01T00:00:00.000000Z"}}`
-		leases   = "may create the Lease berth-operator only, and this is another"
+		leases   = "may create the Lease berth-operator only, not another"
 		metadata = "may not change finalizers"
 		denied   = "cannot" // by roles
 		owned    = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"gone"}]}}`
@@ -110,7 +110,7 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, operator.Create(t.Context(), own))
 		harness.OK(t, operator.Update(t.Context(), own))
 		harness.OK(t, admin.Delete(t.Context(), own))
-		if mode != deploy.PortMode { // whose NICs are in all namespaces
+		if mode != deploy.PortMode { // NICs of port mode are in all namespaces
 			more = append(more, try{"an event of another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }})
 		}
 		for _, c := range append(more,
@@ -159,7 +159,7 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, patch(t, operator, pool, `{"metadata":{"finalizers":null}}`))
 		harness.OK(t, patch(t, operator, block, `{"metadata":{"finalizers":["example.com/mine"]}}`))
 		more := []try{
-			{"a pool's subnets", "spec is a person's", func() error {
+			{"a pool's subnets", "spec belongs to people", func() error {
 				return patch(t, operator, pool, `{"spec":{"subnets":[{"ipv4":"10.0.0.0/16"},{"ipv4":"10.1.0.0/16"}]}}`)
 			}},
 			{"an end of a pool", denied, func() error { return operator.Delete(t.Context(), pool) }},
@@ -213,14 +213,14 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 		harness.OK(t, operator.Get(t.Context(), client.ObjectKeyFromObject(password), password))
 		elsewhere := client.ObjectKey{Namespace: "default", Name: "neutron"}
 		check(t, operator, deploy.PortMode, "VPC", []try{
-			{"a VPC's spec", "spec is a person's", func() error { return patch(t, operator, vpc("vpc-1"), `{"spec":{"allowedNamespaces":null}}`) }},
+			{"a VPC's spec", "spec belongs to people", func() error { return patch(t, operator, vpc("vpc-1"), `{"spec":{"allowedNamespaces":null}}`) }},
 			{"a VPC", denied, func() error { return operator.Create(t.Context(), vpc("vpc-2", "*")) }},
 			{"an end of a VPC", denied, func() error { return operator.Delete(t.Context(), vpc("vpc-1")) }},
-			{"an end of a user's NIC", "that it made for a pod only", func() error { return operator.Delete(t.Context(), users) }},
+			{"an end of a user's NIC", "only PodNICs that it created for a pod", func() error { return operator.Delete(t.Context(), users) }},
 			{"an end of all NICs", denied, func() error {
 				return operator.DeleteAllOf(t.Context(), &v1alpha1.PodNIC{}, client.InNamespace("default"))
 			}},
-			{"a node's report", "may take status.node of a PodNIC away", func() error {
+			{"a node's report", "may clear status.node of a PodNIC", func() error {
 				return patch(t, operator, users, `{"status":{"node":{"state":"Plugged","portID":"port-1"}}}`, "status")
 			}},
 			{"a policy", denied, func() error { return operator.Create(t.Context(), nicPolicy("kube-system")) }},
@@ -254,7 +254,7 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 	})
 }
 
-// patchAs is patch for what outlives a test's context.
+// patchAs is patch for use after a test's context has ended.
 func patchAs(as client.Client, o client.Object, body string) error {
 	return client.IgnoreNotFound(as.Patch(context.Background(), o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))))
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A real API server takes everything, and knows every field.
+// A real API server accepts all objects and knows all their fields.
 func TestManifestsApply(t *testing.T) {
 	for mode := range modes {
 		harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, mode)))
 	}
 }
 
-// What is bound is there: the service accounts that the workloads run under,
-// and the roles that are generated from the code.
+// The subjects and roles of all bindings exist: the service accounts of the workloads, and the
+// roles generated from the code.
 func TestRolesAreBound(t *testing.T) {
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, deploy.OperatorMode)))
 	c := harness.KubeClient(t)
@@ -60,8 +60,8 @@ func TestRolesAreBound(t *testing.T) {
 	}
 }
 
-// The operator must start where there is no pod network yet, without rights
-// that it does not use, and two of them at a time.
+// The operator must start before there is a pod network, without unused rights, and with two
+// replicas.
 func TestOperatorDeployment(t *testing.T) {
 	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode} {
 		t.Run(mode, func(t *testing.T) { checkOperator(t, mode) })

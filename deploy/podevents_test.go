@@ -17,14 +17,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// writerOf writes Events with the token of berthd on a node.
+// writerOf returns a writer of Events with the token of berthd on a node.
 func writerOf(t *testing.T, node string) kubeapi.PodEvents {
 	t.Helper()
 	token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
@@ -36,7 +36,7 @@ func writerOf(t *testing.T, node string) kubeapi.PodEvents {
 	return w
 }
 
-// podEvent is one that berthd of a node writes.
+// podEvent returns an Event as berthd of a node writes it.
 func podEvent(node, name string) podevents.Event {
 	now := time.Now()
 	return podevents.Event{
@@ -46,8 +46,8 @@ func podEvent(node, name string) podevents.Event {
 	}
 }
 
-// With the rights that a node's token has in each mode, and no others, Events are
-// written as `kubectl describe pod` finds them.
+// With the rights of a node's token in each mode, Events are written where `kubectl describe pod`
+// finds them.
 func TestDaemonTellsPods(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
 		t.Run(mode, func(t *testing.T) {
@@ -94,8 +94,8 @@ func TestDaemonTellsPods(t *testing.T) {
 	}
 }
 
-// Without Events, node mode has no token and no rights, and so it is on Kubernetes
-// whose tokens name no node. With an operator a daemon needs its token for other things.
+// Without Events, node mode needs no token and no rights. The same applies to Kubernetes versions
+// whose tokens name no node. With an operator, a daemon needs its token for other purposes.
 func TestNodeModeWithoutEvents(t *testing.T) {
 	for _, c := range []struct {
 		mode, setting, version string
@@ -133,7 +133,7 @@ func TestNodeModeWithoutEvents(t *testing.T) {
 	}
 }
 
-// What the API server will never take is not tried again.
+// Writes that the API server will always reject are not retried.
 func TestEventsThatAreNeverTaken(t *testing.T) {
 	applyEventPolicy(t)
 	w := writerOf(t, "node-1")
@@ -167,8 +167,7 @@ func TestEventsThatAreNeverTaken(t *testing.T) {
 	}
 }
 
-// All reasons that berthd writes are ones that the policy knows, and a node's name
-// may be as long as Kubernetes has it.
+// The policy allows all reasons that berthd writes, and node names of the maximum length.
 func TestPolicyKnowsTheReasons(t *testing.T) {
 	applyEventPolicy(t)
 	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + "." + strings.Repeat("q", 40)
@@ -180,8 +179,8 @@ func TestPolicyKnowsTheReasons(t *testing.T) {
 	}
 }
 
-// A token of a node speaks for no other node and no other program, and of Pods only, and has so many names for Events that a
-// flood of them ends.
+// A node's token cannot write Events of another node or program, or about other kinds than Pods,
+// and has a limited number of Event names.
 func TestDaemonTellsNothingElse(t *testing.T) {
 	applyEventPolicy(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
@@ -194,7 +193,7 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 		change(e)
 		return e
 	}
-	const own, pods, reasons, bare = "may write events that it reports itself only", "may write events of Pods only", "may write events of the reasons", "without labels, annotations"
+	const own, pods, reasons, bare = "may write only events that it reports itself", "may write events of Pods only", "may write only events with the reasons", "without labels, annotations"
 	for why, changes := range map[string][]func(*eventsv1.Event){
 		own: {
 			func(e *eventsv1.Event) { e.ReportingInstance = "node-2" },
@@ -207,7 +206,7 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 			func(e *eventsv1.Event) { e.Regarding.UID = types.UID(strings.Repeat("x", 300_000)) },
 			func(e *eventsv1.Event) { e.Related = &corev1.ObjectReference{Kind: "Node", Name: "node-1"} },
 		},
-		"berthd names an Event berthd.node-1xN, with N from 0 to 255": {
+		"must be berthd.node-1xN, with N from 0 to 255": {
 			func(e *eventsv1.Event) { e.Name = "a" },
 			func(e *eventsv1.Event) { e.Name, e.GenerateName = "", "berthd.node-1x" },
 			func(e *eventsv1.Event) { e.Name = "berthd.node-1x256" },
@@ -252,8 +251,7 @@ func TestDaemonTellsNothingElse(t *testing.T) {
 	forbidden(t, account(t, "berthd", "node-2").Patch(t.Context(), mine, counted), own)
 }
 
-// applyEventPolicy begins a test with the policies of node mode, where roles refuse
-// nothing.
+// applyEventPolicy installs the policies of node mode, with roles that allow everything.
 func applyEventPolicy(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -267,7 +265,7 @@ func applyEventPolicy(t *testing.T) {
 	}})
 }
 
-// A node that floods has 256 Events in a namespace, and no more.
+// A node can have at most 256 Events in a namespace.
 func TestDaemonCannotFlood(t *testing.T) {
 	applyEventPolicy(t)
 	daemon := account(t, "berthd", "node-1")

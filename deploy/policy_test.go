@@ -14,15 +14,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// The operator's IAM policy allows the EC2 actions that pace.Cloud calls for it, and
-// nothing else: the operator's code calls every method. What each method calls is
-// compared with the policies of both modes, by the tests of internal/cloud/aws.
+// The operator's IAM policy allows exactly the EC2 actions that pace.Cloud calls: the operator's
+// code uses every method. Tests in internal/ec2/cloud/aws compare the actions of each method with
+// the policies of both modes.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
-	called := selectors(t, "../internal/eni", "../internal/vpcport/ec2", "../internal/operator", "../cmd/berth-operator")
+	called := selectors(t, "../internal/ec2/eni", "../internal/vpcport/branch", "../internal/operator", "../cmd/berth-operator")
 	for _, method := range cloudMethods() {
 		if !called[method] {
 			t.Errorf("the operator does not call %s: its policy need not have the action", method)
@@ -37,18 +37,18 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 	}
 }
 
-// Nodes in operator mode need no policy: berthd's code for it knows no cloud.
+// Nodes in operator mode need no policy: berthd's code for this mode uses no cloud API.
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
-	called := selectors(t, "../internal/source/nodenetwork")
+	called := selectors(t, "../internal/source/nodenetworksupplier")
 	for _, method := range cloudMethods() {
-		// Names that are not the cloud's alone.
+		// Names that other types use too.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
-			t.Errorf("internal/source/nodenetwork calls %s", method)
+			t.Errorf("internal/source/nodenetworksupplier calls %s", method)
 		}
 	}
-	for name, file := range parse(t, "../internal/source/nodenetwork") {
+	for name, file := range parse(t, "../internal/source/nodenetworksupplier") {
 		for _, i := range file.Imports {
-			if strings.Contains(i.Path.Value, "/internal/cloud/aws") || strings.Contains(i.Path.Value, "aws-sdk") {
+			if strings.Contains(i.Path.Value, "/internal/ec2/cloud/aws") || strings.Contains(i.Path.Value, "aws-sdk") {
 				t.Errorf("%s imports %s", name, i.Path.Value)
 			}
 		}
@@ -62,8 +62,8 @@ func cloudMethods() (names []string) {
 	return names
 }
 
-// selectors are the names that the code below some folders, tests aside,
-// selects something by: x.Name.
+// selectors returns the names selected in expressions (x.Name) in the code below some folders,
+// except tests.
 func selectors(t *testing.T, dirs ...string) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -82,7 +82,7 @@ func selectors(t *testing.T, dirs ...string) map[string]bool {
 	return names
 }
 
-// parse reads the Go files below a folder, tests aside, by name.
+// parse parses the Go files below a folder by name, except tests.
 func parse(t *testing.T, dir string) map[string]*ast.File {
 	t.Helper()
 	files := map[string]*ast.File{}
@@ -99,13 +99,13 @@ func parse(t *testing.T, dir string) map[string]*ast.File {
 	return files
 }
 
-// policyActions are what a policy document allows, in order.
+// policyActions returns the actions that a policy document allows, in order.
 func policyActions(t *testing.T, file string) []string {
 	t.Helper()
 	var policy struct {
 		Statement []struct {
 			Effect string
-			Action any // one or a list
+			Action any // a string or a list
 		}
 	}
 	if err := json.Unmarshal(readFile(t, file), &policy); err != nil {

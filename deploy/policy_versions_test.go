@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// expression is one of a policy, of a type.
+// expression is an expression of a policy and its type.
 type expression struct {
 	name, text string
 	kind       *celgo.Type
@@ -23,13 +23,14 @@ func (e expression) GetName() string            { return e.name }
 func (e expression) GetExpression() string      { return e.text }
 func (e expression) ReturnTypes() []*celgo.Type { return []*celgo.Type{e.kind} }
 
-// TestPoliciesCompileOnTheOldestKubernetes compiles policies with the functions that the oldest Kubernetes of
-// their mode takes: an API server accepts in new expressions what the release before it has too.
+// TestPoliciesCompileOnTheOldestKubernetes compiles policies with the CEL functions of the oldest
+// Kubernetes version that their mode supports. An API server accepts only the functions of the
+// previous release in new expressions.
 func TestPoliciesCompileOnTheOldestKubernetes(t *testing.T) {
 	enabled := map[string]any{"enabled": true}
 	for name, tt := range map[string]struct {
 		values map[string]any
-		minor  uint // of the release before the oldest
+		minor  uint // of the release before the oldest supported one
 	}{
 		"node":     {map[string]any{"mode": deploy.NodeMode, "clusterName": "test"}, 29},
 		"operator": {map[string]any{"mode": deploy.OperatorMode, "clusterName": "test", "egress": enabled, "ports": enabled}, 31},

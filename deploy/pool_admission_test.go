@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// addressPool is one of a name, with subnets written as "10.0.0.0/24 fd00::/120".
+// addressPool returns a pool with subnets written as "10.0.0.0/24 fd00::/120".
 func addressPool(name string, subnets ...string) *v1alpha1.AddressPool {
 	zero := int32(0)
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.AddressPoolSpec{BlockSizeBits: &zero}}
@@ -38,7 +38,7 @@ func addressPool(name string, subnets ...string) *v1alpha1.AddressPool {
 	return p
 }
 
-// addressBlock is one as the operator makes it.
+// addressBlock returns a block as the operator creates it.
 func addressBlock(pool string, index int64, node string) *v1alpha1.AddressBlock {
 	return &v1alpha1.AddressBlock{
 		ObjectMeta: metav1.ObjectMeta{
@@ -65,14 +65,14 @@ func blockRequest(name, node string) *v1alpha1.BlockRequest {
 	}
 }
 
-// applyPoolPolicies begins a test with the policies and nothing else.
+// applyPoolPolicies installs only the policies of pools.
 func applyPoolPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
 	installPoolPolicies(t)
 }
 
-// installPoolPolicies installs the policies and waits until each of them holds.
+// installPoolPolicies installs the policies and waits until each is in effect.
 func installPoolPolicies(t *testing.T) {
 	t.Helper()
 	applyPoliciesOf(t, deploy.PoolMode)
@@ -94,7 +94,7 @@ func installPoolPolicies(t *testing.T) {
 	harness.OK(t, change(t, admin, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
 }
 
-// overlaps checks that a pool was refused and that the message names both.
+// overlaps checks that a pool was rejected and that the message names both ranges.
 func overlaps(t *testing.T, err error, a, b string) {
 	t.Helper()
 	want := "spec.subnets must not overlap those of another AddressPool: " + a + " overlaps " + b
@@ -104,8 +104,8 @@ func overlaps(t *testing.T, err error, a, b string) {
 }
 
 // A policy "is invalid if spec.paramKind refers to a non-existent Kind" (API reference,
-// ValidatingAdmissionPolicySpec), which one of Berth's is up to 30 s after it is
-// installed. With Fail the first pool would be refused; the operator judges it.
+// ValidatingAdmissionPolicySpec). That is the case for up to 30 s after a kind is installed. With
+// Fail the first pool would be rejected; instead the operator checks it.
 func TestFirstPoolIsNotRefused(t *testing.T) {
 	found := 0
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
@@ -177,8 +177,8 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 	})
 }
 
-// Two pools that came in at the same moment, or before there was a policy, can
-// still be labelled, finalized and deleted.
+// Overlapping pools, created concurrently or before the policy, can still be labelled, finalized
+// and deleted.
 func TestOverlappingPoolCanBeRemoved(t *testing.T) {
 	applyPoolPolicies(t)
 	c := harness.KubeClient(t)
@@ -200,8 +200,8 @@ func TestOverlappingPoolCanBeRemoved(t *testing.T) {
 	}
 }
 
-// The comparison of two pools of the largest size stays below what the API
-// server spends on an expression.
+// Comparing two pools of the maximum size stays below the API server's cost limit for an
+// expression.
 func TestLargestPoolsAreCompared(t *testing.T) {
 	applyPoolPolicies(t)
 	c := harness.KubeClient(t)
@@ -232,7 +232,7 @@ func TestDaemonRequestsForItsOwnNode(t *testing.T) {
 		harness.OK(t, change(t, daemon, own, func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} }))
 	})
 	t.Run("not another's", func(t *testing.T) {
-		const why = "berthd of node node-1 may write the BlockRequests of that node only, and this is of node-2"
+		const why = "berthd of node node-1 may write the BlockRequests of that node only, not those of node-2"
 		forbidden(t, daemon.Create(t.Context(), other.DeepCopy()), why)
 		harness.OK(t, admin.Create(t.Context(), other))
 		forbidden(t, change(t, daemon, other, func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} }), why)
@@ -285,11 +285,11 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 	}
 	renew := func(b *v1alpha1.AddressBlock) { b.Status.RenewTime = &metav1.MicroTime{Time: time.Now()} }
 	release := func(b *v1alpha1.AddressBlock) { b.Finalizers = []string{"example.com/mine"} }
-	const finalizers = "berthd may remove no finalizer of an AddressBlock but berth.dev/addresses, that only once the block is deleted, and add none"
+	const finalizers = "berthd may only remove the finalizer berth.dev/addresses of an AddressBlock, and only after the block is deleted"
 
 	t.Run("renews its claim", func(t *testing.T) { harness.OK(t, changeStatus(t, daemon, own, renew)) })
 	t.Run("not another's", func(t *testing.T) {
-		const why = "berthd of node node-1 may write the AddressBlocks of that node only, and this is of node-2"
+		const why = "berthd of node node-1 may write the AddressBlocks of that node only, not those of node-2"
 		forbidden(t, changeStatus(t, daemon, other, renew), why)
 		forbidden(t, change(t, daemon, other, release), why)
 		forbidden(t, daemon.Delete(t.Context(), other), why)
@@ -300,7 +300,7 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 		forbidden(t, loose.Delete(t.Context(), own), "this token names no node")
 	})
 	t.Run("makes none", func(t *testing.T) {
-		forbidden(t, daemon.Create(t.Context(), addressBlock("default", 3, "node-1")), "AddressBlocks are made by berth-operator alone")
+		forbidden(t, daemon.Create(t.Context(), addressBlock("default", 3, "node-1")), "AddressBlocks may be created by berth-operator only")
 	})
 	t.Run("does not let go of one that it has", func(t *testing.T) {
 		forbidden(t, change(t, daemon, own, release), finalizers)
@@ -340,7 +340,7 @@ func TestOperatorAloneMakesBlocks(t *testing.T) {
 		"system:serviceaccount:kube-system:berthd":  account(t, "berthd", "node-1"),
 	} {
 		err := as.Create(t.Context(), addressBlock("default", 1, "node-1"))
-		forbidden(t, err, "AddressBlocks are made by berth-operator alone, and this is "+who)
+		forbidden(t, err, "AddressBlocks may be created by berth-operator only, not by "+who)
 	}
 	harness.OK(t, operator.Create(t.Context(), addressBlock("default", 1, "node-1")))
 }
@@ -359,7 +359,7 @@ func TestOperatorWritesItsOwnFields(t *testing.T) {
 		harness.OK(t, changeStatus(t, operator, request, func(r *v1alpha1.BlockRequest) { r.Status.AddressBlockName = block.Name }))
 	})
 	t.Run("not what a pool is", func(t *testing.T) {
-		const why = "berth-operator may write the status and finalizers of an AddressPool only; spec is a person's"
+		const why = "berth-operator may write the status and finalizers of an AddressPool only; spec belongs to people"
 		forbidden(t, operator.Create(t.Context(), addressPool("another", "10.1.0.0/16")), why)
 		forbidden(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"team-a"} }), why)
 	})
@@ -377,7 +377,7 @@ func TestOperatorWritesItsOwnFields(t *testing.T) {
 	})
 }
 
-// withoutOverlapPolicy does something while pools may overlap.
+// withoutOverlapPolicy runs a function while pools may overlap.
 func withoutOverlapPolicy(t *testing.T, c client.Client, do func()) {
 	t.Helper()
 	probe := addressPool("probe", "10.255.0.0/24")
@@ -391,8 +391,7 @@ func withoutOverlapPolicy(t *testing.T, c client.Client, do func()) {
 	installPoolPolicies(t)
 }
 
-// seen waits until the policy knows of a pool: the API server's own view of the
-// pools is a moment old.
+// seen waits until the policy sees a pool: the API server's own view of the pools lags behind.
 func seen(t *testing.T, p *v1alpha1.AddressPool) {
 	t.Helper()
 	harness.Eventually(t, limit, "pool "+p.Name+" is seen", func() error {
@@ -403,7 +402,7 @@ func seen(t *testing.T, p *v1alpha1.AddressPool) {
 	})
 }
 
-// createAlike tries a pool with the subnets of another.
+// createAlike tries to create a pool with the subnets of another.
 func createAlike(t *testing.T, p *v1alpha1.AddressPool) error {
 	t.Helper()
 	alike := addressPool(p.Name + "-again")

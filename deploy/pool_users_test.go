@@ -19,14 +19,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// roles are what Kubernetes' own roles consist of; nobody adds them up here. The
-// last lets pods be made.
+// roles are the components of Kubernetes' own roles, which no controller aggregates here. The last
+// one allows creating pods.
 var roles = map[string][]string{
 	"edit":  {"system:aggregate-to-view", "system:aggregate-to-edit"},
 	"admin": {"system:aggregate-to-admin", "system:aggregate-to-view", "system:aggregate-to-edit"},
 }
 
-// user is somebody who has one of the roles in one namespace.
+// user returns a client of a user with one of the roles in one namespace.
 func user(t *testing.T, role, namespace string) client.Client {
 	t.Helper()
 	admin, name := harness.KubeClient(t), role+"-of-"+namespace
@@ -56,10 +56,9 @@ func denied(t *testing.T, err error, resource string) {
 	}
 }
 
-// Who edits, or even administers, a namespace can ask for a pool by a pod's
-// annotation, which counts only where the pool's own spec lists the namespace;
-// that is the daemon's matter. What would give the namespace a pool is out of
-// reach: the namespace's annotation, the pool's list, blocks and requests.
+// Users with the role edit or admin in a namespace can request a pool with a pod's annotation. The
+// daemon ignores it unless the pool's spec lists the namespace. They cannot change anything that
+// would grant the pool: the namespace's annotation, the pool's list, blocks and requests.
 func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
 	applyPoolPolicies(t)
 	const namespace = "team-a"
@@ -95,8 +94,8 @@ func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
 	}
 }
 
-// Who edits a namespace makes PodNICs there, in VPCs that are for it, and reaches no
-// VPC, no status, and no other namespace's.
+// Users with the role edit can create PodNICs in their namespace, in VPCs that allow it. They
+// cannot change VPCs, statuses, or objects of other namespaces.
 func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	applyPortPolicies(t)
 	const namespace = "team-c"
@@ -116,7 +115,7 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 		return n
 	}
 	c := user(t, "edit", namespace)
-	// What Kubernetes' controller adds up elsewhere, is bound by name here.
+	// Bound by name, because no controller aggregates roles here.
 	for _, role := range []string{"berth-podnics-view", "berth-podnics-edit"} {
 		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
@@ -146,19 +145,19 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, c.Get(t.Context(), client.ObjectKeyFromObject(mine), &v1alpha1.VPC{}), "vpcs")
 	denied(t, patch(t, c, others, `{"spec":{"allowedNamespaces":{"names":["*"]}}}`), "vpcs")
 	denied(t, c.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "neutron"}, &corev1.Secret{}), "secrets")
-	harness.OK(t, patch(t, admin, db, `{"metadata":{"finalizers":["berth.dev/port","example.com/mine"]}}`)) // as the operator has it
+	harness.OK(t, patch(t, admin, db, `{"metadata":{"finalizers":["berth.dev/port","example.com/mine"]}}`)) // as set by the operator
 	harness.OK(t, c.Delete(t.Context(), db))
 	for _, finalizers := range []string{`null`, `["example.com/mine"]`} {
-		forbidden(t, patch(t, c, db, `{"metadata":{"finalizers":`+finalizers+`}}`), "metadata.finalizers: berth-operator takes berth.dev/port away once the port is given back")
+		forbidden(t, patch(t, c, db, `{"metadata":{"finalizers":`+finalizers+`}}`), "metadata.finalizers: berth-operator removes berth.dev/port once the port is released")
 	}
-	harness.OK(t, patch(t, c, db, `{"metadata":{"finalizers":["berth.dev/port"]}}`)) // the user's own
+	harness.OK(t, patch(t, c, db, `{"metadata":{"finalizers":["berth.dev/port"]}}`)) // the user's own finalizer
 	harness.OK(t, patch(t, admin, db, `{"metadata":{"finalizers":null}}`))
 	policy := nicPolicy(namespace)
 	harness.OK(t, c.Create(t.Context(), policy))
 	harness.OK(t, patch(t, c, policy, `{"spec":{"subnet":"subnet-1"}}`))
 	denied(t, patch(t, c, policy, `{"status":{"conditions":null}}`, "status"), "nicpolicies/status")
 	denied(t, c.Create(t.Context(), nicPolicy("default")), "nicpolicies")
-	viewer := user(t, "view", namespace) // with Berth's part of that role alone
+	viewer := user(t, "view", namespace) // only Berth's part of that role
 	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "view:berth-podnics-view"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berth-podnics-view"},
@@ -179,8 +178,9 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	}
 }
 
-// Who edits a namespace has its Egresses select pods of other namespaces only as their Namespaces, or that of the
-// Egress, say, which nobody writes by that role. A selector of all namespaces an administrator must have allowed.
+// Users with the role edit can select pods of other namespaces with an Egress only if those
+// Namespaces consent, or the Egress's own Namespace has the administrator's label. The role does
+// not allow writing Namespaces. A selector without bounds requires the label.
 func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 	applyEgressPolicies(t)
 	const namespace = "team-e"
@@ -191,7 +191,7 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 	clients := map[string]client.Client{}
 	for role := range roles {
 		clients[role] = user(t, role, namespace)
-		for _, name := range []string{"berth-egresses-view", "berth-egresses-edit"} { // as Kubernetes' controller adds them up
+		for _, name := range []string{"berth-egresses-view", "berth-egresses-edit"} { // aggregated by Kubernetes' controller
 			harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), &rbacv1.RoleBinding{
 				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + name},
 				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
@@ -246,7 +246,7 @@ func TestUsersOfANamespaceSelectNoOthersPods(t *testing.T) {
 			}
 			return nil
 		})
-		harness.OK(t, patch(t, c, all, `{"spec":{"replicas":2}}`)) // one of before
+		harness.OK(t, patch(t, c, all, `{"spec":{"replicas":2}}`)) // an existing one
 		forbidden(t, patch(t, c, all, `{"spec":{"clients":{"podSelector":{"matchLabels":{"a":"b"}}}}}`), why)
 	}
 }

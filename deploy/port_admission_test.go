@@ -13,11 +13,11 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// vpc is one that is for some namespaces.
+// vpc returns a VPC for some namespaces.
 func vpc(name string, namespaces ...string) *v1alpha1.VPC {
 	v := &v1alpha1.VPC{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -29,7 +29,7 @@ func vpc(name string, namespaces ...string) *v1alpha1.VPC {
 	return v
 }
 
-// nicPolicy is one for all pods of a namespace.
+// nicPolicy returns a NICPolicy for all pods of a namespace.
 func nicPolicy(namespace string) *v1alpha1.NICPolicy {
 	return &v1alpha1.NICPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "all"},
@@ -37,8 +37,8 @@ func nicPolicy(namespace string) *v1alpha1.NICPolicy {
 	}
 }
 
-// podNIC is one as the operator makes it for a pod, or with "" for a pod's name as a
-// user does.
+// podNIC returns a PodNIC as the operator creates it for a pod or, if pod is empty, as a user
+// creates it.
 func podNIC(name, pod string) *v1alpha1.PodNIC {
 	n := &v1alpha1.PodNIC{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -53,7 +53,8 @@ func podNIC(name, pod string) *v1alpha1.PodNIC {
 	return n
 }
 
-// annotated is a pod of default that nothing schedules, with annotations as key and value.
+// annotated returns an unscheduled pod in the namespace default, with annotations as alternating
+// keys and values.
 func annotated(name string, annotations ...string) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{}},
@@ -65,8 +66,7 @@ func annotated(name string, annotations ...string) *corev1.Pod {
 	return p
 }
 
-// applyPortPolicies begins a test with the policies of ports and nothing else, each of
-// which holds.
+// applyPortPolicies installs only the policies of ports, and waits until each is in effect.
 func applyPortPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -95,7 +95,7 @@ func installPortPolicies(t *testing.T) {
 	harness.OK(t, admin.Delete(t.Context(), nic))
 }
 
-// bound has the operator say that a NIC is bound to a node.
+// bound reports, as the operator, that a NIC is bound to a node.
 func bound(t *testing.T, n *v1alpha1.PodNIC, node string) {
 	t.Helper()
 	harness.OK(t, changeStatus(t, account(t, "berth-operator", ""), n, func(n *v1alpha1.PodNIC) {
@@ -162,7 +162,7 @@ func TestDaemonPlugsItsOwnNICs(t *testing.T) {
 	})
 }
 
-// What nobody but the programs may say.
+// Fields that only Berth's programs may write.
 func TestOperatorAloneSaysWhatNICsAre(t *testing.T) {
 	applyPortPolicies(t)
 	admin, operator, other := harness.KubeClient(t), account(t, "berth-operator", ""), account(t, "another", "node-1")
@@ -182,7 +182,7 @@ func TestOperatorAloneSaysWhatNICsAre(t *testing.T) {
 			func(n *v1alpha1.PodNIC) { n.Status.PortID = "of-another" },
 			plugged,
 		} {
-			forbidden(t, changeStatus(t, as, users, how), "the status of a PodNIC is written by berth-operator, and status.node by berthd of its node; this is ")
+			forbidden(t, changeStatus(t, as, users, how), "the status of a PodNIC is written by berth-operator, and status.node by berthd of its node, not by ")
 		}
 		forbidden(t, change(t, as, made, func(n *v1alpha1.PodNIC) { n.Labels[v1alpha1.LabelPodUID] = "2" }), "metadata.labels[berth.dev/pod-uid]")
 		forbidden(t, change(t, as, made, func(n *v1alpha1.PodNIC) { n.Labels = nil }), "metadata.labels[berth.dev/pod-uid]")
@@ -228,15 +228,15 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		} {
 			n := podNIC("new", "b")
 			how(n)
-			if err := operator.Create(t.Context(), n); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may make a PodNIC for a pod only") {
+			if err := operator.Create(t.Context(), n); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "berth-operator may create a PodNIC for a pod only") {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
 	})
 	t.Run("no change of what is asked for", func(t *testing.T) {
 		groups := func(n *v1alpha1.PodNIC) { n.Spec.SecurityGroups = []string{"open"} }
-		forbidden(t, change(t, operator, users, groups), "may not change the spec of a PodNIC")
-		forbidden(t, change(t, operator, made, groups), "may not change the spec of a PodNIC")
+		forbidden(t, change(t, operator, users, groups), "may not change the spec of an existing PodNIC")
+		forbidden(t, change(t, operator, made, groups), "may not change the spec of an existing PodNIC")
 		const why = "may write the status and finalizers of a VPC only"
 		forbidden(t, change(t, operator, theirs, func(v *v1alpha1.VPC) { v.Spec.AllowedNamespaces.Names = []string{"*"} }), why)
 		forbidden(t, operator.Create(t.Context(), vpc("mine", "*")), why)
@@ -254,7 +254,7 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		}
 	})
 	t.Run("not what a node says", func(t *testing.T) {
-		const why = "may take status.node of a PodNIC away, and not write it"
+		const why = "may clear status.node of a PodNIC, but only the daemon may write it"
 		forbidden(t, changeStatus(t, operator, users, plugged), why)
 		harness.OK(t, changeStatus(t, account(t, "berthd", "node-1"), users, plugged))
 		forbidden(t, changeStatus(t, operator, users, func(n *v1alpha1.PodNIC) { n.Status.Node.State = v1alpha1.NodeUnplugged }), why)
@@ -262,12 +262,12 @@ func TestOperatorMakesNICsOfPods(t *testing.T) {
 		harness.OK(t, changeStatus(t, operator, users, func(n *v1alpha1.PodNIC) { n.Status.NodeName, n.Status.Node = "node-2", nil }))
 	})
 	t.Run("takes its own away, and no user's", func(t *testing.T) {
-		forbidden(t, operator.Delete(t.Context(), users), "may delete PodNICs that it made for a pod only")
+		forbidden(t, operator.Delete(t.Context(), users), "may delete only PodNICs that it created for a pod")
 		harness.OK(t, operator.Delete(t.Context(), made))
 	})
 }
 
-// A pod may have NICs in a VPC that is for its namespace, by whichever annotation.
+// A pod may have NICs in a VPC for its namespace, with either annotation.
 func TestVPCsAreForTheirNamespaces(t *testing.T) {
 	applyPortPolicies(t)
 	c := harness.KubeClient(t)
@@ -308,7 +308,7 @@ func TestVPCsAreForTheirNamespaces(t *testing.T) {
 	})
 }
 
-// seenVPC waits until policies go by a VPC that is not for default.
+// seenVPC waits until policies apply a VPC that is not for the namespace default.
 func seenVPC(t *testing.T, v *v1alpha1.VPC) {
 	t.Helper()
 	harness.Eventually(t, limit, "policies go by VPC "+v.Name, func() error {
@@ -316,8 +316,8 @@ func seenVPC(t *testing.T, v *v1alpha1.VPC) {
 	})
 }
 
-// inNamespace does something in a namespace whose pods are in a VPC unless they say
-// otherwise, once pods can be made there.
+// inNamespace runs do in a namespace whose pods use the VPC by default, once pods can be created
+// there.
 func inNamespace(t *testing.T, vpc string, do func(namespace string)) {
 	t.Helper()
 	c := harness.KubeClient(t)
@@ -332,8 +332,8 @@ func inNamespace(t *testing.T, vpc string, do func(namespace string)) {
 	harness.OK(t, c.Delete(t.Context(), ns))
 }
 
-// What a policy says is what internal/podnic says, which the webhook, the controller
-// and the daemon say.
+// The messages of the policy are those of internal/nicrequest, which the webhook, the controller
+// and the daemon use.
 func TestPodsThatCannotHaveNICs(t *testing.T) {
 	applyPortPolicies(t)
 	c := harness.KubeClient(t)
@@ -343,7 +343,7 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 	hostsNICs.Spec.HostNetwork = true
 	quiet := annotated("quiet", v1alpha1.AnnotationVPC, "")
 	quiet.Spec.HostNetwork = true
-	long := strings.Repeat("#", podnic.MaxLength)
+	long := strings.Repeat("#", nicrequest.MaxLength)
 	for what, pod := range map[string]*corev1.Pod{
 		"NICs without a VPC":       annotated("a", v1alpha1.AnnotationNICs, "[]"),
 		"NICs with an empty VPC":   annotated("a", v1alpha1.AnnotationNICs, "[]", v1alpha1.AnnotationVPC, ""),
@@ -352,7 +352,7 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 		"no name of a VPC":         annotated("a", v1alpha1.AnnotationVPC, "VPC 1"),
 		"a name that is too long":  annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 64)),
 		"a long list":              annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, long+"#"),
-		"a list of many bytes":     annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", podnic.MaxLength/2)),
+		"a list of many bytes":     annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "#"+strings.Repeat("ü", nicrequest.MaxLength/2)),
 		"a VPC":                    annotated("a", v1alpha1.AnnotationVPC, "vpc-1"),
 		"a VPC and NICs":           annotated("a", v1alpha1.AnnotationVPC, "vpc-1", v1alpha1.AnnotationNICs, "[{subnet: a}]"),
 		"the longest list":         annotated("a", v1alpha1.AnnotationVPC, strings.Repeat("a", 63), v1alpha1.AnnotationNICs, long),
@@ -360,17 +360,17 @@ func TestPodsThatCannotHaveNICs(t *testing.T) {
 		"the node's, without NICs": quiet,
 		"other annotations":        annotated("a", "example.com/nics", "[]"),
 	} {
-		said := podnic.Pod{Annotations: pod.Annotations, HostNetwork: pod.Spec.HostNetwork}
+		said := nicrequest.Pod{Annotations: pod.Annotations, HostNetwork: pod.Spec.HostNetwork}
 		_, want := said.VPC()
 		if want == nil && pod.Annotations[v1alpha1.AnnotationVPC] != "" {
-			_, want = podnic.Parse(pod.Annotations[v1alpha1.AnnotationNICs])
+			_, want = nicrequest.Parse(pod.Annotations[v1alpha1.AnnotationNICs])
 		}
 		err := c.Create(t.Context(), pod, client.DryRunAll)
 		if want == nil {
 			harness.OK(t, err)
 			continue
 		}
-		// What is no name, the policy does not repeat.
+		// The policy does not repeat an invalid name.
 		detail := want[0].Detail
 		if i := strings.Index(detail, "expected the name"); i >= 0 {
 			detail = detail[i:]
@@ -408,7 +408,7 @@ func TestVPCOfAPodStays(t *testing.T) {
 		},
 	} {
 		err := change(t, c, p, how)
-		want := podnic.CheckVPCChange("vpc-1", p.Annotations[v1alpha1.AnnotationVPC]).Err().Error()
+		want := nicrequest.CheckVPCChange("vpc-1", p.Annotations[v1alpha1.AnnotationVPC]).Err().Error()
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v\nwant %s", what, err, want)
 		}

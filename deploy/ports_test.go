@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Beside another mode both programs know of ports, and the first interface is that
-// mode's.
+// In combination with another mode, both programs enable ports, and the first interface belongs to
+// that mode.
 func TestPortsBesideAMode(t *testing.T) {
 	for mode, ipam := range map[string][]string{
 		deploy.NodeMode:     {config.IPAMPort},
@@ -40,8 +40,8 @@ func TestPortsBesideAMode(t *testing.T) {
 	}
 }
 
-// What ports need is nowhere else: no Secret may be read, and no folder of Open vSwitch
-// is mounted.
+// The rights and mounts for ports exist only where ports are enabled: no right to read Secrets, and
+// no Open vSwitch folder otherwise.
 func TestPortsAreWhereTheyAreAskedFor(t *testing.T) {
 	for mode := range modes {
 		objects := render(t, mode)
@@ -91,7 +91,7 @@ func TestPortsAreWhereTheyAreAskedFor(t *testing.T) {
 	}
 }
 
-// Without the webhook the operator has no right to change whom the API server asks.
+// Without the webhook the operator has no right to change webhook configurations.
 func TestWebhookCanBeLeftOut(t *testing.T) {
 	kinds := []string{"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "Service", "Secret"}
 	for values, want := range map[string]int{"{}": 4, "{ports: {webhook: {enabled: false}}}": 0} {

@@ -23,12 +23,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// Release is one installation of the chart.
+// Release is an installation of the chart.
 type Release struct {
 	Name      string         // "berth" if empty
 	Namespace string         // "kube-system" if empty
-	Values    map[string]any // over those of chart/values.yaml, by the same names
-	// Kubernetes is the cluster's version, newest if empty.
+	Values    map[string]any // override chart/values.yaml
+	// Kubernetes is the version of the cluster; newest if empty.
 	Kubernetes string
 }
 
@@ -41,18 +41,18 @@ const (
 	OperatorMode = "operator" // ENIs, by berth-operator for all nodes
 	PoolMode     = "pool"     // blocks of address pools, by berth-operator
 	PortMode     = "port"     // ports of VPCs, by berth-operator
-	EgressMode   = "egress"   // none: another network's, after whose plugins berth comes
+	EgressMode   = "egress"   // Egresses only: berth follows the plugins of another network
 )
 
-// InMode is a release with nothing said but a mode and a cluster's name.
+// InMode returns a release with default values except for the mode and the cluster's name.
 func InMode(mode, cluster string) Release {
 	return Release{Values: map[string]any{"mode": mode, "clusterName": cluster}}
 }
 
-// Render is what `helm install` gives to the API server for a release, in the
-// order in which Helm does: kinds and accounts before what uses them. It fails as
-// Helm does on values that the chart's schema refuses, with their names. What was
-// rendered once is remembered; the result is the caller's.
+// Render returns the objects that `helm install` sends to the API server for a release, in Helm's
+// order: kinds and accounts before the objects that use them. It fails like Helm on values that the
+// chart's schema rejects, and the error names them. Results are cached; the caller gets its own
+// copy.
 func Render(r Release) (Objects, error) {
 	key, err := json.Marshal(r)
 	if err != nil {
@@ -63,10 +63,10 @@ func Render(r Release) (Objects, error) {
 	return objects.copy(), err
 }
 
-// rendered has, by release as JSON, what renders it once.
+// rendered caches one renderer per release, by the release in JSON.
 var rendered sync.Map
 
-// Notes is what `helm install` tells the person who installed a release.
+// Notes returns the notes that `helm install` prints for a release.
 func Notes(r Release) (string, error) {
 	texts, err := r.execute()
 	return texts[path.Join("berth", "templates", notes)], err
@@ -94,7 +94,7 @@ func (r Release) render() (Objects, error) {
 	return objects, nil
 }
 
-// execute executes the templates, and returns what they make by their paths.
+// execute executes the templates and returns the results by path.
 func (r Release) execute() (map[string]string, error) {
 	c, err := load()
 	if err != nil {
@@ -136,7 +136,7 @@ var load = sync.OnceValues(func() (*chart.Chart, error) {
 	return loader.LoadFiles(buffered)
 })
 
-// read reads the objects of a text.
+// read parses the objects in a YAML text.
 func read(text string) (Objects, error) {
 	var objects Objects
 	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
@@ -147,7 +147,7 @@ func read(text string) (Objects, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if len(o.Object) > 0 { // nothing but comments
+		if len(o.Object) > 0 { // empty documents have comments only
 			objects = append(objects, o)
 		}
 	}

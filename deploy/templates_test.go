@@ -15,14 +15,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// templatesInNodeMode has NodeNetworkTemplates count in node mode, and nobody told of pods.
+// templatesInNodeMode enables NodeNetworkTemplates in node mode, without Events of pods.
 var templatesInNodeMode = deploy.Release{Values: map[string]any{
 	"mode": deploy.NodeMode, "clusterName": "test", "nodeNetworkTemplates": map[string]any{"enabled": true},
 	"daemon": map[string]any{"settings": map[string]any{"pod-events": "never"}},
 }}
 
-// With the value, node mode's daemon goes by NodeNetworkTemplates, of which there is the
-// definition, and has its token. In operator mode it says nothing.
+// With the value set, the daemon in node mode applies NodeNetworkTemplates: the CRD is installed
+// and the daemon has a token. In operator mode the value has no effect.
 func TestTemplatesInNodeMode(t *testing.T) {
 	objects, err := deploy.Render(templatesInNodeMode)
 	harness.OK(t, err)
@@ -56,7 +56,7 @@ func TestTemplatesInNodeMode(t *testing.T) {
 	}
 }
 
-// The token reads templates and Nodes, and writes neither.
+// The token may read templates and Nodes, but not write them.
 func TestNodeTokenReadsTemplates(t *testing.T) {
 	harness.KubeClean(t)
 	objects, err := deploy.Render(templatesInNodeMode)

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// values are those of a text in YAML, over those of a mode.
+// values returns a release of a mode with values from a YAML text.
 func values(t *testing.T, mode, text string) deploy.Release {
 	t.Helper()
 	r := deploy.InMode(mode, "test")
@@ -26,7 +26,7 @@ func values(t *testing.T, mode, text string) deploy.Release {
 	return r
 }
 
-// rendered is what the chart makes of values.
+// rendered returns the objects of a release with values from a YAML text.
 func rendered(t *testing.T, mode, text string) deploy.Objects {
 	t.Helper()
 	objects, err := deploy.Render(values(t, mode, text))
@@ -34,7 +34,7 @@ func rendered(t *testing.T, mode, text string) deploy.Objects {
 	return objects
 }
 
-// A wrong value is refused before anything is installed, and the message has its name.
+// Invalid values are rejected before anything is installed, with an error that names the value.
 func TestWrongValuesAreRefused(t *testing.T) {
 	for _, tt := range []struct{ values, want string }{
 		{"mode: enii", "at '/mode': value must be one of 'node', 'operator', 'pool', 'port'"},
@@ -119,7 +119,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 }
 
-// Everywhere in the schema, what it does not know is refused.
+// Every object of the schema rejects unknown fields.
 func TestSchemaIsClosed(t *testing.T) {
 	var schema any
 	harness.OK(t, json.Unmarshal(readFile(t, "chart/values.schema.json"), &schema))
@@ -142,7 +142,7 @@ func TestSchemaIsClosed(t *testing.T) {
 	look("", schema)
 }
 
-// sample is a value that a setting takes, and how its program reads it.
+// sample returns a valid value of a setting, and the text that its program reads.
 func sample(s config.Setting) (value any, text string) {
 	form := s.Form()
 	switch form.Kind {
@@ -164,8 +164,8 @@ func sample(s config.Setting) (value any, text string) {
 	return "some-text:1", "some-text:1"
 }
 
-// Every setting of the programs is a value, but those that follow from other
-// values, and reaches the program under its own variable.
+// Every setting of the programs is a value, except those derived from other values, and reaches the
+// program in its environment variable.
 func TestEverySettingIsAValue(t *testing.T) {
 	for program, tt := range map[string]struct {
 		settings  []config.Setting
@@ -213,7 +213,7 @@ func TestEverySettingIsAValue(t *testing.T) {
 	}
 }
 
-// podOf is the pod of the daemon or the operator.
+// podOf returns the pod spec of the daemon or the operator.
 func podOf(t *testing.T, o deploy.Objects, program string) corev1.PodSpec {
 	t.Helper()
 	if program == "operator" {

@@ -6,13 +6,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/source"
 )
 
 // Reasons of calls that are no ADD, or of whose end no pod is told
-// (silentEnds in internal/daemon).
+// (silentEnds in internal/node/daemon).
 var noEvent = []string{"cancelled", "deleted", "draining", "mismatch", "no-address-yet", "unknown"}
 
 // Conditions of a NodeNetwork that are no trouble, and reasons of Nodes' and pools'
@@ -30,10 +30,10 @@ func TestEveryCauseHasARemedy(t *testing.T) {
 	for reason, where := range readCode(t).reasons {
 		switch {
 		case slices.Contains(noEvent, reason) || slices.Contains(noTrouble, reason):
-		case strings.Contains(where, "/operator/vpcport/vpc/"): // of VPC objects
-		case strings.Contains(where, "/operator/vpcport/nicpolicy/"): // of NICPolicies
+		case strings.Contains(where, "/operator/podnics/providers/"): // of VPC objects
+		case strings.Contains(where, "/operator/podnics/nicpolicy/"): // of NICPolicies
 		case strings.Contains(where, "/operator/egress/"): // of Egresses and EgressClients; the daemon has its own
-		case word.MatchString(reason) && (strings.Contains(where, "/daemon/") || strings.Contains(where, "/source/") || strings.Contains(where, "/eni/plan/")):
+		case word.MatchString(reason) && (strings.Contains(where, "/daemon/") || strings.Contains(where, "/source/") || strings.Contains(where, "/node/nics/") || strings.Contains(where, "/node/podegress/") || strings.Contains(where, "/eni/plan/")):
 			causes = append(causes, reason)
 		case strings.Contains(where, "/operator/") && !word.MatchString(reason):
 			causes = append(causes, source.ReasonOf(reason)) // of the object or the request, which the daemon passes on
@@ -51,7 +51,7 @@ func TestEveryCauseHasARemedy(t *testing.T) {
 	for _, cause := range causes {
 		remedy, known := podevents.RemedyOf(cause)
 		if !known {
-			t.Errorf("internal/podevents has no remedy for %s", cause)
+			t.Errorf("internal/node/podevents has no remedy for %s", cause)
 		}
 		if !strings.Contains(page, "## "+remedy.Heading+"\n") {
 			t.Errorf("troubleshoot.md has no heading %q, which Events of %s name", remedy.Heading, cause)

@@ -76,7 +76,7 @@ var variables = []string{"BERTH_FAILPOINTS", "BERTH_SAMPLE", "BERTH_SOAK_EGRESS"
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {
 	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md") + readPage(t, "reference/egress-configuration.md")
-	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../test/bench")
+	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../bench")
 	named(t, "(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b", 100, func(page string, m []string) {
 		if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
 			t.Errorf("%s: no program has the flag --%s", page, flag)
@@ -153,6 +153,20 @@ func TestFieldsExist(t *testing.T) {
 	})
 }
 
+// Pages for users name no test: the one that holds a sentence stands in a comment behind it.
+func TestUsersPagesNameNoTests(t *testing.T) {
+	ofContributors := []string{"architecture.md", "contributing.md", "design.md", "../CHANGELOG.md"}
+	comment, test := regexp.MustCompile(`(?s)<!--.*?-->`), regexp.MustCompile("`Test[A-Z][A-Za-z0-9_/]*`")
+	for page, text := range pages(t) {
+		if slices.Contains(ofContributors, page) {
+			continue
+		}
+		for _, name := range test.FindAllString(comment.ReplaceAllString(text, ""), -1) {
+			t.Errorf("%s names %s: expected it in a comment, <!-- test: %s -->", page, name, strings.Trim(name, "`"))
+		}
+	}
+}
+
 // Every figure in the documents is one that `make bench` measures.
 func TestFiguresExist(t *testing.T) {
 	data, err := os.ReadFile("../bench/results.json")
@@ -169,7 +183,7 @@ func TestFiguresExist(t *testing.T) {
 	for _, r := range results {
 		known[r.Name] = true
 	}
-	named(t, "(?:[Bb]ench|[Ff]igures?)\\s((?:`[a-z0-9-]+`(?:,\\s|\\sand\\s)?)+)", 10, func(page string, m []string) {
+	named(t, "(?:[Bb]ench|[Ff]igures?)\\s((?:`[a-z0-9-]+`(?:,\\s|\\sand\\s)?)+)", 5, func(page string, m []string) {
 		for _, figure := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(m[1], -1) {
 			if !known[figure[1]] {
 				t.Errorf("%s: bench/results.json has no figure %s", page, figure[1])

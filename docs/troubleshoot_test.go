@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
 )
 
 // literals are the string literals of the packages whose messages people get
@@ -33,8 +33,8 @@ func readCode(t *testing.T) literals {
 			ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
 		}
 		return err
-	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle", "../internal/daemon",
-		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/nodenetwork", "../internal/operator", "../internal/plug", "../internal/source", "../internal/web")
+	}, "../api/v1alpha1", "../internal/ec2/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle",
+		"../internal/kernel", "../internal/ec2/eni", "../internal/kubeapi", "../internal/nodenetwork", "../internal/operator", "../internal/source", "../internal/node", "../internal/web")
 	return l
 }
 
@@ -51,15 +51,15 @@ func (l *literals) take(n ast.Node, path string) {
 			}
 		}
 	case *ast.CallExpr:
-		// failf(code, reason, ...) and conditions.set(type, healthy, reason, ...)
-		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "failf" && strings.Contains(path, "internal/daemon") {
+		// cnierror.New(code, reason, ...) and conditions.set(type, healthy, reason, ...)
+		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "New" && isNamed(f.X, "cnierror") {
 			l.reason(n.Args[1], path)
 		}
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
 			l.reason(n.Args[2], path)
 		}
 		// exhausted(reason, ...) of address pools, of ports and of egress, and events of theirs
-		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "exhausted" && (strings.HasSuffix(filepath.Dir(path), "source/pool") || strings.HasSuffix(filepath.Dir(path), "source/port") || strings.HasSuffix(filepath.Dir(path), "source/egress")) {
+		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "exhausted" && (strings.HasSuffix(filepath.Dir(path), "source/pool") || strings.HasSuffix(filepath.Dir(path), "node/nics") || strings.HasSuffix(filepath.Dir(path), "node/podegress")) {
 			l.reason(n.Args[0], path)
 		}
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "Eventf" && len(n.Args) > 3 {
@@ -67,14 +67,14 @@ func (l *literals) take(n ast.Node, path string) {
 		}
 	case *ast.ReturnStmt:
 		// trouble() (reason, message string, err error)
-		if strings.HasSuffix(path, "source/nodenetwork/why.go") && len(n.Results) == 3 {
+		if strings.HasSuffix(path, "source/nodenetworksupplier/observed.go") && len(n.Results) == 3 {
 			l.reason(n.Results[0], path)
 		}
 	case *ast.KeyValueExpr:
 		if k, ok := n.Key.(*ast.Ident); ok && k.Name == "Reason" {
 			l.reason(n.Value, path)
 		}
-		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/eni/nodemode.go") && k.Sel != nil {
+		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/enisource/nodemode.go") && k.Sel != nil {
 			l.reason(n.Value, path) // the map from a class of trouble to a reason
 		}
 	case *ast.ValueSpec:
@@ -89,10 +89,15 @@ func (l *literals) take(n ast.Node, path string) {
 				l.reason(n.Rhs[i], path)
 			}
 		}
-		if f, ok := n.Lhs[0].(*ast.SelectorExpr); ok && f.Sel.Name == "Reason" && strings.Contains(path, "internal/daemon") {
+		if f, ok := n.Lhs[0].(*ast.SelectorExpr); ok && f.Sel.Name == "Reason" && strings.Contains(path, "internal/node/daemon") {
 			l.reason(n.Rhs[0], path)
 		}
 	}
+}
+
+func isNamed(e ast.Expr, name string) bool {
+	ident, ok := e.(*ast.Ident)
+	return ok && ident.Name == name
 }
 
 // reasonConst are names of constants that are reasons, or conditions.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fails when a document names what does not exist: a relative link, a heading
-# of another page, a test, a make target, or a path in the tree, also in comments
-# such as <!-- test: TestA, TestB/Case; bench: exec-add -->; or when a comment in Go names a page that is not in the tree, or a heading that the page
-# lacks (written on one line as: docs/page.md, "Heading").
+# Fails when a document names something that does not exist: a relative link, a heading of
+# another page, a test, a make target, or a path in the tree. It also reads comments such as
+# <!-- test: TestA, TestB/Case; bench: exec-add -->, and Go comments that name a page or, on
+# one line, a heading of a page (docs/page.md, "Heading").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +15,7 @@ complain() { # complain FILE WHAT
 # headings FILE prints the headings of a page.
 headings() { sed -n 's/^#\{1,6\} //p' "$1"; }
 
-# anchors FILE prints them as links spell them.
+# anchors FILE prints the anchors of the headings.
 anchors() {
 	headings "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
 }

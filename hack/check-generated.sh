@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Regenerates everything in a copy of the tree and fails, showing the
-# difference, when the tree's generated files or go.mod are not current.
+# Regenerates everything in a copy of the tree. Fails and shows the difference when
+# generated files or go.mod in the tree are out of date.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -20,7 +20,7 @@ git add -A -f
 make generate
 hack/slowly.sh "Tidying go.mod" go mod tidy
 
-# The version of Debian's protoc, which a comment records, may differ.
+# A comment records the version of Debian's protoc, which may differ.
 git add -A -f -N
 if ! git diff --exit-code -I '^//.*protoc +v[0-9.]+$'; then
 	echo "Generated files are not current: run \`make generate\` and \`go mod tidy\`, and commit the result." >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fails when Berth's images depend on anything but the sources: packs them from
-# two copies of the tree, in folders of other names, with other times of files,
-# another umask and another time zone, and compares every file that was written.
+# Checks that Berth's images depend on the sources only: packs them from two copies of the
+# tree, with different folder names, file times, umask and time zone, and compares all
+# files.
 #
 #   hack/check-images.sh [ARCH...]      (by default this machine's architecture)
 set -euo pipefail
@@ -28,7 +28,7 @@ echo "Packing the images twice, from two copies of the tree: the first ..." >&2
 echo "The second ..." >&2
 (umask 077 && export TZ=Asia/Tokyo GOFLAGS=-buildvcs=true && pack "$work/another folder/of another name" 2020-06-07)
 if ! diff -r "$work/a/dist/images" "$work/another folder/of another name/dist/images"; then
-	echo "The same sources made different images." >&2
+	echo "The same sources produced different images." >&2
 	exit 1
 fi
 cat "$work/a/dist/images/digests.txt"

@@ -1,90 +1,94 @@
 #!/usr/bin/env bash
-# Proves that the import rules of .golangci.yml bite: plants imports in a copy
-# of the layout and compares what depguard says with the table below. A rule
-# whose paths match nothing any more would otherwise pass for ever.
+# Checks that the import rules of .golangci.yml are effective: adds forbidden imports to a
+# copy of the layout and compares depguard's findings with the table below. Otherwise a rule
+# whose paths no longer match anything would go unnoticed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lint=$(hack/tool.sh lint golangci-lint)
 berth=github.com/berthnet/berth
 
-# FILE IMPORT RULE, the rule that must refuse it or "-".
+# FILE IMPORT RULE: the rule that must reject the import, or "-".
 table="
 internal/ipam/a.go                  os                                  pure
 internal/ipam/b.go                  net/http                            pure
 internal/ipam/c.go                  net/netip                           -
-internal/ipam/d.go                  $berth/internal/cloud/aws           pure
+internal/ipam/d.go                  $berth/internal/ec2/cloud/aws           pure
 internal/ipam/a_test.go             os                                  -
 internal/ipam/block/a.go            os                                  pure
 internal/source/pool/b.go           os                                  -
 internal/operator/pool/a.go         os                                  -
-internal/eni/plan/a.go              log/slog                            plan
-internal/eni/plan/b.go              $berth/internal/clock               plan
-internal/eni/plan/c.go              $berth/internal/cloud/aws           plan
-internal/eni/plan/d.go              $berth/internal/cloud               -
-internal/eni/plan/a_test.go         os                                  -
-internal/operator/vpcport/plan/a.go os                                  plan-of-nics
-internal/operator/vpcport/plan/b.go $berth/internal/vpcport             -
-internal/eni/act.go                 os                                  -
-internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
-internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
+internal/ec2/eni/plan/a.go              log/slog                            plan
+internal/ec2/eni/plan/b.go              $berth/internal/clock               plan
+internal/ec2/eni/plan/c.go              $berth/internal/ec2/cloud/aws           plan
+internal/ec2/eni/plan/d.go              $berth/internal/ec2/cloud               -
+internal/ec2/eni/plan/a_test.go         os                                  -
+internal/operator/podnics/nicplan/a.go os                                  plan-of-nics
+internal/operator/podnics/nicplan/b.go $berth/internal/vpcport             -
+internal/ec2/eni/act.go                 os                                  -
+internal/kernel/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
+internal/ec2/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
 internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kubernetes
 internal/vpcport/neutron/b.go       github.com/gophercloud/gophercloud/v2 -
-internal/operator/vpcport/a.go      github.com/gophercloud/gophercloud/v2 neutron
-internal/lab/cloud/neutron/a.go     $berth/internal/vpcport             lab-is-independent
-internal/lab/cloud/alcor/a.go       $berth/internal/vpcport             lab-is-independent
-internal/lab/cloud/neutron/b.go     github.com/gophercloud/gophercloud/v2 neutron
-internal/lab/cloud/neutron/c_test.go $berth/internal/vpcport            -
-internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes
-internal/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
-internal/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
-internal/plug/ovs/c.go              $berth/internal/lab/network/ns      lab
-internal/egress/gateway/a.go        k8s.io/api/core/v1                  no-kubernetes
-internal/egress/client/a.go         $berth/api/v1alpha1                 no-kubernetes
+internal/operator/podnics/a.go      github.com/gophercloud/gophercloud/v2 neutron
+lab/cloud/neutronfake/a.go     $berth/internal/vpcport             lab-is-independent
+lab/cloud/alcorfake/a.go       $berth/internal/vpcport             lab-is-independent
+lab/cloud/neutronfake/b.go     github.com/gophercloud/gophercloud/v2 neutron
+lab/cloud/neutronfake/c_test.go $berth/internal/vpcport            -
+internal/kernel/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes
+internal/kernel/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
+internal/kernel/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
+internal/kernel/plug/ovs/c.go              $berth/lab/network/echo      lab
+internal/kernel/plug/ovs/d.go              $berth/internal/kernel/ns    lab
+internal/kernel/plug/ovs/d_test.go         $berth/internal/kernel/ns    -
+internal/kernel/egressgateway/a.go        k8s.io/api/core/v1                  no-kubernetes
+internal/kernel/egressclient/a.go         $berth/api/v1alpha1                 no-kubernetes
 internal/berthegress/a.go           sigs.k8s.io/controller-runtime/pkg/client berth-egress
-internal/berthegress/b.go           $berth/internal/operator/egress/plan berth-egress
-internal/berthegress/b_test.go      $berth/internal/operator/egress/plan -
+internal/berthegress/b.go           $berth/internal/operator/egress/gatewayplan berth-egress
+internal/berthegress/b_test.go      $berth/internal/operator/egress/gatewayplan -
 internal/berthegress/c.go           $berth/internal/kubeapi             -
-internal/plug/plugtest/a.go         $berth/internal/lab/network/ns      -
-internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
-internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
-internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients
-internal/berthd/b.go                k8s.io/client-go/rest               kubernetes-clients
+internal/kernel/plug/plugtest/a.go         $berth/internal/kernel/ns    -
+internal/kernel/plug/plugtest/b.go         $berth/lab/network/openvswitch -
+internal/kernel/plug/plugtest/c.go         $berth/lab/network/echo      plugtest
+internal/ec2/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
+internal/ec2/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
+internal/node/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients
+internal/node/berthd/b.go                k8s.io/client-go/rest               kubernetes-clients
 cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
 internal/kubeapi/a.go               k8s.io/client-go/rest               -
 internal/ctl/bundle/x/a.go          k8s.io/client-go/rest               -
 internal/ctl/x.go                   k8s.io/client-go/rest               kubernetes-clients
-internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
+internal/source/nodenetworksupplier/a.go    k8s.io/client-go/rest               -
 internal/ctl/a.go                   k8s.io/client-go/rest               kubernetes-clients
-internal/ctl/cluster/a.go           k8s.io/client-go/rest               -
-internal/ctl/cluster/b.go           sigs.k8s.io/controller-runtime      kubectl-berth
+internal/ctl/kubectl/a.go           k8s.io/client-go/rest               -
+internal/ctl/kubectl/b.go           sigs.k8s.io/controller-runtime      kubectl-berth
 internal/source/pool/a.go           k8s.io/client-go/rest               -
-internal/lab/run/kube/a.go           k8s.io/client-go/rest               -
-internal/lab/run/node/a.go           k8s.io/client-go/rest               kubernetes-clients
-internal/source/eni/a.go            k8s.io/client-go/rest               source-eni
-internal/daemon/b.go                github.com/aws/aws-sdk-go-v2/aws    aws
-internal/eni/observe.go             github.com/aws/aws-sdk-go-v2/aws    aws
-internal/cloud/aws/a.go             github.com/aws/aws-sdk-go-v2/aws    -
-internal/lab/cloud/ec2/a.go            github.com/aws/aws-sdk-go-v2/aws    aws
-internal/lab/cloud/ec2/a_test.go       github.com/aws/aws-sdk-go-v2/aws    -
-internal/lab/cloud/ec2/b.go            $berth/internal/ipam                lab-is-independent
-internal/lab/cloud/imds/a.go           $berth/internal/cloud/aws           lab-is-independent
-internal/daemon/c.go                $berth/internal/lab/cloud/spec         lab
-internal/daemon/c_test.go           $berth/internal/lab/cloud/spec         -
-cmd/berthd/a.go                     $berth/internal/lab                 lab
-cmd/vpclab/a.go                     $berth/internal/lab                 -
+lab/run/kube/a.go           k8s.io/client-go/rest               -
+lab/run/node/a.go           k8s.io/client-go/rest               kubernetes-clients
+internal/source/enisource/a.go            k8s.io/client-go/rest               source-eni
+internal/node/daemon/b.go                github.com/aws/aws-sdk-go-v2/aws    aws
+internal/ec2/eni/observe.go             github.com/aws/aws-sdk-go-v2/aws    aws
+internal/ec2/cloud/aws/a.go             github.com/aws/aws-sdk-go-v2/aws    -
+lab/cloud/ec2api/a.go            github.com/aws/aws-sdk-go-v2/aws    aws
+lab/cloud/ec2api/a_test.go       github.com/aws/aws-sdk-go-v2/aws    -
+lab/cloud/ec2api/b.go            $berth/internal/ipam                lab-is-independent
+lab/cloud/imds/a.go           $berth/internal/ec2/cloud/aws           lab-is-independent
+internal/node/daemon/c.go                $berth/lab/cloud/spec         lab
+internal/node/daemon/c_test.go           $berth/lab/cloud/spec         -
+cmd/berthd/a.go                     $berth/lab                 lab
+cmd/vpclab/a.go                     $berth/lab                 -
 cmd/berth/a.go                      github.com/vishvananda/netlink      plugin
-internal/cni/a.go                   $berth/internal/daemon              plugin
+internal/cni/a.go                   $berth/internal/node/daemon              plugin
 deploy/a.go                         helm.sh/helm/v4/pkg/engine          -
-internal/lab/a.go                   helm.sh/helm/v4/pkg/engine          helm
-internal/lab/b.go                   $berth/deploy                       -
-internal/daemon/d.go                $berth/deploy                       chart
-internal/daemon/d_test.go           $berth/deploy                       -
-internal/daemon/e.go                $berth/internal/source              -
-internal/daemon/f.go                $berth/internal/source/pool         daemon
-internal/daemon/g.go                $berth/internal/eni                 daemon
-internal/daemon/h.go                $berth/internal/carrier             daemon
-internal/daemon/h_test.go           $berth/internal/carrier             -
+lab/a.go                   helm.sh/helm/v4/pkg/engine          helm
+lab/b.go                   $berth/deploy                       -
+internal/node/daemon/d.go                $berth/deploy                       chart
+internal/node/daemon/d_test.go           $berth/deploy                       -
+internal/node/daemon/e.go                $berth/internal/source              -
+internal/node/daemon/f.go                $berth/internal/source/pool         daemon
+internal/node/daemon/g.go                $berth/internal/ec2/eni                 daemon
+internal/node/daemon/h.go                $berth/internal/node/uplinks             daemon
+internal/node/daemon/h_test.go           $berth/internal/node/uplinks             -
 cmd/berthctl/a.go                   $berth/deploy                       chart
 internal/clock/a.go                 math/rand                           one-way
 internal/clock/b.go                 math/rand/v2                        -
@@ -107,6 +111,6 @@ done <<<"$table" | sort >"$copy/want"
 (cd "$copy" && GOFLAGS=-mod=mod GOPROXY=off "$lint" run --enable-only depguard --output.text.print-issued-lines=false ./... 2>&1 || true) |
 	sed -nE "s/^([^:]+):[0-9:]+ import '([^']+)' is not allowed from list '([^']+)'.*/\1 \2 \3/p" | sort >"$copy/got"
 if ! diff -u --label "refused as it should be" --label "refused" "$copy/want" "$copy/got" >&2; then
-	echo ".golangci.yml does not enforce the import rules as hack/check-import-rules.sh expects them." >&2
+	echo ".golangci.yml does not enforce the import rules that hack/check-import-rules.sh expects." >&2
 	exit 1
 fi

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Fails, and says what is missing, when this machine does not let whole machines of
-# a lab be: their namespaces, overlays and cgroups. Leaves nothing behind. Runs in a
-# moment, so that nobody builds for minutes first. Needs root.
+# Checks that this machine can run the whole nodes of a lab: namespaces, overlays and
+# cgroups. Prints what is missing, and leaves nothing behind. It is quick, and meant to run
+# before long builds. Needs root.
 #
 #   hack/check-machine.sh
 set -euo pipefail
 
 missing() {
-	echo "This machine cannot have clusters of the lab: $1" >&2
-	echo "They need root of the machine itself or of a privileged container (docs/vpclab.md, \"Whole clusters: --kubelets\")." >&2
+	echo "This machine cannot run lab clusters: $1" >&2
+	echo "They need root on the machine itself or in a privileged container (docs/vpclab.md, \"Whole clusters: --kubelets\")." >&2
 	exit 1
 }
 [ "$(id -u)" = 0 ] || missing "this is not root"
-# The mounts go with the namespace.
+# The mounts disappear with the namespace.
 why=$(unshare --net --mount --propagation private bash -ec '
 	mount -t tmpfs tmpfs /run
 	mkdir /run/upper /run/work /run/merged

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds what a cluster of the lab needs and shows Berth in it (make demo
-# MODE=cluster): whole nodes with containerd, kubelet and kube-proxy. It takes the
-# machine's own root, since pods need the machine's cgroups.
+# Builds the programs and images for a lab cluster and runs the demo in it (make demo
+# MODE=cluster): complete nodes with containerd, kubelet and kube-proxy. It needs root on
+# the machine itself, because pods need the machine's cgroups.
 #
 #   hack/cluster-demo.sh node|operator|pool|port [FLAG OF vpclab demo...]
 #
-# CONTAINERD=2 takes containerd 2, built from its Go module, in place of Debian's.
+# CONTAINERD=2 uses containerd 2, built from its Go module, instead of Debian's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs Kubernetes' own end-to-end tests of networking against Berth, on clusters of
-# the lab that it raises one after the other: test/upstream has what and how.
+# Runs Kubernetes' own end-to-end network tests against Berth, on one lab cluster after the
+# other (see test/upstream).
 #
 #   hack/conformance.sh MODES [FLAG...]      (hack/conformance.sh "node/ipv6 pool" -focus DNS)
 #
-# Needs root. Fails when a spec failed in one of the modes, after all of them.
+# Needs root. Runs all modes, and fails if a spec failed in any of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 modes=$1
 shift
-# Without it Bash goes on after an interrupt, with the next mode: the runner cleans
-# up and ends as any program.
+# Without this, Bash would continue with the next mode after an interrupt. The runner cleans
+# up and exits.
 trap 'exit 130' INT TERM HUP
 hack/check-machine.sh
 groups=(cluster lab-images)

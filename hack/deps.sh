@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The one place that names Debian packages. Installs those that are missing,
-# and says so; does nothing and prints nothing when all are there.
+# The only list of Debian packages. Installs missing packages and prints their names; prints
+# nothing if all are installed.
 #
 #   hack/deps.sh GROUP...        groups: see packages() below
 set -euo pipefail
 
-# packages GROUP prints "what to look for" and "the package that has it".
+# packages GROUP prints lines with a file to look for and the package that provides it.
 packages() {
 	case $1 in
 	demo) cat <<-EOF ;;
@@ -93,14 +93,14 @@ packages() {
 		git       git
 	EOF
 	*)
-		echo "hack/deps.sh: no group of packages is called $1" >&2
+		echo "hack/deps.sh: unknown group of packages $1" >&2
 		exit 2
 		;;
 	esac
 }
 
-# services PACKAGE prints the services that a package brings. Its programs are wanted, and
-# whoever wants one starts it: the services neither start now nor with the machine.
+# services PACKAGE prints the services in a package. Only its programs are needed, so the
+# services are not started, neither now nor at boot.
 services() {
 	case $1 in
 	openvswitch-switch) echo ovs-vswitchd.service ovsdb-server.service openvswitch-switch.service ;;
@@ -128,8 +128,8 @@ if [ "$(id -u)" != 0 ]; then
 	as_root=(sudo)
 fi
 if ! command -v apt-get >/dev/null || { [ ${#as_root[@]} -gt 0 ] && ! command -v sudo >/dev/null; }; then
-	echo "These Debian packages are needed and missing: ${missing[*]}" >&2
-	echo "Install them, or what your distribution calls them, as root and run this again." >&2
+	echo "Missing Debian packages: ${missing[*]}" >&2
+	echo "Install them or your distribution's equivalents as root, and run this again." >&2
 	exit 1
 fi
 
@@ -138,13 +138,14 @@ log=$(mktemp)
 policy= # made here, and to be removed
 trap 'rm -f "$log"; [ -z "$policy" ] || "${as_root[@]}" rm -f "$policy"' EXIT
 unwanted=$(for package in "${missing[@]}"; do services "$package"; done)
-# Debian's scripts ask this one before they start a service (invoke-rc.d(8)).
+# Debian's scripts call this before they start a service (invoke-rc.d(8)).
 if [ -n "$unwanted" ] && [ ! -e /usr/sbin/policy-rc.d ]; then
 	policy=/usr/sbin/policy-rc.d
 	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
 	"${as_root[@]}" chmod 755 "$policy"
 fi
-# apt_progress FILE reads what apt-get prints, and writes into the file which package of how many it is at.
+# apt_progress FILE reads apt-get's output and writes the progress (package N of TOTAL) to
+# the file.
 apt_progress() {
 	local words total='' got=0 unpacked=0 set=0
 	while read -ra words; do
@@ -162,7 +163,7 @@ install() {
 	"$(dirname "$0")/slowly.sh" "Installing them" bash -c 'set -o pipefail; "$@" 2>&1 </dev/null | tee -a "$0" | apt_progress "$BERTH_PROGRESS"' "$log" "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
 		apt-get install -y -q --no-install-recommends -o Dpkg::Lock::Timeout=300 "${missing[@]}"
 }
-# A package list that was never fetched, or is old, is the usual first failure.
+# A missing or old package list is the most common cause of a first failure.
 if ! install; then
 	# shellcheck disable=SC2016 # the inner shell's
 	if ! { "$(dirname "$0")/slowly.sh" "Fetching the package lists" bash -c '"$@" >>"$0" 2>&1 </dev/null' "$log" "${as_root[@]}" apt-get update -q && install; }; then

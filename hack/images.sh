@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Builds Berth's programs and packs them into OCI images, as deploy/images.yaml
-# describes them. The same commit makes the same digests everywhere: nothing of the
-# folder, the clock or the environment gets in.
+# Builds Berth's programs and packs them into OCI images as described in deploy/images.yaml.
+# The digests depend on the commit only, not on the folder, the clock or the environment.
 #
 #   hack/images.sh [-version VERSION] [-archs "amd64 arm64"] [-out DIR] [-- FLAG...]
 #
-# FLAGs are further ones of tools/images.
+# FLAGS are additional flags of tools/images.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,7 +30,7 @@ if [ -n "$revision" ] && [ -n "$(git status --porcelain 2>/dev/null)" ]; then
 	revision=$revision-dirty
 fi
 
-# What would change the programs: flags and targets of this machine's Go.
+# Flags and targets of this machine's Go that would change the programs.
 export GOFLAGS='' GOEXPERIMENT='' GOAMD64=v1 GOARM64=v8.0 GOOS=linux CGO_ENABLED=0
 packer=$(GOOS='' hack/tool.sh images images)
 
@@ -45,7 +44,7 @@ for arch in $archs; do
 		go build -trimpath -buildvcs=false -tags grpcnotrace \
 		-ldflags "-s -w -buildid= -X github.com/berthnet/berth/internal/version.Version=$version" \
 		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator ./cmd/berth-egress
-	# The plugins that Berth chains, for nodes that have none.
+	# The CNI plugins that Berth chains, for nodes without them.
 	mkdir -p "$programs/$arch/cni"
 	GOARCH=$arch hack/slowly.sh "Building the chained plugins for $arch" \
 		go -C tools/cniplugins build -trimpath -buildvcs=false \

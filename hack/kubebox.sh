@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Prints the folder of a real Kubernetes: etcd, kube-apiserver,
+# Prints the folder of real Kubernetes programs: etcd, kube-apiserver,
 # kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl.
-# KUBEBUILDER_ASSETS names one that is there already; else it is built once for
+# KUBEBUILDER_ASSETS names an existing folder; otherwise the programs are built once for
 # this machine (tools/kubebox).
 #
 #   hack/kubebox.sh [--api]
 #
-# With --api, etcd and kube-apiserver are enough: where nothing is built yet, those that
-# setup-envtest or another build left on this machine are taken, of the same minor version.
+# With --api, etcd and kube-apiserver suffice: if nothing is built yet, it uses those of the
+# same minor version that setup-envtest or another build left on this machine.
 set -euo pipefail
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
@@ -16,10 +16,10 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 		echo "KUBEBUILDER_ASSETS is $KUBEBUILDER_ASSETS, which has no program $name." >&2
 		case $name in
 		etcd | kube-apiserver)
-			echo "Name a folder that has it, or unset KUBEBUILDER_ASSETS: then it is built, once for this machine." >&2
+			echo "Set it to a folder that has the program, or unset it to build the programs once for this machine." >&2
 			exit 1
 			;;
-		*) echo "What needs it will fail; setup-envtest's folders are without it." >&2 ;;
+		*) echo "Commands that need it will fail; setup-envtest does not install it." >&2 ;;
 		esac
 	done
 	realpath "$KUBEBUILDER_ASSETS"
@@ -27,7 +27,7 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 fi
 cd "$(dirname "$0")/.."
 
-# installed prints a folder of this machine with both programs.
+# installed prints a folder on this machine that has both programs.
 installed() {
 	local folder version
 	version=$(sed -n 's|^\tk8s.io/kubernetes \(v[0-9]*\.[0-9]*\)\..*|\1|p' tools/kubebox/go.mod)
@@ -50,7 +50,7 @@ if [ "${1:-}" = --api ] && ! hack/tool.sh --built kubebox kubebox >/dev/null && 
 fi
 binary=$(hack/tool.sh kubebox kubebox)
 folder=$(dirname "$binary")
-# The program goes by the name it is started with.
+# The program is selected by the name of its link.
 for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
 	[ -e "$folder/$name" ] || ln -sf kubebox "$folder/$name"
 done

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command as root of namespaces of its own: network (only lo, up), mounts
-# (an empty /run), processes, and users when the caller is not root. Whatever
-# the command makes there vanishes with it, however it ends, and the machine's
-# own network is never touched.
+# Runs a command as root in new namespaces: network (only lo, up), mounts (an empty /run),
+# processes and, if the caller is not root, users. Everything that the command creates there
+# disappears with it, and the machine's own network is never touched.
 #
 #   hack/sandbox.sh COMMAND [ARGUMENT...]
 #
-# With BERTH_LEFTOVERS=check, a command that leaves network namespaces, links,
-# nftables tables or processes behind ends with 3, whatever its own exit code.
-# With BERTH_GRACE=SECONDS, an interrupt asks the command to end (SIGTERM) and
-# gives it that long; else it is killed.
-# There is no way out of the sandbox: fetch Go modules before entering it.
+# With BERTH_LEFTOVERS=check, the exit code is 3 if the command leaves network namespaces,
+# links, nftables tables or processes behind, whatever its own exit code. With
+# BERTH_GRACE=SECONDS, an interrupt sends SIGTERM to the command and kills it after that
+# time; otherwise it is killed immediately. The sandbox has no network access: fetch Go
+# modules before entering it.
 set -euo pipefail
 
 if [ "${1:-}" != --inside ]; then
@@ -19,13 +18,13 @@ if [ "${1:-}" != --inside ]; then
 		flags+=(--user --map-root-user)
 	fi
 	if ! why=$(unshare "${flags[@]}" true 2>&1); then
-		echo "hack/sandbox.sh: cannot make namespaces: $why" >&2
+		echo "hack/sandbox.sh: cannot create namespaces: $why" >&2
 		echo "Run this as root (sudo -E make ...), or allow unprivileged user namespaces" >&2
 		echo "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces," >&2
 		echo "kernel.apparmor_restrict_unprivileged_userns). A container needs CAP_SYS_ADMIN." >&2
 		exit 1
 	fi
-	# Short, since paths of unix sockets go below it.
+	# Short, because the paths of unix sockets are below it.
 	SANDBOX_DIR=$(mktemp -d /tmp/bt.XXXXXX)
 	mkdir -p /tmp/bt
 	export SANDBOX_DIR
@@ -37,7 +36,7 @@ if [ "${1:-}" != --inside ]; then
 		if [ -n "${BERTH_GRACE:-}" ]; then
 			kill -TERM $(cat "/proc/$sandbox/task/$sandbox/children") || true
 			trap 'exit 130' INT TERM HUP # a second time: at once
-			# Not for ever: process 1 of the sandbox may be too young to hear it.
+			# Limited, because process 1 of the sandbox may not handle the signal yet.
 			for ((i = 0; i < BERTH_GRACE + 10; i++)); do
 				kill -0 "$sandbox" 2>/dev/null || break
 				sleep 1
@@ -51,7 +50,8 @@ if [ "${1:-}" != --inside ]; then
 fi
 
 shift
-# TMPDIR has the same name in every sandbox: it is part of the key of Go's test cache.
+# TMPDIR has the same name in every sandbox, because it is part of the key of Go's test
+# cache.
 export TMPDIR=/tmp/bt BERTH_TEST_BIN=/tmp/bt/bin # the latter is of test/harness
 mkdir "$SANDBOX_DIR/bin"
 mount --bind "$SANDBOX_DIR" "$TMPDIR"
@@ -80,7 +80,7 @@ command=$!
 wait "$command" || status=$?
 [ "${BERTH_LEFTOVERS:-}" = check ] || exit "$status"
 
-# Everything here was made by the command, so nothing may be left.
+# Everything here was created by the command, so nothing may remain.
 leftovers() {
 	ip netns list | sed 's/^/network namespace /'
 	ip -o link | awk -F': ' '$2 != "lo" { print "link " $2 }'
@@ -97,7 +97,7 @@ leftovers() {
 	done 2>/dev/null
 	return 0
 }
-# A killed process and the links of a deleted namespace take a moment to go.
+# A killed process and the links of a deleted namespace disappear with a delay.
 for _ in 1 2 3 4 5 6 7 8 9 10; do
 	left=$(leftovers)
 	[ -n "$left" ] || exit "$status"

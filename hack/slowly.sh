@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Runs a command that may take long. One that is done within three seconds says
-# nothing of itself; of another it is told what runs, about every 30 seconds how
-# far it is, and how long it took. For go build, go vet and go test -c, the packages
-# are counted that are compiled. Other commands may write how far they are into the
-# file $BERTH_PROGRESS, whose last line is shown; of those with --progress, lines of
-# stderr that match a regular expression go there.
+# Runs a command that may take long. If it takes longer than three seconds, prints its
+# description, its progress about every 30 seconds, and its duration. For go build, go vet
+# and go test -c the progress is the number of compiled packages. Other commands may write
+# their progress to the file $BERTH_PROGRESS, whose last line is shown; with --progress,
+# lines of stderr that match a regular expression are the progress.
 #
 #   hack/slowly.sh [--progress REGEX] WHAT COMMAND [ARGUMENT...]      (WHAT: "Building Berth")
 set -euo pipefail
@@ -20,8 +19,8 @@ started=$SECONDS
 BERTH_PROGRESS=$(mktemp)
 export BERTH_PROGRESS
 
-# list_stale is the go list with the same packages and flags of the build, which
-# prints those that are to be compiled, in the order in which Go begins them.
+# list_stale is a go list command with the packages and flags of the build. It prints the
+# packages to compile, in the order in which Go starts them.
 list_stale=() before=()
 while [ $# -gt 0 ] && [ "$1" != go ]; do
 	before+=("$1")
@@ -40,7 +39,7 @@ done
 [ -n "${verb:-}" ] || list_stale=()
 set -- "${before[@]}" "$@"
 
-# packages writes how many of the packages are compiled into $BERTH_PROGRESS.
+# packages writes the number of compiled packages to $BERTH_PROGRESS.
 packages() {
 	[ ${#list_stale[@]} -gt 0 ] || return 0
 	local stale left
@@ -67,7 +66,7 @@ ticker=$!
 trap 'kill "$ticker" 2>/dev/null || true; rm -f "$BERTH_PROGRESS"' EXIT
 trap 'exit 130' INT TERM HUP
 if [ -n "$regex" ]; then
-	# The filter has read all of it before the command's end is told of.
+	# The filter has read everything before the end of the command is reported.
 	{ "$@" 2>&1 >&3 3>&- | while IFS= read -r line; do
 		if [[ $line =~ $regex ]]; then echo "$line" >"$BERTH_PROGRESS"; else echo "$line" >&2; fi
 	done; } 3>&1

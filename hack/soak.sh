@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the soaks of test/crash until a time or a number of operations is
-# reached. Prints the report and leaves it in dist/soak-report.txt, with logs of
-# the first failed rounds beside it in soak-logs. An interrupt ends it early,
-# with the report of what was done.
+# Runs the soaks of test/crash until a time or a number of operations is reached. Prints the
+# report and writes it to dist/soak-report.txt, and the logs of the first failed rounds to
+# soak-logs next to it. An interrupt ends the soak early, with a report of the completed
+# part.
 #
-# The soak of egress takes a kernel with Foo-over-UDP: it runs in a virtual
-# machine (hack/vm.sh) beside the others, with a control plane of this machine, and its
-# report, dist/soak-egress/soak-report.txt, is appended. The programs there do
-# not look for data races. With BERTH_SOAK_EGRESS=no it is left out. That of branches,
-# which takes a kernel with VLANs, runs there too, if it is asked for by its name.
+# The soak of egress needs a kernel with Foo-over-UDP: it runs in a virtual machine
+# (hack/vm.sh) in parallel to the others, with a control plane on this machine. Its report,
+# dist/soak-egress/soak-report.txt, is appended. The programs in the virtual machine run
+# without the race detector. BERTH_SOAK_EGRESS=no skips it. The soak of branches, which
+# needs a kernel with VLANs, runs there too, but only if selected by name.
 #
 #   hack/soak.sh -soak.time=8h [-soak.ops=N] [-soak.mode=MODE] [-soak.seed=N]
 set -euo pipefail
@@ -25,7 +25,7 @@ mkdir -p dist
 rm -rf dist/soak-report.txt dist/soak-logs dist/soak-egress dist/soak-*+branches
 export KUBEBUILDER_ASSETS
 
-# guest runs the soak of a mode that takes the virtual machine.
+# guest runs the soak of a mode that needs the virtual machine.
 guest() {
 	local mode=$1
 	shift
@@ -58,8 +58,8 @@ if [ -z "$mode" ]; then
 	beside=$!
 fi
 
-# Not by `go test`, which would stand between an interrupt and the report. An interrupt is the
-# children's: what is left here is to bring the reports together.
+# Not with `go test`, which would handle an interrupt before the report is written. The
+# child processes handle the interrupt; this script only combines the reports.
 export BERTH_LEFTOVERS=check BERTH_GRACE=180
 status=0
 trap : INT TERM

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Runs go test as root of a sandbox and ends with a summary (tools/testrun).
-# Failed tests are run again alone, each in a sandbox of its own. Exits with
-# failure when a test keeps failing, when more than three are flaky, when nothing
-# was tested, or when the tests leave namespaces, links, rules, tables or
-# processes behind.
+# Runs go test as root of a sandbox and prints a summary (tools/testrun). Failed tests are
+# run again alone, each in its own sandbox. Fails when a test keeps failing, when more than
+# three tests are flaky, when nothing was tested, or when the tests leave namespaces, links,
+# rules, tables or processes behind.
 #
 #   hack/test.sh PACKAGES GO_TEST_FLAG...
 #
-# RACE selects the packages that run with the race detector. "auto" is the gate: all packages
-# but those that raise labs, and every second one of those with a control plane, by the slice;
-# results from Go's cache where they are honest; hack/budget.tsv in force. "all" (the default)
-# and "none" take nothing from the cache. BERTH_SAMPLE is the slice of the rotation
-# (harness.Rotate), or all.
+# RACE selects the packages that run with the race detector. "auto" is the gate: all
+# packages except those that start labs, plus every second package with a control plane,
+# chosen by the slice. It uses Go's test cache where it is reliable, and enforces
+# hack/budget.tsv. "all" (the default) and "none" do not use the cache. BERTH_SAMPLE is the
+# slice of the rotation (harness.Rotate), or all.
 #
-# Where the control plane must be built, it is built while packages without one are tested.
+# If the control plane must be built, packages that do not need it are tested meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +35,7 @@ for flag in "$@"; do
 		exit 2
 		;;
 	-failfast* | --failfast*)
-		echo "TEST_FLAGS has $flag, after which nobody knows what was not run: use -run to run less." >&2
+		echo "TEST_FLAGS has $flag, which hides the tests that were not run: use -run to select tests." >&2
 		exit 2
 		;;
 	esac
@@ -50,7 +49,7 @@ if [ -z "$all" ]; then
 	echo "No package of $patterns has tests." >&2
 	exit 1
 fi
-# Prometheus's own programs, for the tests of alerts.
+# Prometheus's own programs, for the tests of the alerts.
 case $all in
 */test/e2e/alerts*) prometheus="promexpr promtool prometheus" ;;
 */deploy/monitoring*) prometheus="promexpr promtool" ;;
@@ -58,40 +57,40 @@ case $all in
 esac
 for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
 
-# The reference plugins that Berth is chained after.
+# The reference CNI plugins that Berth is chained after.
 case $all in
 */test/chained*) for program in ptp host-local; do hack/tool.sh cniplugins "$program" >/dev/null; done ;;
 esac
 
-# The virtual machine's kernel, which is downloaded.
+# The kernel of the virtual machine, which is downloaded.
 case $all in
-*/test/guest* | */internal/lab/vm*)
+*/test/guest* | */lab/vm*)
 	BERTH_VM_IMAGE=$(hack/vm.sh --prepare)
 	export BERTH_VM_IMAGE
 	;;
 esac
 
-# Those that wait longest go first, and then the dearest of the budget, so that none of them is left
-# to run alone. Import paths come from stdin.
+# Slow packages first, by waiting time and then by budget, so that none of them runs alone
+# at the end. Import paths come from stdin.
 first() {
-	awk -v module="$(go list -m)/" -v waits="internal/lab/demo internal/operator/vpcport" '
+	awk -v module="$(go list -m)/" -v waits="lab/demo internal/operator/podnics" '
 		BEGIN { n = split(waits, of); for (i = 1; i <= n; i++) extra[module of[i]] = 1000 }
 		NR == FNR { if ($1 !~ /^#/) cost[module $1] = $2 + 0; next } { print cost[$0] + extra[$0], $0 }' \
 		hack/budget.tsv - | sort -rns -k 1,1 | cut -d ' ' -f 2-
 }
 some() { grep "$@" || [ $? = 1 ]; } # grep that may find nothing
 
-# What the test program of each package links, as PACKAGE DEPENDENCY. A dependency that is
-# compiled for a test is listed as PATH [PACKAGE.test].
-# shellcheck disable=SC2086 # several patterns
+# The packages linked into the test program of each package, as PACKAGE DEPENDENCY. A
+# dependency that is compiled for a test is listed as PATH [PACKAGE.test].
 links=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns | sed 's/\.test / /')
 
-# Those with a control plane, which may have to be built first.
-kube=$(awk -v start="$(go list ./internal/lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
+# Packages with a control plane, which may have to be built first.
+kube=$(awk -v start="$(go list ./lab/run/kube)" '$2 == start { print $1 }' <<<"$links" | sort -u)
 
-# Those that run every time: they start a control plane, or programs of this module, whose code
-# Go's cache does not know to matter. Results of the others come from it while their code, the files that they
-# read, the kernel and the Debian packages are the same: the latter two are part of the link flags.
+# Packages that are never cached: they start a control plane, or programs of this module,
+# whose code is not part of Go's cache key. Other results are cached while their code, the
+# files that they read, the kernel and the Debian packages are unchanged; the last two are
+# part of the link flags.
 every=$({
 	echo "$kube"
 	git grep -lE --untracked 'exec\.Command(Context)?\([^"]*"(go|[^"]*\.sh)"' -- '*_test.go' | xargs -r -n 1 dirname | sed "s|^|$(go list -m)/|"
@@ -101,12 +100,13 @@ machine=$({
 	dpkg-query -W 2>/dev/null || true
 } | sha256sum | cut -c 1-16)
 
-# Those without the race detector in the gate: packages that raise labs, where what is concurrent
-# are the programs, packages in which little is, and whole programs in virtual time. Programs look
-# for data races in make e2e and make soak, where it does not matter that this takes three times as long.
+# Packages without the race detector in the gate: packages that start labs, where the
+# concurrency is in the programs, packages with little concurrency, and whole programs in
+# virtual time. make e2e and make soak run the programs with the race detector, where a
+# threefold run time does not matter.
 labs=$({
 	git grep -lE --untracked '\bharness\.Main\(' -- '*_test.go' | xargs -r -n 1 dirname | sort -u
-	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/cluster internal/ctl/bundle internal/lab/run/kube internal/lab/vm
+	printf '%s\n' test/guest test/virtual api/v1alpha1 deploy deploy/monitoring internal/ctl/kubectl internal/ctl/bundle lab/run/kube lab/vm
 } | sed "s|^|$(go list -m)/|")
 
 status=0
@@ -115,8 +115,9 @@ if [ "$patterns" = ./... ]; then
 	for module in tools/testrun tools/images; do hack/slowly.sh "Testing $module" go -C "$module" test ./... || status=$?; done
 fi
 
-# The programs that tests start live for seconds, so garbage is collected late. Vet is a
-# step of its own (make vet), and symbols are for debuggers: panics have their lines without.
+# The programs that tests start run for seconds, so the garbage collector runs rarely. Vet
+# is a separate step (make vet). Symbols are only needed by debuggers: panics have line
+# numbers without them.
 export GOGC=400
 once=(-count=1)
 [ -z "$counted" ] || once=() # the flags of a group come after the caller's

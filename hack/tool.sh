@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Prints the path of a Go program from a module under tools/, after building it
-# when this machine has not built that version before. The program is one that
-# the module pins with a tool line, or the module itself; NAME.test is the test
-# program of the package NAME of a tool line. A module's file "ldflags" holds
-# further flags of the linker, a file "tags" build tags.
+# Prints the path of a Go program from a module under tools/, and builds it first if this
+# machine does not have that version. The program is one that the module pins with a tool
+# line, or the module itself. NAME.test is the test program of the package NAME of a tool
+# line. The module's file "ldflags" has additional linker flags, the file "tags" build tags.
 #
 #   hack/tool.sh [--built] MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
-# With --built it builds nothing: a program that this machine has not built makes it fail.
+# With --built it fails instead of building.
 #
-# Binaries are kept outside the tree, by the checksum of the module's files and
-# the Go version, so that a fresh clone need not build them again.
+# Binaries are stored outside the tree, by the checksum of the module's files and the Go
+# version, so that fresh clones share them.
 set -euo pipefail
 
 build=yes
@@ -20,7 +19,7 @@ if [ "$1" = --built ]; then
 fi
 module=$1 program=$2
 
-# slow MODULE says how long the modules take that take long, on two quiet cores.
+# slow MODULE prints the build time of slow modules, on two idle cores.
 slow() {
 	case $1 in
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command as root in a virtual machine with Debian's kernel, which has
-# Foo-over-UDP, and this machine's files (vpclab vm). What it writes is gone with the
-# machine, but in folders of --share. Its exit code is this script's.
+# Runs a command as root in a virtual machine with Debian's kernel, which has Foo-over-UDP,
+# and this machine's files (vpclab vm). Files that it writes are lost with the machine,
+# except in folders of --share. The exit code is that of the command.
 #
 #   hack/vm.sh [--share DIR] [--cpus N] [--memory MIB] COMMAND [ARGUMENT...]
-#   hack/vm.sh --prepare      makes the kernel ready, and prints its folder
+#   hack/vm.sh --prepare      prepares the kernel, and prints its folder
 #
 # Programs are built here, which is ten times as fast, and tests of a package run
 # there, each package in a machine of its own, by
 #
-#   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/egress/client
+#   go test -tags guest -exec "$PWD/hack/vm.sh" -run X ./internal/kernel/egressclient
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 

@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	blockName = "metadata.name must be poolName-index, so that no two nodes get a block"
+	blockName = "metadata.name must be poolName-index, so that no two nodes get the same block"
 	blockIPv4 = "ipv4 must be an IPv4 CIDR without host bits, such as 10.2.2.0/27"
 	blockIPv6 = "ipv6 must be an IPv6 CIDR without host bits, such as fd01:203:405:607::200/123"
 )
 
-// badBlocks are blocks by the name default-7.
+// badBlocks are specs of invalid blocks named default-7.
 var badBlocks = []refusal{
 	{"no pool", "nodeName: node-1, index: 7, ipv4: 10.0.0.0/27", "poolName", "Required value"},
 	{"no node", "poolName: default, index: 7, ipv4: 10.0.0.0/27", "nodeName", "Required value"},
@@ -37,7 +37,7 @@ var badBlocks = []refusal{
 	{"host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.1/27", "ipv4", blockIPv4},
 	{"IPv6 host bits", "poolName: default, nodeName: node-1, index: 7, ipv6: 'fd00::1/123'", "ipv6", blockIPv6},
 	{"withheld host bits", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.2.0.0/27, withheld: [{cidr: 10.2.0.7/31, owner: Node a}]", "withheld[0].cidr", "cidr must be a CIDR without host bits, such as 10.2.0.7/32"},
-	{"sizes differ", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have as many addresses"},
+	{"sizes differ", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/120'", "ipv6", "ipv4 and ipv6 must have the same number of addresses"},
 }
 
 func TestBadBlockIsRefused(t *testing.T) {
@@ -45,7 +45,7 @@ func TestBadBlockIsRefused(t *testing.T) {
 	refuses(t, badBlocks, func(t *testing.T, fields string) error {
 		return c.Create(t.Context(), ofKind(t, "AddressBlock", "default-7", fields))
 	})
-	// One index, one name.
+	// A block has the only name that its index allows.
 	for _, name := range []string{"default-07", "default--7", "default7", "default-", "default-7x", "xdefault-7", "default-7.0"} {
 		o := ofKind(t, "AddressBlock", name, "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27")
 		refused(t, c.Create(t.Context(), o), "metadata", blockName)
@@ -86,7 +86,7 @@ var badBlockChanges = []refusal{
 	{"no requestUID", "{requestUID: null}", "requestUID", "requestUID cannot be changed"},
 }
 
-// A block is what it was made, but for its status and metadata.
+// Only the status, withheld and metadata of a block can change.
 func TestBlockChanges(t *testing.T) {
 	c := clean(t)
 	dual := ofKind(t, "AddressBlock", "default-7", "poolName: default, nodeName: node-1, index: 7, ipv4: 10.0.0.0/27, ipv6: 'fd00::/123', requestUID: a")
@@ -120,7 +120,7 @@ var badRequestChanges = []refusal{
 	{"another node", "{spec: {nodeName: node-2}}", "spec", requestFixed},
 }
 
-const requestFixed = "spec cannot be changed; a request for another block is another request"
+const requestFixed = "spec cannot be changed; create another BlockRequest"
 
 func TestBlockRequests(t *testing.T) {
 	c := clean(t)
@@ -133,7 +133,7 @@ func TestBlockRequests(t *testing.T) {
 	harness.OK(t, changeStatus(t, c, r, "{addressBlockName: default-7}"))
 }
 
-// Daemons watch their own node's objects only.
+// Daemons watch only the objects of their own node.
 func TestBlocksAreSelectedByNode(t *testing.T) {
 	c := clean(t)
 	for i := range 4 {

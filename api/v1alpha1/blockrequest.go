@@ -4,8 +4,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// BlockRequest asks for one more block of a pool for a node. The daemon of the
-// node makes it, and deletes it once it has the block or needs it no more.
+// BlockRequest asks for one more block of a pool for a node. The node's daemon creates it, and
+// deletes it once the block is assigned or no longer needed.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -34,30 +34,29 @@ type BlockRequestList struct {
 	Items           []BlockRequest `json:"items"`
 }
 
-// BlockRequestSpec says what is asked for. Written by the daemon; it cannot be
-// changed.
+// BlockRequestSpec identifies the node and the pool. Written by the daemon; it cannot be changed.
 //
-// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec cannot be changed; a request for another block is another request"
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec cannot be changed; create another BlockRequest"
 type BlockRequestSpec struct {
-	// NodeName is the node that asks.
+	// NodeName is the node that requests the block.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName"`
 
-	// PoolName is the pool.
+	// PoolName is the pool to allocate from.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	PoolName string `json:"poolName"`
 }
 
-// BlockRequestStatus is the answer. Written by the operator.
+// BlockRequestStatus is the result of the request. Written by the operator.
 type BlockRequestStatus struct {
-	// AddressBlockName is the block that was given.
+	// AddressBlockName is the block that was assigned.
 	// +optional
 	AddressBlockName string `json:"addressBlockName,omitempty"`
 
-	// Conditions are Complete and Failed. A request that failed is tried again
-	// when its pool changes, and may become complete.
+	// Conditions are Complete and Failed. The operator retries a failed request when its pool
+	// changes, so it may still become complete.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -74,14 +73,14 @@ const (
 const (
 	ReasonPoolNotFound  = "PoolNotFound"
 	ReasonPoolExhausted = "PoolExhausted"
-	ReasonPoolDeleted   = "PoolDeleted"  // it is being deleted
-	ReasonPoolOverlaps  = "PoolOverlaps" // no subnet of it is accepted yet
+	ReasonPoolDeleted   = "PoolDeleted"  // the pool is being deleted
+	ReasonPoolOverlaps  = "PoolOverlaps" // none of the pool's subnets is accepted yet
 	ReasonPoolInvalid   = "PoolInvalid"
 )
 
-// The reasons why a BlockRequest failed that are its node's.
+// The reasons why a BlockRequest failed that concern its node.
 const (
 	ReasonNoPods          = "NoPods"          // none of the node's pods may use the pool
-	ReasonNodeQuota       = "NodeQuota"       // the node has blocks enough for its pods, or as many as the pool allows
-	ReasonTooManyRequests = "TooManyRequests" // the node has others without an answer
+	ReasonNodeQuota       = "NodeQuota"       // the node has enough blocks for its pods, or as many as the pool allows
+	ReasonTooManyRequests = "TooManyRequests" // the node has too many pending requests
 )

@@ -8,17 +8,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Egress is a set of gateway pods by which client pods reach networks outside: clients
-// send what goes to the destinations through Foo-over-UDP tunnels to a gateway, which
-// translates it to its own address (the design of Coil v2, "On-demand NAT for egress
-// traffics"). Pods name it by the annotation egress.berth.dev/NAMESPACE, or it selects
-// them.
+// Egress is a set of gateway pods that connect client pods to networks outside the cluster. Clients
+// send packets for the destinations through a Foo-over-UDP tunnel to a gateway, which replaces the
+// source address with its own (the design of Coil v2, "On-demand NAT for egress traffics"). A pod
+// becomes a client by naming the Egress in the annotation egress.berth.dev/NAMESPACE, or by
+// matching spec.clients.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.replicas,statuspath=.status.replicas,selectorpath=.status.selector
 // +kubebuilder:resource:path=egresses,shortName=begress,categories=berth
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 52",fieldPath=".metadata",message="metadata.name must begin with a letter and have at most 52 lower-case letters, digits and hyphens: its Service and its pods are named by it"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && size(self.metadata.name) <= 52",fieldPath=".metadata",message="metadata.name must begin with a letter and have at most 52 lower-case letters, digits and hyphens: the Service and the pods are named after it"
 // +kubebuilder:printcolumn:name="Destinations",type=string,JSONPath=`.spec.destinations`
 // +kubebuilder:printcolumn:name="Gateways",type=integer,JSONPath=`.status.readyGateways`
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.spec.replicas`
@@ -43,13 +43,13 @@ type EgressList struct {
 	Items           []Egress `json:"items"`
 }
 
-// EgressSpec is what is reached by which gateways, and by whom. Written by a person; the
-// replicas by an autoscaler too.
+// EgressSpec defines the destinations, the gateways and the clients of an Egress. Written by a
+// person; replicas may also be set by an autoscaler.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity == 'ClientIP'",fieldPath=".sessionAffinityConfig",message="sessionAffinityConfig is of sessionAffinity ClientIP"
+// +kubebuilder:validation:XValidation:rule="!has(self.sessionAffinityConfig) || self.sessionAffinity == 'ClientIP'",fieldPath=".sessionAffinityConfig",message="sessionAffinityConfig requires sessionAffinity ClientIP"
 type EgressSpec struct {
-	// Destinations are the networks that clients reach by the gateways: CIDRs, of
-	// families that the gateways have addresses of.
+	// Destinations are the networks, in CIDR notation, that clients reach through the gateways. The
+	// gateways must have an address of each family used here.
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=256
@@ -57,110 +57,110 @@ type EgressSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(d, isCIDR(d) && string(cidr(d).masked()) == d)",message="destinations must be CIDRs without host bits, such as 203.0.113.0/24, 0.0.0.0/0 or 2001:db8::/32"
 	Destinations []string `json:"destinations"`
 
-	// Replicas is how many gateways there are.
+	// Replicas is the number of gateways.
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
 
-	// Strategy is how gateways are replaced by new ones, as of a Deployment. Not set: as a
-	// Deployment does.
+	// Strategy is how gateways are replaced, as in a Deployment. If unset, the defaults of a
+	// Deployment apply.
 	// +kubebuilder:validation:XValidation:rule="!has(self.type) || self.type in ['Recreate', 'RollingUpdate']",fieldPath=".type",message="type must be Recreate or RollingUpdate"
-	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",fieldPath=".rollingUpdate",message="rollingUpdate is of type RollingUpdate"
+	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.type) || self.type == 'RollingUpdate'",fieldPath=".rollingUpdate",message="rollingUpdate requires type RollingUpdate"
 	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || (type(self.rollingUpdate.maxSurge) == int ? int(self.rollingUpdate.maxSurge) >= 0 : string(self.rollingUpdate.maxSurge).matches('^[0-9]+%$'))",fieldPath=".rollingUpdate.maxSurge",message="maxSurge must be a number of pods, or a percentage such as 25%"
 	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxUnavailable) || (type(self.rollingUpdate.maxUnavailable) == int ? int(self.rollingUpdate.maxUnavailable) >= 0 : string(self.rollingUpdate.maxUnavailable).matches('^([0-9]|[1-9][0-9]|100)%$'))",fieldPath=".rollingUpdate.maxUnavailable",message="maxUnavailable must be a number of pods, or a percentage from 0% to 100%"
 	// +kubebuilder:validation:XValidation:rule="!has(self.rollingUpdate) || !has(self.rollingUpdate.maxSurge) || !has(self.rollingUpdate.maxUnavailable) || !(string(self.rollingUpdate.maxSurge) in ['0', '0%']) || !(string(self.rollingUpdate.maxUnavailable) in ['0', '0%'])",fieldPath=".rollingUpdate",message="maxSurge and maxUnavailable cannot both be 0: no gateway could ever be replaced"
 	// +optional
 	Strategy *appsv1.DeploymentStrategy `json:"strategy,omitempty"`
 
-	// Template is what the gateways' pods have besides what Berth gives them.
+	// Template adds settings to the gateways' pods.
 	// +optional
 	Template *EgressPodTemplate `json:"template,omitempty"`
 
-	// SessionAffinity says whether all connections of a client go by one gateway
-	// (ClientIP), or each by one of them (None).
+	// SessionAffinity selects whether all connections of a client use the same gateway (ClientIP),
+	// or each connection may use a different one (None).
 	// +kubebuilder:validation:Enum=ClientIP;None
 	// +kubebuilder:default=ClientIP
 	// +optional
 	SessionAffinity corev1.ServiceAffinity `json:"sessionAffinity,omitempty"`
 
-	// SessionAffinityConfig is that of the Service: for how many seconds a client keeps its
-	// gateway.
+	// SessionAffinityConfig is the session affinity of the Service: how many seconds a client keeps
+	// its gateway.
 	// +kubebuilder:validation:XValidation:rule="has(self.clientIP) && has(self.clientIP.timeoutSeconds) && self.clientIP.timeoutSeconds >= 1 && self.clientIP.timeoutSeconds <= 86400",fieldPath=".clientIP",message="clientIP.timeoutSeconds must be from 1 to 86400"
 	// +optional
 	SessionAffinityConfig *corev1.SessionAffinityConfig `json:"sessionAffinityConfig,omitempty"`
 
-	// FouSourcePortAuto has the tunnels' UDP source port chosen from each connection's
-	// addresses and ports, so that connections of one client may take different paths
-	// and, by the Service, different gateways. Else it is the port of FoU.
+	// FouSourcePortAuto derives the UDP source port of the tunnels from the addresses and ports of
+	// each connection, so that connections of one client may take different paths and, through the
+	// Service, different gateways. Otherwise the source port is the Foo-over-UDP port.
 	// +optional
 	FouSourcePortAuto bool `json:"fouSourcePortAuto,omitempty"`
 
-	// PodDisruptionBudget is that of the gateways. Not set: there is none.
+	// PodDisruptionBudget is the disruption budget of the gateways. If unset, there is none.
 	// +optional
 	PodDisruptionBudget *EgressPodDisruptionBudget `json:"podDisruptionBudget,omitempty"`
 
-	// TunnelTo says where clients' tunnels lead: to the gateways themselves (Gateways), or
-	// to the Service's address (Service), from where kube-proxy or its like leads to a
-	// gateway.
+	// TunnelTo is the remote end of clients' tunnels: the gateways themselves (Gateways), or the
+	// address of the Service (Service), which kube-proxy or its replacement forwards to a gateway.
 	// +kubebuilder:default=Gateways
 	// +optional
 	TunnelTo EgressTunnelTo `json:"tunnelTo,omitempty"`
 
-	// Clients selects pods that use this Egress without an annotation. Not set: none. Pods of
-	// another namespace only where that consents by its annotation
-	// berth.dev/egress-selectable-from, or where the Egress's namespace has the label
-	// berth.dev/egress-may-select: "true"; never those of system namespaces. Of the Egresses of a
-	// namespace without that label the 32 oldest select pods.
+	// Clients selects pods that use this Egress without an annotation. If unset, no pods are
+	// selected. Pods of another namespace are selected only if that namespace consents with the
+	// annotation berth.dev/egress-selectable-from, or if the Egress's namespace has the label
+	// berth.dev/egress-may-select: "true". Pods of system namespaces are never selected. In a
+	// namespace without that label, only the 32 oldest Egresses select pods.
 	// +optional
 	Clients *EgressClientSelector `json:"clients,omitempty"`
 
-	// AllowedNamespaces are those whose pods may name this Egress by annotation, besides
-	// its own. Pods that clients selects may in any case.
+	// AllowedNamespaces are the namespaces, in addition to its own, whose pods may name this Egress
+	// in an annotation. Pods selected by clients need no entry here.
 	// +optional
 	AllowedNamespaces *VPCNamespaces `json:"allowedNamespaces,omitempty"`
 
-	// OriginatingOnly has clients' answers to connections from outside go as they would
-	// without the Egress: only connections that the client begins go by a gateway.
+	// OriginatingOnly sends only connections that the client opens through a gateway. Replies to
+	// connections from outside take the route that they would take without the Egress.
 	// +optional
 	OriginatingOnly bool `json:"originatingOnly,omitempty"`
 }
 
-// EgressTunnelTo is where tunnels of clients lead.
+// EgressTunnelTo is the remote end of clients' tunnels.
 //
 // +kubebuilder:validation:Enum=Gateways;Service
 type EgressTunnelTo string
 
-// Where they may lead.
+// The remote ends of tunnels.
 const (
 	TunnelToGateways EgressTunnelTo = "Gateways"
 	TunnelToService  EgressTunnelTo = "Service"
 )
 
-// EgressClientSelector selects pods by their namespace's labels and their own. What is not
-// set selects all; one of the two must be set.
+// EgressClientSelector selects pods by the labels of their namespace and their own labels. A
+// selector that is not set matches everything; at least one must be set.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.namespaceSelector) || has(self.podSelector)",message="clients must have a namespaceSelector, a podSelector or both"
 type EgressClientSelector struct {
-	// NamespaceSelector selects namespaces. Not set: the Egress's own; empty: all.
+	// NamespaceSelector selects namespaces. If unset, only the Egress's own; an empty selector
+	// matches all.
 	// +optional
 	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
 
-	// PodSelector selects pods in these namespaces. Not set or empty: all.
+	// PodSelector selects pods in these namespaces. If unset or empty, it matches all.
 	// +optional
 	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 }
 
-// EgressPodTemplate is what a person adds to the gateways' pods.
+// EgressPodTemplate adds settings to the gateways' pods.
 type EgressPodTemplate struct {
 	// Metadata are labels and annotations.
 	// +optional
 	Metadata EgressPodMetadata `json:"metadata,omitzero"`
 
-	// Spec is part of a PodSpec, such as affinity, tolerations, nodeSelector,
-	// priorityClassName, terminationGracePeriodSeconds, or of the container named egress
-	// its resources.
+	// Spec is a partial PodSpec: for example affinity, tolerations, nodeSelector,
+	// priorityClassName, terminationGracePeriodSeconds, or the resources of the container named
+	// egress.
 	// +kubebuilder:pruning:PreserveUnknownFields
 	// +kubebuilder:validation:Type=object
 	// +optional
@@ -169,17 +169,16 @@ type EgressPodTemplate struct {
 
 // EgressPodMetadata are labels and annotations of the gateways' pods.
 type EgressPodMetadata struct {
-	// Labels are added to those that Berth gives them; of domain berth.dev none may be
-	// set.
+	// Labels are added to the labels that Berth sets. Labels in the domain berth.dev are reserved.
 	// +kubebuilder:validation:MaxProperties=32
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="labels must have keys such as example.com/name"
-	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.startsWith('berth.dev/') && !k.contains('.berth.dev/'))",message="labels of berth.dev are Berth's own"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="labels must have valid keys, such as example.com/name"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !k.startsWith('berth.dev/') && !k.contains('.berth.dev/'))",message="labels in the domain berth.dev are reserved for Berth"
 	// +optional
 	Labels map[string]EgressPodLabel `json:"labels,omitempty"`
 
-	// Annotations are added likewise.
+	// Annotations are added to the annotations that Berth sets.
 	// +kubebuilder:validation:MaxProperties=32
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="annotations must have keys such as example.com/name"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.matches('^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$'))",message="annotations must have valid keys, such as example.com/name"
 	// +optional
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
@@ -191,41 +190,41 @@ type EgressPodMetadata struct {
 // +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
 type EgressPodLabel string
 
-// EgressPodDisruptionBudget says how many gateways may be away at once by somebody's will.
+// EgressPodDisruptionBudget limits how many gateways may be evicted at once.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.minAvailable) != has(self.maxUnavailable)",message="podDisruptionBudget must have minAvailable or maxUnavailable, and not both"
+// +kubebuilder:validation:XValidation:rule="has(self.minAvailable) != has(self.maxUnavailable)",message="podDisruptionBudget must have either minAvailable or maxUnavailable, but not both"
 // +kubebuilder:validation:XValidation:rule="!has(self.minAvailable) || (type(self.minAvailable) == int ? int(self.minAvailable) >= 0 : string(self.minAvailable).matches('^([0-9]|[1-9][0-9]|100)%$'))",fieldPath=".minAvailable",message="minAvailable must be a number of pods, or a percentage from 0% to 100%"
 // +kubebuilder:validation:XValidation:rule="!has(self.maxUnavailable) || (type(self.maxUnavailable) == int ? int(self.maxUnavailable) >= 0 : string(self.maxUnavailable).matches('^([0-9]|[1-9][0-9]|100)%$'))",fieldPath=".maxUnavailable",message="maxUnavailable must be a number of pods, or a percentage from 0% to 100%"
 type EgressPodDisruptionBudget struct {
-	// MinAvailable is how many must stay.
+	// MinAvailable is the number of gateways that must stay available.
 	// +optional
 	MinAvailable *intstr.IntOrString `json:"minAvailable,omitempty"`
 
-	// MaxUnavailable is how many may be away.
+	// MaxUnavailable is the number of gateways that may be unavailable.
 	// +optional
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
 
-// EgressStatus is how the Egress does. Written by the operator.
+// EgressStatus is the observed state of the Egress. Written by the operator.
 type EgressStatus struct {
-	// ObservedGeneration is the generation of the spec that the rest is about.
+	// ObservedGeneration is the generation of the spec that this status reflects.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// Replicas is how many gateway pods there are, for autoscalers.
+	// Replicas is the current number of gateway pods, for autoscalers.
 	// +optional
 	Replicas int32 `json:"replicas"`
 
-	// Selector selects them, for autoscalers.
+	// Selector selects the gateway pods, for autoscalers.
 	// +optional
 	Selector string `json:"selector,omitempty"`
 
-	// ReadyGateways is how many take new connections.
+	// ReadyGateways is the number of gateways that accept new connections.
 	// +optional
 	ReadyGateways int32 `json:"readyGateways"`
 
-	// Clients is how many pods the gateways serve, RefusedClients how many would be
-	// clients and may not; their EgressClients say why.
+	// Clients is the number of pods that the gateways serve. RefusedClients is the number of pods
+	// that would be clients but are not allowed to; their EgressClients say why.
 	// +optional
 	Clients int32 `json:"clients"`
 	// +optional
@@ -237,9 +236,8 @@ type EgressStatus struct {
 	// +optional
 	ServiceIPs []string `json:"serviceIPs,omitempty"`
 
-	// Gateways are the gateways that clients' tunnels may lead to, by which the nodes set
-	// tunnels up: those that are ready, those that end and still serve connections, and those
-	// whose program is being started again.
+	// Gateways are the gateways to which nodes set up tunnels: gateways that are ready, terminating
+	// gateways that still serve connections, and gateways whose container is restarting.
 	// +listType=map
 	// +listMapKey=uid
 	// +kubebuilder:validation:MaxItems=1024
@@ -255,21 +253,21 @@ type EgressStatus struct {
 
 // EgressGateway is a gateway pod.
 type EgressGateway struct {
-	// Name is the pod's.
+	// Name is the name of the pod.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// UID is the pod's.
+	// UID is the UID of the pod.
 	// +kubebuilder:validation:MaxLength=64
 	UID string `json:"uid"`
 
-	// Addresses are the pod's, one of a family.
+	// Addresses are the addresses of the pod, one per family.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	Addresses []string `json:"addresses"`
 
-	// Ending tells that it is to get no new connections, and serves those that it has: it ends, or
-	// its program is being started again while others are ready.
+	// Ending marks a gateway that gets no new connections but still serves existing ones: it is
+	// terminating, or its container is restarting while other gateways are ready.
 	// +optional
 	Ending bool `json:"ending,omitempty"`
 }
@@ -277,54 +275,56 @@ type EgressGateway struct {
 // The types of an Egress's conditions.
 const (
 	ConditionAvailable    = "Available"    // a gateway is ready
-	ConditionServiceReady = "ServiceReady" // the Service and what else belongs to the Egress are as asked for
-	ConditionClientsReady = "ClientsReady" // no pod and no namespace is kept from being a client that would be one, and none waits
+	ConditionServiceReady = "ServiceReady" // the Service and the other objects of the Egress are as desired
+	ConditionClientsReady = "ClientsReady" // no pod or namespace is refused as a client, and no client is waiting
 )
 
 // The reasons of Available and ServiceReady.
 const (
-	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways take connections to all destinations
+	EgressGatewaysReady   = "GatewaysReady"   // Available: gateways accept connections to all destinations
 	EgressNoReplicas      = "NoReplicas"      // Available: spec.replicas is 0
-	EgressNoGateways      = "NoGateways"      // Available: none is ready
-	EgressForeignPods     = "ForeignPods"     // Available: the Service selects pods that are no gateways
-	EgressFamilyMissing   = "FamilyMissing"   // Available: destinations are of a family that gateways have no address of
-	EgressApplied         = "Applied"         // ServiceReady: all is there
-	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is no template of a pod
-	EgressNameTaken       = "NameTaken"       // ServiceReady: an object of that name is not the Egress's
-	EgressRefused         = "Refused"         // ServiceReady: the API server refuses an object
-	EgressPodsRefused     = "PodsRefused"     // ServiceReady: the API server refuses the gateways' pods
+	EgressNoGateways      = "NoGateways"      // Available: no gateway is ready
+	EgressForeignPods     = "ForeignPods"     // Available: the Service selects pods that are not gateways
+	EgressFamilyMissing   = "FamilyMissing"   // Available: the gateways have no address of a family that destinations use
+	EgressApplied         = "Applied"         // ServiceReady: all objects are applied
+	EgressInvalidTemplate = "InvalidTemplate" // ServiceReady: spec.template is not a valid pod template
+	EgressNameTaken       = "NameTaken"       // ServiceReady: an object of that name does not belong to the Egress
+	EgressRefused         = "Refused"         // ServiceReady: the API server rejected an object
+	EgressPodsRefused     = "PodsRefused"     // ServiceReady: the API server rejected the gateways' pods
 )
 
 const (
-	// AnnotationEgressPrefix with the name of a namespace is the key of a pod's annotation
-	// that names Egresses of that namespace, separated by commas.
+	// AnnotationEgressPrefix, followed by the name of a namespace, is the key of a pod annotation
+	// that lists Egresses of that namespace, separated by commas.
 	AnnotationEgressPrefix = "egress.berth.dev/"
-	// LabelEgress is the name of the Egress that an object belongs to, in its namespace.
+	// LabelEgress is the label that holds the name of the Egress that an object belongs to. The
+	// Egress is in the namespace of the object.
 	LabelEgress = "egress.berth.dev/name"
-	// AnnotationEgressGateway with the value "true" tells the node's daemon that a pod is a
-	// gateway: packets are forwarded in its network namespace, which the pod, without
-	// privileges, cannot have by itself. The operator sets it.
+	// AnnotationEgressGateway, with the value "true", marks a pod as a gateway for the node's
+	// daemon, which then enables packet forwarding in the pod's network namespace. An unprivileged
+	// pod cannot do so itself. The operator sets it.
 	AnnotationEgressGateway = "berth.dev/egress-gateway"
-	// AnnotationEgressSelectableFrom on a Namespace is its consent: it names the namespaces,
-	// separated by commas, whose Egresses may select its pods (spec.clients); "*" is all of them.
-	// Roles in a namespace do not let anybody write it.
+	// AnnotationEgressSelectableFrom on a Namespace is its consent: a comma-separated list of
+	// namespaces whose Egresses may select its pods (spec.clients), or "*" for all. Roles within a
+	// namespace do not grant the right to write it.
 	AnnotationEgressSelectableFrom = "berth.dev/egress-selectable-from"
-	// LabelEgressMaySelect with the value "true" on a Namespace is an administrator's grant: its
-	// Egresses may select pods of all namespaces but system namespaces, without their consent.
+	// LabelEgressMaySelect, with the value "true" on a Namespace, is set by an administrator. It
+	// lets the Egresses of that namespace select pods of all other namespaces except system
+	// namespaces, without their consent.
 	LabelEgressMaySelect = "berth.dev/egress-may-select"
 )
 
-// EgressPort is the UDP port of Foo-over-UDP, of gateways and clients, unless the settings
-// of operator and daemons say otherwise (the one of the source document).
+// EgressPort is the default Foo-over-UDP port of gateways and clients (the port of the source
+// document). Settings of the operator and the daemons may override it.
 const EgressPort = 5555
 
-// EgressHealthPort is the TCP port where a gateway answers probes, of the kubelet and of the
-// daemons whose pods use it, and has its metrics.
+// EgressHealthPort is the TCP port on which a gateway answers probes from the kubelet and from the
+// daemons whose pods use it, and serves its metrics.
 const EgressHealthPort = 61690
 
-// At EgressHealthPort a gateway tells by HTTP whether it serves a pod: GET EgressClientsPath and the
-// pod's UID, with a parameter EgressClientAddress for each of its addresses. The answer is 200 as
-// soon as it does.
+// A gateway reports over HTTP at EgressHealthPort whether it serves a pod: GET EgressClientsPath
+// plus the UID of the pod, with one parameter EgressClientAddress for each address of the pod. It
+// answers 200 once it serves the pod.
 const (
 	EgressClientsPath   = "/clients/"
 	EgressClientAddress = "address"

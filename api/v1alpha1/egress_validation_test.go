@@ -18,7 +18,7 @@ func newEgress(t *testing.T, name, spec string) *unstructured.Unstructured {
 	return o
 }
 
-// outside is the spec of an Egress with further fields.
+// outside returns the spec of an Egress with further fields.
 func outside(more string) string { return "{destinations: [0.0.0.0/0]" + more + "}" }
 
 const (
@@ -27,7 +27,7 @@ const (
 	surgeText       = "maxSurge must be a number of pods, or a percentage such as 25%"
 	unavailableText = "maxUnavailable must be a number of pods, or a percentage from 0% to 100%"
 	affinityText    = "clientIP.timeoutSeconds must be from 1 to 86400"
-	budgetText      = "podDisruptionBudget must have minAvailable or maxUnavailable, and not both"
+	budgetText      = "podDisruptionBudget must have either minAvailable or maxUnavailable, but not both"
 )
 
 func TestGoodEgresses(t *testing.T) {
@@ -61,21 +61,21 @@ var badEgresses = []refusal{
 	{"replicas below 0", outside(", replicas: -1"), "spec.replicas", "should be greater than or equal to 0"},
 	{"too many replicas", outside(", replicas: 1001"), "spec.replicas", "should be less than or equal to 1000"},
 	{"an unknown strategy", outside(", strategy: {type: OnDelete}"), "spec.strategy.type", typeText},
-	{"parameters of another strategy", outside(", strategy: {type: Recreate, rollingUpdate: {}}"), "spec.strategy.rollingUpdate", "rollingUpdate is of type RollingUpdate"},
+	{"parameters of another strategy", outside(", strategy: {type: Recreate, rollingUpdate: {}}"), "spec.strategy.rollingUpdate", "rollingUpdate requires type RollingUpdate"},
 	{"a surge below 0", outside(", strategy: {rollingUpdate: {maxSurge: -1}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
 	{"no percentage", outside(", strategy: {rollingUpdate: {maxSurge: many}}"), "spec.strategy.rollingUpdate.maxSurge", surgeText},
 	{"more than all", outside(", strategy: {rollingUpdate: {maxUnavailable: 101%}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
 	{"less than none", outside(", strategy: {rollingUpdate: {maxUnavailable: -1}}"), "spec.strategy.rollingUpdate.maxUnavailable", unavailableText},
 	{"nothing that could be replaced", outside(", strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0%}}"), "spec.strategy.rollingUpdate", "maxSurge and maxUnavailable cannot both be 0"},
-	{"no key of a label", outside(", template: {metadata: {labels: {'a b': c}}}"), "spec.template.metadata.labels", "labels must have keys such as example.com/name"},
+	{"no key of a label", outside(", template: {metadata: {labels: {'a b': c}}}"), "spec.template.metadata.labels", "labels must have valid keys, such as example.com/name"},
 	{"no value of a label", outside(", template: {metadata: {labels: {a: 'b c'}}}"), "spec.template.metadata.labels.a", "should match"},
 	{"a long label", outside(", template: {metadata: {labels: {a: " + strings.Repeat("b", 64) + "}}}"), "spec.template.metadata.labels.a", "Too long"},
-	{"Berth's label", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels of berth.dev are Berth's own"},
-	{"Berth's own domain", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels of berth.dev are Berth's own"},
-	{"no key of an annotation", outside(", template: {metadata: {annotations: {'/a': b}}}"), "spec.template.metadata.annotations", "annotations must have keys such as example.com/name"},
+	{"Berth's label", outside(", template: {metadata: {labels: {egress.berth.dev/name: other}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"Berth's own domain", outside(", template: {metadata: {labels: {berth.dev/a: b}}}"), "spec.template.metadata.labels", "labels in the domain berth.dev are reserved for Berth"},
+	{"no key of an annotation", outside(", template: {metadata: {annotations: {'/a': b}}}"), "spec.template.metadata.annotations", "annotations must have valid keys, such as example.com/name"},
 	{"a list for a pod", outside(", template: {spec: [a]}"), "spec.template.spec", "must be of type object"},
 	{"an unknown affinity", outside(", sessionAffinity: Cookie"), "spec.sessionAffinity", "Unsupported value"},
-	{"an affinity's parameters without it", outside(", sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}"), "spec.sessionAffinityConfig", "sessionAffinityConfig is of sessionAffinity ClientIP"},
+	{"an affinity's parameters without it", outside(", sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}}"), "spec.sessionAffinityConfig", "sessionAffinityConfig requires sessionAffinity ClientIP"},
 	{"no affinity at all", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
 	{"an affinity of more than a day", outside(", sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}}"), "spec.sessionAffinityConfig.clientIP", affinityText},
 	{"empty parameters of an affinity", outside(", sessionAffinityConfig: {}"), "spec.sessionAffinityConfig.clientIP", affinityText},
@@ -89,7 +89,7 @@ var badEgresses = []refusal{
 	{"a selector with many values", outside(", clients: {namespaceSelector: {matchExpressions: [{key: a, operator: In, values: [" + counted(65) + "]}]}}"), "spec.clients.namespaceSelector.matchExpressions[0].values", "must have at most 64 items"},
 	{"a selector with a long value", outside(", clients: {podSelector: {matchLabels: {a: " + strings.Repeat("v", 64) + "}}}"), "spec.clients.podSelector.matchLabels.a", "Too long"},
 	{"clients that nothing selects", outside(", clients: {}"), "spec.clients", "clients must have a namespaceSelector, a podSelector or both"},
-	{"a namespace that is none", outside(", allowedNamespaces: {names: [A]}"), "spec.allowedNamespaces.names", "names must be names of namespaces, or *"},
+	{"a namespace that is none", outside(", allowedNamespaces: {names: [A]}"), "spec.allowedNamespaces.names", "names must be namespace names, or *"},
 }
 
 func TestBadEgressIsRefused(t *testing.T) {
@@ -110,7 +110,7 @@ func TestNamesOfEgresses(t *testing.T) {
 	}
 }
 
-// What is not said has the document's defaults, and gateways are reached themselves.
+// Fields that are not set get the defaults of the source document, and tunnels lead to gateways.
 func TestEgressDefaults(t *testing.T) {
 	c := clean(t)
 	harness.OK(t, c.Create(t.Context(), newEgress(t, "nat", outside(""))))
@@ -161,7 +161,7 @@ func TestBadEgressClientIsRefused(t *testing.T) {
 		{"another pod", "{podUID: v}", "spec.podUID", "podUID cannot be changed"},
 		{"another node", "{nodeName: b}", "spec.nodeName", "nodeName cannot be changed"},
 	}, func(t *testing.T, spec string) error { return change(t, c, o, "{spec: "+spec+"}") })
-	const addressesText = "addresses must be addresses of one host each"
+	const addressesText = "addresses must be single IP addresses"
 	refuses(t, []refusal{
 		{"no state", "{node: {addresses: [10.0.0.1]}}", "status.node.state", "Required value"},
 		{"an unknown state", "{node: {state: Ready}}", "status.node.state", "Unsupported value"},

@@ -4,10 +4,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// EgressClient says by which Egresses a pod is to reach the outside. The operator makes one
-// for each pod that names an Egress or is selected by one, and for pods in a namespace of
-// which an Egress selects some, so that the node need not guess; it goes with the pod. Its
-// name is the pod's.
+// EgressClient lists the Egresses that a pod uses. The operator creates one for each pod that names
+// an Egress or is selected by one. It also creates one for every other pod in a namespace where an
+// Egress selects pods, so that the node knows the pod is not a client. It has the name of the pod
+// and is deleted with it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -36,21 +36,21 @@ type EgressClientList struct {
 	Items           []EgressClient `json:"items"`
 }
 
-// EgressClientSpec is what the node is to set up. Written by the operator.
+// EgressClientSpec is what the node sets up for the pod. Written by the operator.
 type EgressClientSpec struct {
-	// PodUID is the UID of the pod. Not of another of the same name.
+	// PodUID is the UID of the pod. It tells the pod from a later one of the same name.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="podUID cannot be changed; another pod has another EgressClient"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="podUID cannot be changed; a new pod gets a new EgressClient"
 	PodUID string `json:"podUID"`
 
-	// NodeName is the pod's node, whose daemon sets its tunnels up.
+	// NodeName is the pod's node, whose daemon sets up the tunnels.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodeName cannot be changed"
 	NodeName string `json:"nodeName"`
 
-	// Egresses are those that the pod is a client of; empty: none.
+	// Egresses are the Egresses that the pod is a client of. Empty if there are none.
 	// +listType=map
 	// +listMapKey=namespace
 	// +listMapKey=name
@@ -58,15 +58,16 @@ type EgressClientSpec struct {
 	// +optional
 	Egresses []EgressReference `json:"egresses,omitempty"`
 
-	// Selected are those of egresses, as namespace/name, that select the pod and that it does
-	// not name. The node sets them up only while the pod's namespace lets them.
+	// Selected are the entries of egresses, as namespace/name, that select the pod without being
+	// named by it. The node sets them up only while the pod's namespace consents.
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=317
 	// +optional
 	Selected []string `json:"selected,omitempty"`
 
-	// Refused are those that it would be a client of and may not, and why.
+	// Refused are the Egresses that the pod names or matches but is not allowed to use, with the
+	// reasons.
 	// +listType=map
 	// +listMapKey=namespace
 	// +listMapKey=name
@@ -75,119 +76,118 @@ type EgressClientSpec struct {
 	Refused []EgressRefusal `json:"refused,omitempty"`
 }
 
-// EgressReference names an Egress, and not another of the same name.
+// EgressReference identifies an Egress. The UID tells it from a later one of the same name.
 type EgressReference struct {
-	// Namespace is the Egress's.
+	// Namespace is the namespace of the Egress.
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 
-	// Name is the Egress's.
+	// Name is the name of the Egress.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// UID is the Egress's.
+	// UID is the UID of the Egress.
 	// +kubebuilder:validation:MaxLength=64
 	UID string `json:"uid"`
 }
 
-// EgressRefusal says why a pod is no client of an Egress.
+// EgressRefusal is the reason why a pod is not a client of an Egress.
 type EgressRefusal struct {
-	// Namespace is the Egress's.
+	// Namespace is the namespace of the Egress.
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 
-	// Name is the Egress's.
+	// Name is the name of the Egress.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
-	// Reason is a word in CamelCase: NotFound, NotAllowed, Overlaps.
+	// Reason is a CamelCase word: NotFound, NotAllowed or Overlaps.
 	// +kubebuilder:validation:MaxLength=64
 	Reason string `json:"reason"`
 
-	// Message says it for a person, and what to do.
+	// Message is a human-readable explanation with the remedy.
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message"`
 
-	// Named tells that the pod's annotation names the Egress: such a pod does not start
-	// without it.
+	// Named is true if the pod's annotation names the Egress. Such a pod does not start without it.
 	// +optional
 	Named bool `json:"named,omitempty"`
 }
 
 // The reasons of refusals.
 const (
-	EgressNotFound   = "NotFound"   // there is none of that name
-	EgressNotAllowed = "NotAllowed" // it does not allow the pod's namespace
-	EgressOverlaps   = "Overlaps"   // its destinations overlap those of another that the pod uses
-	EgressInvalid    = "Invalid"    // the annotation cannot name any
+	EgressNotFound   = "NotFound"   // the Egress does not exist
+	EgressNotAllowed = "NotAllowed" // the Egress does not allow the pod's namespace
+	EgressOverlaps   = "Overlaps"   // the destinations overlap those of another Egress that the pod uses
+	EgressInvalid    = "Invalid"    // the annotation is invalid
 )
 
-// EgressClientStatus is how far it has come. Written by the operator, but for node, which the
-// daemon of spec.nodeName writes.
+// EgressClientStatus is the observed state of the client. Written by the operator, except for node,
+// which the daemon of spec.nodeName writes.
 type EgressClientStatus struct {
-	// Conditions are Ready.
+	// Conditions has the condition Ready.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// Node is what the daemon of spec.nodeName says. Written by the daemon.
+	// Node is the report of the daemon of spec.nodeName. Written by the daemon.
 	// +optional
 	Node *EgressClientNode `json:"node,omitempty"`
 }
 
-// EgressClientNode is what a node's daemon says of a client: the addresses from which it
-// sends, and what is set up.
+// EgressClientNode is a daemon's report on a client: the pod's source addresses, and the Egresses
+// that are set up.
 type EgressClientNode struct {
 	// State is SetUp, Failed or Gone.
 	// +kubebuilder:validation:Enum=SetUp;Failed;Gone
 	State EgressClientState `json:"state"`
 
-	// ContainerID is the sandbox.
+	// ContainerID is the ID of the pod's sandbox.
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	ContainerID string `json:"containerID,omitempty"`
 
-	// Addresses are the pod's, one of a family.
+	// Addresses are the addresses of the pod, one per family.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
 	// +kubebuilder:validation:items:MaxLength=45
-	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) && ip(a).isGlobalUnicast())",message="addresses must be addresses of one host each"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) && ip(a).isGlobalUnicast())",message="addresses must be single IP addresses"
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Egresses are those that are set up.
+	// Egresses are the Egresses that are set up.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	// +optional
 	Egresses []EgressReference `json:"egresses,omitempty"`
 
-	// Reason says in a word why it failed.
+	// Reason is a CamelCase word that says why setup failed.
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[A-Za-z]*$`
 	// +optional
 	Reason string `json:"reason,omitempty"`
 
-	// Message says that for a person, and what to do.
+	// Message is a human-readable explanation of the reason, with the remedy.
 	// +kubebuilder:validation:MaxLength=512
 	// +kubebuilder:validation:Pattern=`^[ -~]*$`
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// EgressClientState is what a node's daemon has done for a client.
+// EgressClientState is how far the daemon has set up a client.
 type EgressClientState string
 
-// What there is to say.
+// The states of a client on its node.
 const (
 	EgressClientSetUp  EgressClientState = "SetUp"
-	EgressClientFailed EgressClientState = "Failed" // it is tried again
-	EgressClientGone   EgressClientState = "Gone"   // the pod's sandbox is no more: its addresses may be another's
+	EgressClientFailed EgressClientState = "Failed" // setup failed and is retried
+	EgressClientGone   EgressClientState = "Gone"   // the pod's sandbox is gone; its addresses may belong to another pod
 )
 
-// EgressClientSlice tells gateways which addresses they serve. The operator makes as many as
-// an Egress's clients need, in the Egress's namespace, with the label LabelEgress.
+// EgressClientSlice lists addresses that gateways serve. The operator creates as many slices as an
+// Egress's clients need, in the namespace of the Egress, with the label LabelEgress.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:categories=berth
@@ -197,7 +197,7 @@ type EgressClientSlice struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Clients are some of the Egress's, in no order. Written by the operator.
+	// Clients are some of the Egress's clients, in no particular order. Written by the operator.
 	// +listType=map
 	// +listMapKey=uid
 	// +kubebuilder:validation:MaxItems=100
@@ -214,23 +214,23 @@ type EgressClientSliceList struct {
 	Items           []EgressClientSlice `json:"items"`
 }
 
-// ServedClient is a pod that gateways serve.
+// ServedClient is a pod that the gateways serve.
 type ServedClient struct {
-	// UID is the pod's.
+	// UID is the UID of the pod.
 	// +kubebuilder:validation:MaxLength=64
 	UID string `json:"uid"`
 
-	// Pod is namespace and name of the pod, for people.
+	// Pod is the namespace and name of the pod, for information only.
 	// +kubebuilder:validation:MaxLength=317
 	// +optional
 	Pod string `json:"pod,omitempty"`
 
-	// Addresses are those that its packets come from, one of a family.
+	// Addresses are the source addresses of the pod's packets, one per family.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
 	Addresses []string `json:"addresses"`
 }
 
-// SliceClients is how many clients an EgressClientSlice has at most.
+// SliceClients is the maximum number of clients in an EgressClientSlice.
 const SliceClients = 100

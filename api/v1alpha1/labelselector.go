@@ -5,14 +5,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// LabelSelector selects objects by their labels: a metav1.LabelSelector of bounded size, of
-// which the API server takes none that makes no sense. An object must meet all of it;
-// without requirements it selects all.
+// LabelSelector selects objects by their labels: a metav1.LabelSelector of bounded size whose
+// syntax the API server validates. An object must meet all requirements. A selector without
+// requirements matches everything.
 type LabelSelector struct {
-	// MatchLabels are labels that an object has.
+	// MatchLabels are labels that an object must have.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=16
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && k.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="matchLabels must have keys of labels such as topology.kubernetes.io/zone"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && k.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$'))",message="matchLabels must have valid label keys, such as topology.kubernetes.io/zone"
 	// +optional
 	MatchLabels map[string]LabelValue `json:"matchLabels,omitempty"`
 
@@ -23,19 +23,19 @@ type LabelSelector struct {
 	MatchExpressions []LabelRequirement `json:"matchExpressions,omitempty"`
 }
 
-// LabelRequirement is what a label must be.
+// LabelRequirement is a requirement on the value of one label.
 //
-// +kubebuilder:validation:XValidation:rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",message="matchExpressions must have values with In and NotIn, and none with Exists and DoesNotExist"
+// +kubebuilder:validation:XValidation:rule="(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",message="matchExpressions must have values with the operators In and NotIn, and none with Exists and DoesNotExist"
 type LabelRequirement struct {
-	// Key is the label's.
+	// Key is the key of the label.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	// +kubebuilder:validation:Pattern=`^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`
 	Key string `json:"key"`
-	// Operator is how the label compares with the values.
+	// Operator relates the label to the values.
 	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
 	Operator string `json:"operator"`
-	// Values are those of which the label has one, or has none.
+	// Values are the values for the operators In and NotIn.
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
@@ -49,7 +49,7 @@ type LabelRequirement struct {
 // +kubebuilder:validation:Pattern=`^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$`
 type LabelValue string
 
-// Compile is what it selects by. The error says what makes no sense.
+// Compile returns the selector in compiled form. The error says which part is invalid.
 func (s *LabelSelector) Compile() (labels.Selector, error) {
 	in := metav1.LabelSelector{MatchLabels: map[string]string{}}
 	for key, value := range s.MatchLabels {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Allows tells whether a namespace with some labels is one of those that are named or
-// selected; nil allows none. The error says what is wrong with `selector`.
+// Allows reports whether a namespace with the given labels is named or selected. A nil receiver
+// allows none. The error says what is wrong with `selector`.
 func (n *VPCNamespaces) Allows(namespace string, has map[string]string) (bool, error) {
 	if n == nil {
 		return false, nil

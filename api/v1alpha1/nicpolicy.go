@@ -4,15 +4,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NICPolicy gives pods of its namespace a NIC with security groups, a subnet or a VPC of
-// their own, by their labels or those of their service accounts. It is for pods that are made
-// once it is Ready; of those that are there nothing changes. A pod whose annotations ask for
-// NICs themselves has what they say; of several policies that select a pod the oldest counts.
+// NICPolicy gives pods of its namespace a NIC with security groups, a subnet or a VPC of their own.
+// It selects pods by their labels or by the labels of their service accounts. It applies to pods
+// created once it is Ready; existing pods do not change. A pod whose annotations ask for NICs gets
+// those NICs instead. If several policies select a pod, the oldest one applies.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=nicpolicies,shortName=nicpol,categories=berth
-// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",fieldPath=".metadata",message="metadata.name must be at most 63 characters long: it is in an annotation of the pods"
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63",fieldPath=".metadata",message="metadata.name must be at most 63 characters long, because it is written to an annotation of the pods"
 // +kubebuilder:printcolumn:name="VPC",type=string,JSONPath=`.spec.vpc`
 // +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
 // +kubebuilder:printcolumn:name="Security Groups",type=string,JSONPath=`.spec.securityGroups`
@@ -36,37 +36,38 @@ type NICPolicyList struct {
 	Items           []NICPolicy `json:"items"`
 }
 
-// NICPolicySpec is which pods it selects, and what they get. Written by a person.
+// NICPolicySpec defines which pods the policy selects and which NIC they get. Written by a person.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.podSelector) || has(self.serviceAccountSelector)",message="spec must have a podSelector, a serviceAccountSelector or both; an empty one selects all"
-// +kubebuilder:validation:XValidation:rule="has(self.securityGroups) || has(self.subnet) || has(self.vpc)",message="spec must have securityGroups, a subnet or a vpc, which is what the pods get"
+// +kubebuilder:validation:XValidation:rule="has(self.podSelector) || has(self.serviceAccountSelector)",message="spec must have a podSelector, a serviceAccountSelector or both; an empty selector selects all pods"
+// +kubebuilder:validation:XValidation:rule="has(self.securityGroups) || has(self.subnet) || has(self.vpc)",message="spec must have securityGroups, a subnet or a vpc"
 type NICPolicySpec struct {
-	// PodSelector selects pods by their labels as they are made; empty: all of the
-	// namespace. With serviceAccountSelector a pod must be selected by both.
+	// PodSelector selects pods by their labels at creation. An empty selector matches all pods of
+	// the namespace. If serviceAccountSelector is also set, a pod must match both.
 	// +optional
 	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 
-	// ServiceAccountSelector selects pods by the labels of their service account, which
-	// whoever makes pods may not be able to change; empty: all.
+	// ServiceAccountSelector selects pods by the labels of their service account, which people who
+	// can create pods may not be able to change. An empty selector matches all.
 	// +optional
 	ServiceAccountSelector *LabelSelector `json:"serviceAccountSelector,omitempty"`
 
-	// VPC is the VPC that the NIC is in. Not set: that of the namespace's annotation
-	// berth.dev/vpc, or without it the only one that is for the namespace.
+	// VPC is the VPC of the NIC. If unset, the VPC in the namespace's annotation berth.dev/vpc or,
+	// without that annotation, the only VPC that the namespace may use.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	VPC string `json:"vpc,omitempty"`
 
-	// Subnet is the ID of a subnet of the VPC, or its name if it is the only one of that
-	// name. Not set: as the VPC says.
+	// Subnet is the ID of a subnet of the VPC, or its name if the name is unique. If unset, the
+	// VPC's default applies.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=255
 	// +optional
 	Subnet string `json:"subnet,omitempty"`
 
-	// SecurityGroups are the IDs of the NIC's groups. Not set: those of the VPC.
+	// SecurityGroups are the IDs of the security groups of the NIC. If unset, the VPC's defaults
+	// apply.
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=16
@@ -76,9 +77,9 @@ type NICPolicySpec struct {
 	SecurityGroups []string `json:"securityGroups,omitempty"`
 }
 
-// NICPolicyStatus is whether it is in force. Written by the operator.
+// NICPolicyStatus is the observed state of the policy. Written by the operator.
 type NICPolicyStatus struct {
-	// Conditions are Ready: pods that are made get what it says.
+	// Conditions has the condition Ready: new pods that match the policy get its NIC.
 	// +listType=map
 	// +listMapKey=type
 	// +optional

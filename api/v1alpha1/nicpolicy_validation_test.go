@@ -9,8 +9,8 @@ import (
 )
 
 var badPolicies = []refusal{
-	{"no selector", "{vpc: a}", "spec", "spec must have a podSelector, a serviceAccountSelector or both; an empty one selects all"},
-	{"nothing to give", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc, which is what the pods get"},
+	{"no selector", "{vpc: a}", "spec", "spec must have a podSelector, a serviceAccountSelector or both; an empty selector selects all pods"},
+	{"nothing to give", "{podSelector: {}}", "spec", "spec must have securityGroups, a subnet or a vpc"},
 	{"a VPC's name", "{podSelector: {}, vpc: A_b}", "spec.vpc", "should match"},
 	{"a long name of a VPC", "{podSelector: {}, vpc: " + strings.Repeat("a", 64) + "}", "spec.vpc", "Too long"},
 	{"no subnet's name", "{podSelector: {}, subnet: ''}", "spec.subnet", "at least 1 chars long"},
@@ -22,10 +22,10 @@ var badPolicies = []refusal{
 	{"an empty group", "{podSelector: {}, securityGroups: ['']}", "spec.securityGroups[0]", "at least 1 chars long"},
 	{"a long group", "{podSelector: {}, securityGroups: [" + strings.Repeat("a", 256) + "]}", "spec.securityGroups[0]", "Too long"},
 	{"an operator", "{podSelector: {matchExpressions: [{key: a, operator: Near}]}, vpc: a}", "spec.podSelector.matchExpressions[0].operator", `supported values: "In", "NotIn", "Exists", "DoesNotExist"`},
-	{"In of nothing", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: In}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "must have values with In and NotIn, and none with Exists and DoesNotExist"},
-	{"In of an empty list", "{podSelector: {matchExpressions: [{key: a, operator: In, values: []}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with In and NotIn"},
-	{"NotIn of nothing", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with In and NotIn"},
-	{"Exists with a value", "{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with In and NotIn, and none with Exists and DoesNotExist"},
+	{"In of nothing", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: In}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
+	{"In of an empty list", "{podSelector: {matchExpressions: [{key: a, operator: In, values: []}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
+	{"NotIn of nothing", "{podSelector: {matchExpressions: [{key: a, operator: NotIn}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn"},
+	{"Exists with a value", "{podSelector: {matchExpressions: [{key: a, operator: Exists, values: [b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0]", "matchExpressions must have values with the operators In and NotIn, and none with Exists and DoesNotExist"},
 	{"DoesNotExist with a value", "{serviceAccountSelector: {matchExpressions: [{key: a, operator: DoesNotExist, values: [b]}]}, vpc: a}", "spec.serviceAccountSelector.matchExpressions[0]", "and none with Exists and DoesNotExist"},
 	{"a key", "{podSelector: {matchExpressions: [{key: 'a b', operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "should match"},
 	{"no key", "{podSelector: {matchExpressions: [{operator: Exists}]}, vpc: a}", "spec.podSelector.matchExpressions[0].key", "Required value"},
@@ -33,12 +33,12 @@ var badPolicies = []refusal{
 	{"a value twice", "{podSelector: {matchExpressions: [{key: a, operator: In, values: [b, b]}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values[1]", "Duplicate value"},
 	{"65 values", "{podSelector: {matchExpressions: [{key: a, operator: In, values: [" + counted(65) + "]}]}, vpc: a}", "spec.podSelector.matchExpressions[0].values", "must have at most 64 items"},
 	{"17 expressions", "{podSelector: {matchExpressions: [" + strings.TrimSuffix(strings.Repeat("{key: a, operator: Exists}, ", 17), ", ") + "]}, vpc: a}", "spec.podSelector.matchExpressions", "must have at most 16 items"},
-	{"a label's key", "{serviceAccountSelector: {matchLabels: {'a b': c}}, vpc: a}", "spec.serviceAccountSelector.matchLabels", "matchLabels must have keys of labels such as topology.kubernetes.io/zone"},
+	{"a label's key", "{serviceAccountSelector: {matchLabels: {'a b': c}}, vpc: a}", "spec.serviceAccountSelector.matchLabels", "matchLabels must have valid label keys, such as topology.kubernetes.io/zone"},
 	{"a label's value", "{podSelector: {matchLabels: {a: 'b c'}}, vpc: a}", "spec.podSelector.matchLabels.a", "should match"},
 	{"17 labels", "{podSelector: {matchLabels: {" + strings.ReplaceAll(counted(17), ",", ": a,") + ": a}}, vpc: a}", "spec.podSelector.matchLabels", "must have at most 16 items"},
 }
 
-// counted is a list of so many names that differ.
+// counted returns a list of n different names.
 func counted(n int) string {
 	names := make([]string, n)
 	for i := range names {

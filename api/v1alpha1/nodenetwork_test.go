@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What is not set stays so: readers have Cilium's defaults, and a template sets what it
-// sets alone.
+// The API server adds no defaults: readers apply Cilium's defaults, and a template overrides only
+// the fields that it sets.
 func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	c := clean(t)
 	if d := cmp.Diff(v1alpha1.ENISpec{}, create(t, c, "node-1", "").Spec.ENI); d != "" {
@@ -27,7 +27,7 @@ func TestNodeNetworkHasNoDefaults(t *testing.T) {
 	}
 }
 
-// A write of the object leaves its status alone, and the other way round.
+// Writing the object leaves its status unchanged, and the other way round.
 func TestStatusIsASubresource(t *testing.T) {
 	c := clean(t)
 	o := nodeNetwork(t, "node-1", with(""))
@@ -45,7 +45,7 @@ func TestStatusIsASubresource(t *testing.T) {
 	}
 }
 
-// What `kubectl get nodenetworks` shows, with -o wide the zone too.
+// The columns of `kubectl get nodenetworks`, including the zone of -o wide.
 func TestColumnsOfNodeNetworks(t *testing.T) {
 	c := clean(t)
 	n := create(t, c, "node-1", ", eni: {availabilityZone: us-west-2a}")
@@ -78,7 +78,7 @@ func TestShortNameOfNodeNetworks(t *testing.T) {
 	}
 }
 
-// The address map goes as a whole: what its owner leaves out is gone.
+// The address map is atomic: entries that its owner omits are deleted.
 func TestEachFieldHasOneWriter(t *testing.T) {
 	c := clean(t)
 	apply := func(owner, spec, status string) error {

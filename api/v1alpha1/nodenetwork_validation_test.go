@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// badSpecs are specs and where and why they are refused.
+// badSpecs are invalid specs with the rejected field and the expected message.
 var badSpecs = []refusal{
 	{"no instance", "{instanceType: m5.large}", "spec.instanceID", "Required value"},
 	{"no type", "{instanceID: i-1}", "spec.instanceType", "Required value"},
@@ -26,9 +26,9 @@ var badSpecs = []refusal{
 	{"mixed dialects", with(", eni: {warmIPTarget: 1, preAllocate: 8}"), "spec.eni",
 		"eni.warmENITarget, warmIPTarget, minimumIPTarget and warmPrefixTarget cannot be mixed with minAllocate, preAllocate, maxAboveWatermark and maxAllocate: use one dialect"},
 	{"minimum above maximum", with(", eni: {minAllocate: 9, maxAllocate: 8}"), "spec.eni", "eni.minAllocate must be at most eni.maxAllocate"},
-	{"subnets twice", with(", eni: {subnetIDs: [subnet-1], subnetTags: {a: b}}"), "spec.eni", "eni.subnetIDs and eni.subnetTags exclude each other"},
+	{"subnets twice", with(", eni: {subnetIDs: [subnet-1], subnetTags: {a: b}}"), "spec.eni", "eni.subnetIDs and eni.subnetTags are mutually exclusive"},
 	{"groups twice", with(", eni: {securityGroups: [sg-1], securityGroupTags: {a: b}}"), "spec.eni",
-		"eni.securityGroups and eni.securityGroupTags exclude each other"},
+		"eni.securityGroups and eni.securityGroupTags are mutually exclusive"},
 	{"subnets", with(", eni: {subnetIDs: [subnet-1, vpc-1]}"), "spec.eni.subnetIDs",
 		"eni.subnetIDs must be subnet IDs such as subnet-0123456789abcdef0"},
 	{"the same subnet twice", with(", eni: {subnetIDs: [subnet-1, subnet-1]}"), "spec.eni.subnetIDs[1]", "Duplicate value"},
@@ -92,7 +92,7 @@ var badStatuses = []refusal{
 	{"a long instance", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("a", 65) + "}}", "status.ipam.instanceID", "Too long"},
 }
 
-// owners is a map of so many used addresses, each with an owner of so many characters.
+// owners returns a map of count used addresses, each with an owner of size characters.
 func owners(count, size int) string { return ownersOf(count, size, "a") }
 
 func ownersOf(count, size int, character string) string {
@@ -133,8 +133,7 @@ func TestGoodSpecs(t *testing.T) {
 	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}, '2001:db8:0:1:2::/80': {resource: eni-1}}}")
 }
 
-// The largest nodes that EC2 has stay far below what the API server spends on
-// the rules of one object.
+// The largest nodes of EC2 stay well below the API server's cost limit for validation rules.
 func TestALargeNodeIsAccepted(t *testing.T) {
 	c := clean(t)
 	n := create(t, c, "node-1", "")
@@ -142,7 +141,7 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	var list []string
 	for i := range 4096 {
 		a := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
-		if i >= 2048 { // pods have one of each
+		if i >= 2048 { // dual-stack pods: one address of each family
 			a = fmt.Sprintf("2001:db8:1234:5678:9abc:def0:1111:%x", i)
 		}
 		addresses[a] = map[string]string{"resource": "eni-0123456789abcdef0"}
@@ -156,9 +155,9 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	harness.OK(t, changeStatus(t, c, n, string(status)))
 }
 
-// Every rule of the CRDs has a case.
+// Every validation rule of the CRDs has a test case.
 func TestEveryRuleIsTried(t *testing.T) {
-	tried := map[string]bool{poolName: true} // in a test of its own
+	tried := map[string]bool{poolName: true} // tested separately
 	for _, tc := range slices.Concat(badSpecs, badStatuses, badPools, badPoolChanges, badBlocks, badBlockChanges, badRequestChanges) {
 		tried[tc.why] = true
 	}

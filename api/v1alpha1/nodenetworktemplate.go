@@ -4,9 +4,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NodeNetworkTemplate has settings for the ENIs of a group of nodes: pods in other
-// subnets than their nodes, or with other security groups. Changes count for new ENIs
-// at once.
+// NodeNetworkTemplate sets ENI settings for a group of nodes, for example to put pods in other
+// subnets than their nodes or to give them other security groups. Changes apply to new ENIs
+// immediately.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=nnt,categories=berth
@@ -29,39 +29,39 @@ type NodeNetworkTemplateList struct {
 	Items           []NodeNetworkTemplate `json:"items"`
 }
 
-// NodeNetworkTemplateSpec says which nodes have which settings. Written by a person.
+// NodeNetworkTemplateSpec selects nodes and defines their settings. Written by a person.
 type NodeNetworkTemplateSpec struct {
-	// NodeSelector selects Nodes by their labels; without requirements it selects all.
-	// A kubelet may change labels of its own Node, but for those below
+	// NodeSelector selects Nodes by their labels; without requirements it matches all. A kubelet
+	// may change the labels of its own Node, except those with the prefix
 	// node-restriction.kubernetes.io/ (Kubernetes documentation, "Admission Control",
-	// NodeRestriction): select by these where settings must not be a node's to choose.
+	// NodeRestriction). Select by these if a node must not be able to choose its settings.
 	NodeSelector LabelSelector `json:"nodeSelector"`
 
-	// Priority decides between templates that select the same node: the highest
-	// counts, of those with the same the oldest, of those as old the first by name.
+	// Priority decides between templates that select the same node. The highest priority wins, then
+	// the oldest template, then the first by name.
 	// +kubebuilder:validation:XValidation:rule="self >= -1000000 && self <= 1000000",message="priority must be between -1000000 and 1000000"
 	// +optional
 	Priority int32 `json:"priority,omitempty"`
 
-	// ENI is what counts for these nodes in place of what their NodeNetwork's spec.eni,
-	// or in node mode their daemon's own settings, say. What is not set here stays as it
-	// is there. subnetIDs and subnetTags are one setting, as are securityGroups and
-	// securityGroupTags, and all warm targets and watermarks together. vpcID,
-	// availabilityZone and ipFamilies are each node's own.
-	// +kubebuilder:validation:XValidation:rule="!has(self.vpcID) && !has(self.availabilityZone) && !has(self.ipFamilies)",message="eni.vpcID, eni.availabilityZone and eni.ipFamilies are each node's own, and no template's"
+	// ENI are the settings that override spec.eni of the node's NodeNetwork or, in node mode, the
+	// settings of the daemon. Settings that are not set here keep the node's own value. These count
+	// as one setting each: subnetIDs with subnetTags, securityGroups with securityGroupTags, and
+	// all warm targets and watermarks together. A template cannot set vpcID, availabilityZone and
+	// ipFamilies.
+	// +kubebuilder:validation:XValidation:rule="!has(self.vpcID) && !has(self.availabilityZone) && !has(self.ipFamilies)",message="eni.vpcID, eni.availabilityZone and eni.ipFamilies cannot be set in a template"
 	ENI ENISpec `json:"eni"`
 
-	// OutdatedENIs is what becomes of ENIs that are in other subnets, or have other
-	// security groups, than new ones. Retain: they stay, and pods get their addresses.
-	// Drain: they get no new pods as soon as others have room, and go with the last of
-	// their pods; no pod is ended for that.
+	// OutdatedENIs is what happens to ENIs whose subnet or security groups differ from those of new
+	// ENIs. Retain keeps them, and pods still get their addresses. Drain assigns their addresses to
+	// new pods only while no other ENI has room, and deletes them after their last pod ends. No pod
+	// is terminated.
 	// +kubebuilder:validation:Enum=Retain;Drain
 	// +kubebuilder:default=Retain
 	// +optional
 	OutdatedENIs string `json:"outdatedENIs,omitempty"`
 }
 
-// What becomes of outdated ENIs.
+// What happens to outdated ENIs.
 const (
 	RetainOutdated = "Retain"
 	DrainOutdated  = "Drain"

@@ -18,14 +18,14 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// clean is a client of an API server without objects of Berth's.
+// clean returns a client of an API server without Berth's objects.
 func clean(t *testing.T) client.Client {
 	t.Helper()
 	harness.KubeClean(t)
 	return harness.KubeClient(t)
 }
 
-// ofKind is an object as someone writes it down: the fields beside metadata.
+// ofKind returns an object from YAML: the fields next to metadata.
 func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured {
 	t.Helper()
 	o := &unstructured.Unstructured{}
@@ -46,12 +46,12 @@ func newPool(t *testing.T, name, spec string) *unstructured.Unstructured {
 	return ofKind(t, "AddressPool", name, "spec: "+spec)
 }
 
-// with is the spec of a node with further fields.
+// with returns the spec of a node with further fields.
 func with(more string) string {
 	return "{instanceID: i-0123456789abcdef0, instanceType: m5.large" + more + "}"
 }
 
-// create makes a NodeNetwork and reads it back.
+// create creates a NodeNetwork and returns it as stored.
 func create(t *testing.T, c client.Client, name, more string) *v1alpha1.NodeNetwork {
 	t.Helper()
 	harness.OK(t, c.Create(t.Context(), nodeNetwork(t, name, with(more))))
@@ -65,13 +65,13 @@ func read(t *testing.T, c client.Client, name string) *v1alpha1.NodeNetwork {
 	return n
 }
 
-// change merges fields, as someone writes them down, into an object that is there.
+// change patches an existing object with fields in YAML.
 func change(t *testing.T, c client.Client, o client.Object, fields string) error {
 	t.Helper()
 	return c.Patch(t.Context(), o.DeepCopyObject().(client.Object), merge(t, fields))
 }
 
-// changeStatus is change of an object's status.
+// changeStatus patches the status of an object.
 func changeStatus(t *testing.T, c client.Client, o client.Object, status string) error {
 	t.Helper()
 	return c.Status().Patch(t.Context(), o.DeepCopyObject().(client.Object), merge(t, "{status: "+status+"}"))
@@ -84,15 +84,15 @@ func merge(t *testing.T, fields string) client.Patch {
 	return client.RawPatch(types.MergePatchType, data)
 }
 
-// refusal is something that the API server refuses because of one field.
+// refusal is a case that the API server rejects because of one field.
 type refusal struct {
-	name string // of the case
-	text string // what is written
+	name string // name of the case
+	text string // the object in YAML
 	at   string // the field
-	why  string // what the message says
+	why  string // part of the message
 }
 
-// refuses tries each case.
+// refuses checks that each case is rejected.
 func refuses(t *testing.T, cases []refusal, write func(t *testing.T, text string) error) {
 	t.Helper()
 	for _, tc := range cases {
@@ -100,8 +100,7 @@ func refuses(t *testing.T, cases []refusal, write func(t *testing.T, text string
 	}
 }
 
-// refused checks that one field is to blame, and that the message says what is
-// expected of it.
+// refused checks that the error names the field and contains the message.
 func refused(t *testing.T, err error, at, why string) {
 	t.Helper()
 	if !apierrors.IsInvalid(err) {

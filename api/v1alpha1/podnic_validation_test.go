@@ -24,8 +24,8 @@ const aPort = "a2815656-76f7-46d4-9d11-057063db1a14"
 
 const (
 	interfaceText = "interface must be a name such as eth0: 1 to 15 letters, digits, dots, hyphens and underscores, and not lo, all or default"
-	ipText        = "ip must be the address of one host, such as 192.168.0.12"
-	portExcludes  = "portID excludes addresses and securityGroups, which the port has already"
+	ipText        = "ip must be a single IP address, such as 192.168.0.12"
+	portExcludes  = "portID cannot be combined with addresses and securityGroups, which an existing port already has"
 	portText      = "portID must be the ID of a port, such as " + aPort
 )
 
@@ -33,7 +33,7 @@ var badNICs = []refusal{
 	{"no spec", "null", "spec", "Required value"},
 	{"no VPC", "{}", "spec.vpc", "Required value"},
 	{"an empty VPC", "{vpc: ''}", "spec.vpc", "should be at least 1 chars long"},
-	{"a pod without its interface", "{vpc: blue, pod: {name: web-0, uid: u}}", "spec.interface", "interface must be set where pod is"},
+	{"a pod without its interface", "{vpc: blue, pod: {name: web-0, uid: u}}", "spec.interface", "interface must be set if pod is set"},
 	{"a pod without its UID", "{vpc: blue, interface: eth0, pod: {name: web-0}}", "spec.pod.uid", "Required value"},
 	{"no interface", "{vpc: blue, interface: ''}", "spec.interface", interfaceText},
 	{"the loopback interface", "{vpc: blue, interface: lo}", "spec.interface", interfaceText},
@@ -53,15 +53,15 @@ var badNICs = []refusal{
 	{"link-local", "{vpc: blue, addresses: [{ip: 169.254.169.254}]}", "spec.addresses[0].ip", ipText},
 	{"multicast", "{vpc: blue, addresses: [{ip: 'ff02::1'}]}", "spec.addresses[0].ip", ipText},
 	{"everybody", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
-	{"two of one family", "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 192.168.0.13}]}", "spec.addresses", "addresses must have one ip of a family at most"},
+	{"two of one family", "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 192.168.0.13}]}", "spec.addresses", "addresses must have at most one ip per family"},
 	{"a group twice", "{vpc: blue, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
 	{"no groups", "{vpc: blue, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
 	{"a port with an address", "{vpc: blue, portID: " + aPort + ", addresses: [{ip: 192.168.0.12}]}", "spec.portID", portExcludes},
 	{"a port with a subnet", "{vpc: blue, portID: " + aPort + ", addresses: [{subnet: subnet-1}]}", "spec.portID", portExcludes},
 	{"a port with groups", "{vpc: blue, portID: " + aPort + ", securityGroups: [a]}", "spec.portID", portExcludes},
 	{"an unknown binding", "{vpc: blue, binding: macvtap}", "spec.binding", "Unsupported value"},
-	{"a tap device without its binding", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap is what a tap device is like, and needs binding tap"},
-	{"a tap device on a bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap is what a tap device is like, and needs binding tap"},
+	{"a tap device without its binding", "{vpc: blue, tap: {owner: 0}}", "spec.tap", "tap requires binding tap"},
+	{"a tap device on a bridge", "{vpc: blue, binding: bridge, tap: {}}", "spec.tap", "tap requires binding tap"},
 	{"a user below 0", "{vpc: blue, binding: tap, tap: {owner: -1}}", "spec.tap.owner", "should be greater than or equal to 0"},
 	{"nobody's group", "{vpc: blue, binding: tap, tap: {group: 4294967295}}", "spec.tap.group", "should be less than or equal to 4294967294"},
 	{"a short port", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
@@ -94,7 +94,7 @@ func TestGoodPodNICs(t *testing.T) {
 	}
 }
 
-// A NIC that a pod may have is not another one a moment later; its groups may change.
+// A NIC cannot be changed into a different one, but its security groups can change.
 func TestPodNICChanges(t *testing.T) {
 	c := clean(t)
 	mine := newNIC(t, "web-0-eth0", "{vpc: blue, interface: eth0, pod: {name: web-0, uid: u}, addresses: [{subnet: a, ip: 10.0.0.5}], securityGroups: [g]}")
@@ -154,7 +154,7 @@ func TestBadPodNICStatusIsRefused(t *testing.T) {
 	})
 }
 
-// A daemon lists its node's NICs and no others.
+// A daemon lists only the NICs of its own node.
 func TestPodNICsOfANode(t *testing.T) {
 	c := clean(t)
 	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "none": ""} {

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// What the API server accepts as a pool is what blocks can be cut from, and the
-// other way round: the rules stand in two places.
+// The API server accepts exactly the pools from which blocks can be allocated: the CRD's rules and
+// package block agree.
 func TestRulesAgreeWithArithmetic(t *testing.T) {
 	c := clean(t)
 	accepted, refused := 0, 0
@@ -39,7 +39,7 @@ func TestRulesAgreeWithArithmetic(t *testing.T) {
 	}
 }
 
-// randomPool is right more often than chance would have it.
+// randomPool returns a pool that is valid more often than a uniformly random one.
 func randomPool(t *rapid.T) (bits int, subnets []block.Subnet) {
 	often := func(what string) bool { return rapid.IntRange(0, 19).Draw(t, what) > 0 }
 	bits = rapid.IntRange(0, 4).Draw(t, "bits")

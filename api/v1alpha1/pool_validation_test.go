@@ -13,18 +13,18 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The reasons that have more than one case.
+// The messages that several cases expect.
 const (
 	fixedSize   = "blockSizeBits must be between 0 and 16"
 	ipv4Text    = "ipv4 must be an IPv4 CIDR without host bits, such as 10.2.0.0/16"
 	ipv6Text    = "ipv6 must be an IPv6 CIDR without host bits, such as fd01:203:405:607::/112"
-	sameSize    = "ipv4 and ipv6 must have as many addresses: with an ipv4 /24, ipv6 must be a /120"
-	sameFamily  = "subnets must be of the same families: all with ipv4, or all with ipv6, or all with both"
-	overlapIPv4 = "subnets must not overlap one another, as the ipv4 of two of them do"
-	overlapIPv6 = "subnets must not overlap one another, as the ipv6 of two of them do"
+	sameSize    = "ipv4 and ipv6 must have the same number of addresses: with an ipv4 /24, ipv6 must be a /120"
+	sameFamily  = "subnets must all have the same families: ipv4, ipv6, or both"
+	overlapIPv4 = "subnets must not overlap: the ipv4 ranges of two subnets do"
+	overlapIPv6 = "subnets must not overlap: the ipv6 ranges of two subnets do"
 	holdsBlock  = "subnets must each hold a block: ipv4 a /(32-blockSizeBits) or larger, ipv6 a /(128-blockSizeBits) or larger; with blockSizeBits 5, /27 and /123"
 	poolName    = "metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the pool's blocks"
-	appendOnly  = "subnets can be appended only: to change or remove one would move blocks that nodes have"
+	appendOnly  = "subnets can only be appended: changing or removing one would renumber blocks that nodes have"
 )
 
 var badPools = []refusal{
@@ -55,7 +55,7 @@ var badPools = []refusal{
 	{"a family more", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
 	{"no block for a node", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"more blocks for a node than there can be", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
-	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be names of namespaces"},
+	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be namespace names"},
 	{"the same namespace twice", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [a, a]}", "spec.podNamespaces[1]", "Duplicate value"},
 }
 
@@ -83,7 +83,7 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/27}]}",
 		"{blockSizeBits: 16, subnets: [{ipv4: 10.0.0.0/8}]}",
 		"{blockSizeBits: 0, subnets: [{ipv4: 0.0.0.0/0}]}",
-		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // as Coil's design writes it
+		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // the notation of Coil's design
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
@@ -112,12 +112,12 @@ var badPoolChanges = []refusal{
 	{"one changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
 	{"in another order", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
 	{"one in front", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
-	{"one larger", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can be appended only"},
+	{"one larger", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can only be appended"},
 	{"another family", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
 	{"an appended one that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
 }
 
-// What would move blocks is refused; appending is not.
+// Changes that would renumber blocks are rejected; appending is allowed.
 func TestPoolChanges(t *testing.T) {
 	c := clean(t)
 	p := newPool(t, "default", "{blockSizeBits: 3, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}")
@@ -134,8 +134,8 @@ func TestPoolChanges(t *testing.T) {
 	refused(t, respec(t, "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}"), "spec.subnets", appendOnly)
 }
 
-// largestPool is a pool with as many subnets, as long in text, as there may be.
-// Its addresses begin with 10.base and fd00:base.
+// largestPool returns a pool with the maximum number of subnets, each with the longest text. Its
+// ranges begin with 10.base and fd00:base.
 func largestPool(base int) string {
 	var subnets []string
 	for i := range 64 {
@@ -144,8 +144,8 @@ func largestPool(base int) string {
 	return "{blockSizeBits: 0, subnets: [" + strings.Join(subnets, ", ") + "]}"
 }
 
-// The largest pool stays below what the API server spends on the rules of one
-// object, and can be changed.
+// The largest pool stays below the API server's cost limit for validation rules, and can be
+// updated.
 func TestTheLargestPool(t *testing.T) {
 	c := clean(t)
 	p := newPool(t, "default", largestPool(100))

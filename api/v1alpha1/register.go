@@ -6,20 +6,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupVersion is the group and version of everything in this package.
+// GroupVersion is the API group and version of this package.
 var GroupVersion = schema.GroupVersion{Group: "berth.dev", Version: "v1alpha1"}
 
-// The field owners with which Berth's programs write (Kubernetes documentation,
+// The field owners under which Berth's programs apply fields (Kubernetes documentation,
 // "Server-Side Apply", managers).
 const (
 	OwnerDaemon   = "berthd"
 	OwnerOperator = "berth-operator"
-	// OwnerOperatorClients is the operator's too, for what it says of an Egress's clients in
-	// the Egress's status, beside what it says of gateways.
+	// OwnerOperatorClients is the operator's field owner for the counts of clients in the status of
+	// an Egress. The operator applies the rest of that status separately.
 	OwnerOperatorClients = "berth-operator-clients"
 )
 
-// AddToScheme makes the kinds known to a scheme.
+// AddToScheme registers the kinds with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&NodeNetwork{}, &NodeNetworkList{},

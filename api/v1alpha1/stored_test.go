@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
-// What is checked of an object: all but its metadata, of which Berth's are names.
+// The fields of each kind that are compared: all but metadata, from which Berth uses names only.
 type (
 	storedNodeNetwork struct {
 		Spec   v1alpha1.NodeNetworkSpec   `json:"spec"`
@@ -31,7 +31,7 @@ type (
 		Withheld                                   []v1alpha1.WithheldAddresses
 		Status                                     v1alpha1.AddressBlockStatus `json:"status"`
 	}
-	// What it sets of ENIs has its own sample in each nodenetwork-*.json.
+	// The ENI settings are covered by the samples nodenetwork-*.json.
 	storedTemplate struct {
 		Spec struct {
 			NodeSelector v1alpha1.LabelSelector `json:"nodeSelector"`
@@ -68,8 +68,8 @@ type (
 	}
 )
 
-// TestStoredObjects: objects of every release are taken by today's definitions, whole,
-// and read and written by today's programs without a loss.
+// TestStoredObjects checks that the current CRDs accept objects of every release without dropping
+// fields, and that the current programs read and write them without loss.
 func TestStoredObjects(t *testing.T) {
 	c := clean(t)
 	format := func(files string, what reflect.Type, into func() client.Object) samples.Format {
@@ -99,8 +99,8 @@ func TestStoredObjects(t *testing.T) {
 	)
 }
 
-// stored puts a sample into the API server, as its writers did, and finds what the
-// definitions drop of it.
+// stored writes a sample to the API server as its writers did, and reports fields that the CRD
+// drops.
 func stored(t *testing.T, c client.Client, sample []byte) error {
 	o := &unstructured.Unstructured{}
 	if err := json.Unmarshal(sample, &o.Object); err != nil {

@@ -12,17 +12,17 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// keystone is the spec of a VPC with further fields.
+// keystone returns the spec of a VPC with credentials and further fields.
 func keystone(more string) string {
 	return "{provider: neutron, network: blue, endpoint: 'https://keystone.example:5000/v3', credentials: {type: password, secretName: neutron}" + more + "}"
 }
 
-// open is the spec of a VPC whose provider asks for no credentials.
+// open returns the spec of a VPC whose provider needs no credentials.
 func open(endpoint, more string) string {
 	return "{provider: neutron, network: blue, project: p1, endpoint: '" + endpoint + "'" + more + "}"
 }
 
-// ofEC2 is the spec of a VPC of EC2 with further fields.
+// ofEC2 returns the spec of a VPC of provider ec2 with further fields.
 func ofEC2(more ...string) string {
 	return "{" + strings.Join(append([]string{"provider: ec2", "network: vpc-0a1b2c3d4e5f67890"}, more...), ", ") + "}"
 }
@@ -33,7 +33,7 @@ func newVPC(t *testing.T, name, spec string) *unstructured.Unstructured {
 }
 
 const (
-	endpointText = "endpoint must be a URL that begins with http:// or https://, without user, query and fragment"
+	endpointText = "endpoint must be an http:// or https:// URL without user, query and fragment"
 	groupsOfVPC  = "spec.defaultSecurityGroups"
 )
 
@@ -42,7 +42,7 @@ var badVPCs = []refusal{
 	{"no provider", "{network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", "Required value"},
 	{"no network", "{provider: alcor, endpoint: 'https://a.example', project: p}", "spec.network", "Required value"},
 	{"an empty network", "{provider: alcor, network: '', endpoint: 'https://a.example', project: p}", "spec.network", "should be at least 1 chars long"},
-	{"no endpoint", "{provider: alcor, network: blue, project: p}", "spec.endpoint", "endpoint must be set, but for provider ec2"},
+	{"no endpoint", "{provider: alcor, network: blue, project: p}", "spec.endpoint", "endpoint must be set for all providers except ec2"},
 	{"another provider", "{provider: nova, network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", `supported values: "neutron", "alcor", "ec2"`},
 	{"no URL", open("keystone.example", ""), "spec.endpoint", endpointText},
 	{"a path", open("/v3", ""), "spec.endpoint", endpointText},
@@ -50,27 +50,27 @@ var badVPCs = []refusal{
 	{"no host", open("https:///v3", ""), "spec.endpoint", endpointText},
 	{"a password in the URL", open("https://admin:secret@keystone.example", ""), "spec.endpoint", endpointText},
 	{"a query", open("https://keystone.example/?a=b", ""), "spec.endpoint", endpointText},
-	{"credentials without TLS", strings.Replace(keystone(""), "https:", "http:", 1), "spec.endpoint", "endpoint must begin with https:// where credentials go to it"},
-	{"credentials of alcor", strings.Replace(keystone(""), "neutron", "alcor", 1), "spec.credentials", "credentials are of provider neutron; others take none here"},
+	{"credentials without TLS", strings.Replace(keystone(""), "https:", "http:", 1), "spec.endpoint", "endpoint must begin with https:// if credentials are set"},
+	{"credentials of alcor", strings.Replace(keystone(""), "neutron", "alcor", 1), "spec.credentials", "credentials are supported by provider neutron only"},
 	{"credentials without a Secret", strings.Replace(keystone(""), ", secretName: neutron", "", 1), "spec.credentials.secretName", "Required value"},
 	{"credentials of no known type", strings.Replace(keystone(""), "password", "token", 1), "spec.credentials.type", `supported values: "password", "applicationCredential"`},
-	{"nobody's project", "{provider: neutron, network: blue, endpoint: 'http://neutron.example:9696'}", "spec.project", "project must be set where there are no credentials that name one"},
+	{"nobody's project", "{provider: neutron, network: blue, endpoint: 'http://neutron.example:9696'}", "spec.project", "project must be set if there are no credentials"},
 	{"a project that is a path", "{provider: neutron, network: blue, project: ../admin, endpoint: 'http://neutron.example'}", "spec.project", "should match"},
-	{"alcor of neutron", keystone(", alcor: {netnsPrefix: vpc-ns-}"), "spec.alcor", "alcor is of provider alcor"},
+	{"alcor of neutron", keystone(", alcor: {netnsPrefix: vpc-ns-}"), "spec.alcor", "alcor requires provider alcor"},
 	{"a namespace outside its folder", "{provider: alcor, network: blue, project: p, endpoint: 'http://a.example', alcor: {netnsPrefix: '../vpc'}}", "spec.alcor.netnsPrefix", "should match"},
-	{"no certificates", keystone(", tls: {caBundle: /etc/ca.pem}"), "spec.tls.caBundle", "caBundle must be certificates in PEM"},
-	{"an endpoint of ec2", ofEC2("endpoint: 'https://a.example'"), "spec.endpoint", "endpoint must be set, but for provider ec2"},
-	{"a network of ec2 by its name", strings.Replace(ofEC2(), "vpc-0a1b2c3d4e5f67890", "blue", 1), "spec.network", "network must be the ID of a VPC, such as vpc-0a1b2c3d4e5f67890"},
-	{"a project of ec2", ofEC2("project: p"), "spec.provider", "provider ec2 takes no project, region, tls, hostLabel and defaultSubnets"},
-	{"a region of ec2", ofEC2("region: eu-central-1"), "spec.provider", "provider ec2 takes no project"},
-	{"a host label of ec2", ofEC2("hostLabel: a/b"), "spec.provider", "provider ec2 takes no project"},
-	{"default subnets of ec2", ofEC2("defaultSubnets: [subnet-0a1b2c3d]"), "spec.provider", "provider ec2 takes no project"},
-	{"credentials of ec2", ofEC2("credentials: {type: password, secretName: s}"), "spec.credentials", "credentials are of provider neutron"},
-	{"six groups of ec2", ofEC2("defaultSecurityGroups: [a, b, c, d, e, f]"), "spec.defaultSecurityGroups", "defaultSecurityGroups must be 5 at most for provider ec2"},
+	{"no certificates", keystone(", tls: {caBundle: /etc/ca.pem}"), "spec.tls.caBundle", "caBundle must have PEM certificates"},
+	{"an endpoint of ec2", ofEC2("endpoint: 'https://a.example'"), "spec.endpoint", "endpoint must be set for all providers except ec2"},
+	{"a network of ec2 by its name", strings.Replace(ofEC2(), "vpc-0a1b2c3d4e5f67890", "blue", 1), "spec.network", "network must be a VPC ID such as vpc-0a1b2c3d4e5f67890"},
+	{"a project of ec2", ofEC2("project: p"), "spec.provider", "provider ec2 does not support project, region, tls, hostLabel and defaultSubnets"},
+	{"a region of ec2", ofEC2("region: eu-central-1"), "spec.provider", "provider ec2 does not support project"},
+	{"a host label of ec2", ofEC2("hostLabel: a/b"), "spec.provider", "provider ec2 does not support project"},
+	{"default subnets of ec2", ofEC2("defaultSubnets: [subnet-0a1b2c3d]"), "spec.provider", "provider ec2 does not support project"},
+	{"credentials of ec2", ofEC2("credentials: {type: password, secretName: s}"), "spec.credentials", "credentials are supported by provider neutron only"},
+	{"six groups of ec2", ofEC2("defaultSecurityGroups: [a, b, c, d, e, f]"), "spec.defaultSecurityGroups", "defaultSecurityGroups must have at most 5 entries for provider ec2"},
 	{"a subnet of ec2 by its name", ofEC2("ec2: {subnets: [pods]}"), "spec.ec2.subnets", "subnets must be IDs, such as subnet-0a1b2c3d4e5f67890"},
 	{"no subnet of ec2", ofEC2("ec2: {subnets: []}"), "spec.ec2.subnets", "should have at least 1 items"},
 	{"a family of ec2 that there is not", ofEC2("ec2: {ipFamilies: both}"), "spec.ec2.ipFamilies", `supported values: "ipv4", "ipv6", "dual"`},
-	{"ec2 of neutron", keystone(", ec2: {subnets: [subnet-0a1b2c3d]}"), "spec.ec2", "ec2 is of provider ec2"},
+	{"ec2 of neutron", keystone(", ec2: {subnets: [subnet-0a1b2c3d]}"), "spec.ec2", "ec2 requires provider ec2"},
 	{"three default subnets", keystone(", defaultSubnets: [a, b, c]"), "spec.defaultSubnets", "must have at most 2 items"},
 	{"a default subnet twice", keystone(", defaultSubnets: [a, a]"), "spec.defaultSubnets[1]", "Duplicate value"},
 	{"no default subnet", keystone(", defaultSubnets: []"), "spec.defaultSubnets", "should have at least 1 items"},
@@ -80,12 +80,12 @@ var badVPCs = []refusal{
 	{"no NICs of a node", keystone(", maxNICsPerNode: 0"), "spec.maxNICsPerNode", "maxNICsPerNode must be between 1 and 65536"},
 	{"no NICs of a namespace", keystone(", maxNICsPerNamespace: 0"), "spec.maxNICsPerNamespace", "maxNICsPerNamespace must be between 1 and 65536"},
 	{"limits of nobody", keystone(", namespaceLimits: [{maxNICs: 1}]"), "spec.namespaceLimits[0].namespaces", "Required value"},
-	{"limits of no namespace", keystone(", namespaceLimits: [{namespaces: {}}]"), "spec.namespaceLimits[0].namespaces", "expected names, a selector or both"},
+	{"limits of no namespace", keystone(", namespaceLimits: [{namespaces: {}}]"), "spec.namespaceLimits[0].namespaces", "names, selector or both must be set"},
 	{"fewer NICs than none", keystone(", namespaceLimits: [{namespaces: {names: [a]}, maxNICs: -1}]"), "spec.namespaceLimits[0].maxNICs", "maxNICs must be between 0 and 65536"},
 	{"limits to no group", keystone(", namespaceLimits: [{namespaces: {names: [a]}, securityGroups: []}]"), "spec.namespaceLimits[0].securityGroups", "should have at least 1 items"},
-	{"no namespaces", keystone(", allowedNamespaces: {}"), "spec.allowedNamespaces", "expected names, a selector or both"},
-	{"a pattern for namespaces", keystone(", allowedNamespaces: {names: ['team-*']}"), "spec.allowedNamespaces.names", "names must be names of namespaces, or *"},
-	{"no label", keystone(", hostLabel: 'a b'"), "spec.hostLabel", "hostLabel must be the key of a label"},
+	{"no namespaces", keystone(", allowedNamespaces: {}"), "spec.allowedNamespaces", "names, selector or both must be set"},
+	{"a pattern for namespaces", keystone(", allowedNamespaces: {names: ['team-*']}"), "spec.allowedNamespaces.names", "names must be namespace names, or *"},
+	{"no label", keystone(", hostLabel: 'a b'"), "spec.hostLabel", "hostLabel must be a label key"},
 	{"a MAC for all", keystone(", portMAC: 'fa:16:3e:00:00:01'"), "spec.portMAC", `supported values: "Derived", "Provider"`},
 }
 
@@ -135,17 +135,17 @@ func TestVPCDefaults(t *testing.T) {
 	}
 }
 
-// What would leave ports behind is refused; credentials and limits are changed.
+// Changes that would orphan ports are rejected; credentials and limits can change.
 func TestVPCChanges(t *testing.T) {
 	c := clean(t)
 	v := newVPC(t, "blue", keystone(", project: p1"))
 	harness.OK(t, c.Create(t.Context(), v))
 	respec := func(t *testing.T, spec string) error { return change(t, c, v, "{spec: "+spec+"}") }
 	refuses(t, []refusal{
-		{"another provider", "{provider: alcor, credentials: null}", "spec.provider", "provider cannot be changed: ports are of it"},
-		{"another network", "{network: red}", "spec.network", "network cannot be changed: ports are in it"},
-		{"another project", "{project: p2}", "spec.project", "project cannot be changed: ports are in it"},
-		{"no project", "{project: null}", "spec.project", "project cannot be changed: ports are in it"},
+		{"another provider", "{provider: alcor, credentials: null}", "spec.provider", "provider cannot be changed: it owns the ports"},
+		{"another network", "{network: red}", "spec.network", "network cannot be changed: it contains the ports"},
+		{"another project", "{project: p2}", "spec.project", "project cannot be changed: it contains the ports"},
+		{"no project", "{project: null}", "spec.project", "project cannot be changed: it contains the ports"},
 	}, respec)
 	for _, spec := range []string{
 		"{credentials: {type: applicationCredential, secretName: other}}",
@@ -156,10 +156,10 @@ func TestVPCChanges(t *testing.T) {
 	}
 }
 
-// A port keeps the families that it has: a VPC gets another one for new ports, and loses none.
+// Ports keep their families: a VPC can gain a family for new ports, but cannot lose one.
 func TestVPCChangesFamilies(t *testing.T) {
 	c := clean(t)
-	const message = "ec2.ipFamilies cannot be changed, but from ipv4 to dual"
+	const message = "ec2.ipFamilies can only be changed from ipv4 to dual"
 	for name, tt := range map[string]struct {
 		from      string
 		bad, good []string

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl"
-	"github.com/berthnet/berth/internal/ctl/cluster"
+	"github.com/berthnet/berth/internal/ctl/kubectl"
 )
 
 // called returns the command that the program is by the name it was called by,
@@ -24,9 +24,9 @@ import (
 func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 	switch strings.TrimSuffix(filepath.Base(args[0]), ".exe") {
 	case "kubectl-berth":
-		return cluster.New(cluster.Options{}), "kubectl berth", args[1:]
+		return kubectl.New(kubectl.Options{}), "kubectl berth", args[1:]
 	case "kubectl_complete-berth":
-		return cluster.New(cluster.Options{}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+		return kubectl.New(kubectl.Options{}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
 	default:
 		cmd := ctl.New()
 		cmd.AddCommand(reference())
@@ -40,7 +40,7 @@ func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 func reference() *cobra.Command {
 	return &cobra.Command{
 		Use: "kubectl-reference", Hidden: true, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.WriteReference(cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return kubectl.WriteReference(cmd.OutOrStdout()) },
 	}
 }
 
@@ -50,7 +50,7 @@ func main() {
 	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	cmd, name, args := called(os.Args)
 	cmd.SetArgs(args)
-	code, tell := cluster.ExitCode(cmd.ExecuteContext(ctx))
+	code, tell := kubectl.ExitCode(cmd.ExecuteContext(ctx))
 	if tell != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, tell)
 	}

@@ -5,8 +5,8 @@ package main
 import (
 	"io"
 
-	"github.com/berthnet/berth/internal/berthd"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/node/berthd"
 	"github.com/berthnet/berth/internal/program"
 )
 

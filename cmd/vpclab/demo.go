@@ -9,16 +9,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/demo"
 )
 
 // egressMode is the demonstration of egress, for which addresses come from pools. It takes a kernel
 // with Foo-over-UDP: vpclab vm has one.
 const egressMode = "egress"
 
-// branchesMode is the demonstration of branch interfaces alone, which follows that of operator
+// branchesMode is the demonstration of branch interfaces only, which follows that of operator
 // mode where the kernel has VLANs: vpclab vm has one.
 const branchesMode = "branches"
 
@@ -27,15 +27,14 @@ func newDemo() *cobra.Command {
 	var keep, background bool
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Show that pods get VPC addresses and reach what they should, also in trouble",
-		Long: `Raise a lab with two or more nodes and at least eight pods, and prove one claim
-after the other on it: who reaches whom and as what, and what happens when
-berthd is killed and EC2 misbehaves. Only the cloud is imitated; the plugin, the
-daemon and the kernel are the real ones, and with --mode operator so are the
+		Short: "Show that pods get VPC addresses and reach what they should, also during failures",
+		Long: `Raise a lab with two or more nodes and at least eight pods, and try one proof
+after the other: who reaches whom from which address, and what happens when
+berthd is killed and EC2 fails. Only the cloud is imitated; the plugin, the
+daemon and the kernel are real, and with --mode operator so are the
 operator and the Kubernetes API (KUBEBUILDER_ASSETS names the folder of its
-programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes are
-whole machines of a whole cluster, into which Berth is installed by its chart, in any
-mode. Exits with 0 when every proof passed.`,
+programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes run
+containerd, kubelet and kube-proxy, and Berth is installed by its chart, in any mode. Exits with 0 when every proof passed.`,
 		Example: `  vpclab demo
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
   vpclab demo --ip-families ipv6
@@ -78,7 +77,7 @@ mode. Exits with 0 when every proof passed.`,
 				if report == nil {
 					return errors.New("--background is for vpclab itself")
 				}
-				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
+				o.Out, o.Done = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
 				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
 					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode, "--ip-families=" + f.families, "--neutron=" + f.neutron,
@@ -91,7 +90,7 @@ mode. Exits with 0 when every proof passed.`,
 	c.Flags().StringVar(&f.dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
-	c.Flags().StringVar(&f.families, "ip-families", "", "of which IP `families` each pod gets an address in the modes node and operator: ipv4, ipv6 or dual (default: dual)")
+	c.Flags().StringVar(&f.families, "ip-families", "", "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual (default: dual)")
 	neutronFlag(c, &f.neutron)
 	f.kubeletFlags(c)
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")

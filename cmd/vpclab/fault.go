@@ -6,18 +6,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/lab/control"
 )
 
 func newFault() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "fault KIND [ACTION] [VALUE] | list | clear [KIND]",
-		Short:   "Make the cloud misbehave",
+		Short:   "Inject faults into the cloud",
 		Long:    faultHelp(),
 		Example: faultExamples(),
 		Args:    cobra.MinimumNArgs(1),
 	}
-	count := c.Flags().Int("count", 0, "how many calls it meets, for error, lost-reply and lost-request (default: all until cleared)")
+	count := c.Flags().Int("count", 0, "how many calls it affects, for error, lost-reply and lost-request (default: all until cleared)")
 	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
 		return fault(cmd, lab, args, *count)
 	})
@@ -32,7 +32,7 @@ func fault(cmd *cobra.Command, ctl *control.Client, args []string, count int) er
 			return err
 		}
 		if len(list) == 0 {
-			fmt.Fprintln(out, "The cloud behaves.")
+			fmt.Fprintln(out, "No faults are in force.")
 		}
 		for _, f := range list {
 			fmt.Fprintln(out, f)
@@ -70,7 +70,7 @@ func fault(cmd *cobra.Command, ctl *control.Client, args []string, count int) er
 
 func faultHelp() string {
 	var b strings.Builder
-	b.WriteString("Make the cloud misbehave. A fault stays until it is cleared, or has met --count calls.\nACTION is an EC2 action or a pattern, such as 'Describe*'.\n\n")
+	b.WriteString("Inject faults into the cloud. A fault stays until it is cleared, or has affected --count calls.\nACTION is an EC2 action or a pattern, such as 'Describe*'.\n\n")
 	for _, k := range control.Kinds {
 		fmt.Fprintf(&b, "  %-28s %s\n", strings.TrimSpace(k.Name+" "+k.Args), k.Doc)
 	}

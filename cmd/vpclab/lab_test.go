@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -144,12 +144,12 @@ func TestFabricByCommand(t *testing.T) {
 	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (next 3 calls)")
 	c.fails("calls a second", "fault", "throttle", "*", "fast")
 	c.fails("covers no action", "fault", "throttle", "Describe", "1")
-	c.fails("a count means nothing", "fault", "deny", "*", "--count", "1")
+	c.fails("a count does not apply", "fault", "deny", "*", "--count", "1")
 	c.fails("want one of", "fault", "clear", "earthquake")
 	c.fails("want one of", "fault", "earthquake")
 	c.run("fault", "outage", "off")
 	c.has(c.run("fault", "clear"), "2 faults cleared")
-	c.has(c.run("fault", "list"), "behaves")
+	c.has(c.run("fault", "list"), "No faults")
 
 	c.fails("does not run", "kill", "node-1")
 	c.has(c.run("down"), "Nothing of the lab is left")
@@ -253,7 +253,7 @@ func TestInterruptedUp(t *testing.T) {
 	c.nothingLeft()
 }
 
-// A lab that is on its way up ends by itself when it is told to.
+// A lab that is starting ends by itself on request.
 func TestDownOvertakesUp(t *testing.T) {
 	c := newCLI(t)
 	_, end := c.rise()

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 func newPod() *cobra.Command {
@@ -36,7 +36,7 @@ func newPodAdd() *cobra.Command {
   vpclab pod add node-1 db --annotation 'berth.dev/nics=[{subnet: subnet-1, ip: 192.168.0.12}]'`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	namespace := c.Flags().StringP("namespace", "n", "default", "Kubernetes `namespace` that the plugin is told")
+	namespace := c.Flags().StringP("namespace", "n", "default", "Kubernetes `namespace` of the pod")
 	ports := c.Flags().StringArray("port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
 	annotations := c.Flags().StringArray("annotation", nil, "`KEY=VALUE` of the pod's object (repeatable)")
 	count := c.Flags().Int("count", 1, "how many pods, the named ones included")

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
 func newServe() *cobra.Command {
@@ -56,7 +56,7 @@ SIGINT or SIGTERM.`,
 				return err
 			}
 			ask := func(_ context.Context, after uint64) ([]vpc.CallRecord, error) {
-				return cloud.CallsAfter(after), nil
+				return cloud.API.CallsAfter(after), nil
 			}
 			return showCalls(cmd.Context(), ask, show, true)
 		},
@@ -70,7 +70,7 @@ SIGINT or SIGTERM.`,
 	return c
 }
 
-// describe prints what there is and how to use it; the part between the lines
+// describe prints the endpoints and how to use them; the part between the lines
 // can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
 // command AWS_DEFAULT_REGION only.
 func describe(w io.Writer, cloud *endpoints.Cloud, imdsURL, imdsInstance string) error {
@@ -93,7 +93,7 @@ export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 	for _, s := range books.Subnets {
 		line := fmt.Sprintf("%s  %-10s %-18v %s, %d addresses free", s.ID, s.Name, s.CIDR, s.Zone, s.Free)
 		if s.IPv6Native() {
-			line = fmt.Sprintf("%s  %-10s %-18v %s, IPv6 alone", s.ID, s.Name, s.IPv6, s.Zone)
+			line = fmt.Sprintf("%s  %-10s %-18v %s, IPv6-only", s.ID, s.Name, s.IPv6, s.Zone)
 		}
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/fabric"
 )
 
 func newStatus() *cobra.Command {
@@ -86,7 +86,7 @@ func printStatus(out io.Writer, s lab.Status) error {
 	portTroubles(out, s)
 	operatorTroubles(out, s)
 	if s.Trouble != "" {
-		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
+		fmt.Fprintf(out, "\nError of the lab itself: %s\n", s.Trouble)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func families(s ipfamily.Set) string {
 	return strings.Join(names, " and ")
 }
 
-// nodeTroubles tells of nodes that are not ready.
+// nodeTroubles lists nodes that are not ready.
 func nodeTroubles(out io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		if n.Why != "" {
@@ -202,7 +202,7 @@ func poolTables(w io.Writer, s lab.Status) {
 	}
 }
 
-// portTroubles tells of VPCs and NICs that are not as they should be.
+// portTroubles lists VPCs and NICs with conditions that should be otherwise.
 func portTroubles(out io.Writer, s lab.Status) {
 	for _, v := range s.VPCs {
 		if v.Why != "" {

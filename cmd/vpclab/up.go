@@ -12,12 +12,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/demo"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 // labFlags describe a lab to raise.
@@ -45,21 +45,21 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
 	modeFlag(c, &f.mode)
 	familiesFlag(c, &f.families)
-	c.Flags().BoolVar(&f.ipv6Egress, "enable-v6-egress", false, "let pods without an IPv6 address reach the IPv6 world as their node, in the modes node and operator; the VPC has blocks of IPv6 then")
-	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs beside the interface that the mode gives them; always so in port mode")
+	c.Flags().BoolVar(&f.ipv6Egress, "enable-v6-egress", false, "let pods without an IPv6 address reach IPv6 hosts through their node, in node and operator mode; the VPC then has IPv6 blocks")
+	c.Flags().BoolVar(&f.vpcPorts, "vpc-ports", false, "let pods have NICs that are ports of VPCs, in addition to the interface of the mode; always on in port mode")
 	f.providerFlags(c)
-	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside by gateways of Egresses; takes a kernel with Foo-over-UDP (hack/vm.sh)")
+	c.Flags().BoolVar(&f.egress, "egress", false, "let pods reach the outside through gateways of Egresses; needs a kernel with Foo-over-UDP (hack/vm.sh)")
 	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes, where the mode, --vpc-ports or --egress has operators; one leads")
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
-	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
+	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "do not start berthd; use vpclab start")
 	f.kubeletFlags(c)
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
 }
 
 // kubeletFlags are those of labs with whole machines.
 func (f *labFlags) kubeletFlags(c *cobra.Command) {
-	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "make nodes whole machines with containerd, kubelet and kube-proxy, in a whole cluster in which Berth is installed")
+	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "run containerd, kubelet and kube-proxy on each node, in a cluster into which Berth is installed")
 	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
 	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) that nodes have, with --kubelets (repeatable); make lab-images packs and prints them")
 	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
@@ -95,7 +95,7 @@ func modeFlag(c *cobra.Command, mode *string) {
 }
 
 func familiesFlag(c *cobra.Command, families *string) {
-	c.Flags().StringVar(families, "ip-families", string(ipfamily.OnlyIPv4), "of which IP `families` each pod gets an address in the modes node and operator: ipv4, ipv6 or dual; with IPv6 the VPC has blocks of it")
+	c.Flags().StringVar(families, "ip-families", string(ipfamily.OnlyIPv4), "IP `families` of pods in node and operator mode: ipv4, ipv6 or dual; with IPv6 the VPC has IPv6 blocks")
 }
 
 // The values of --neutron.
@@ -107,12 +107,12 @@ const (
 
 // providerFlags say whose ports there are.
 func (f *labFlags) providerFlags(c *cobra.Command) {
-	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "whose ports there are in port mode and with --vpc-ports: `neutron`, alcor (imitated strictly, with an agent on each node; it filters nothing), or ec2 (branches of the nodes' trunks; operator mode with --vpc-ports, and a kernel with VLANs)")
+	c.Flags().StringVar(&f.provider, "provider", string(v1alpha1.ProviderNeutron), "provider of the ports in port mode and with --vpc-ports: `neutron`, alcor (imitated strictly, with an agent on each node; it filters nothing), or ec2 (branches of the nodes' trunks; operator mode with --vpc-ports, and a kernel with VLANs)")
 	neutronFlag(c, &f.neutron)
 }
 
 func neutronFlag(c *cobra.Command, neutron *string) {
-	c.Flags().StringVar(neutron, "neutron", modelNeutron, "which Neutron has the ports in port mode: `model` (Neutron and Keystone imitated strictly, OVN real), real (all of them real, with OVN; hack/deps.sh neutron installs them) or hybrid (real, with Neutron's own agent and a Linux bridge for each port)")
+	c.Flags().StringVar(neutron, "neutron", modelNeutron, "Neutron of port mode: `model` (Neutron and Keystone imitated strictly, OVN real), real (all of them real, with OVN; hack/deps.sh neutron installs them) or hybrid (real, with Neutron's own agent and a Linux bridge for each port)")
 }
 
 // portCloud is what --provider and --neutron name.
@@ -207,17 +207,17 @@ namespaces, and a berthd on each. Pods are added with vpclab pod add. What an
 earlier lab in the same directory left behind is removed first. Needs root.
 
 With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
-for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
+for the nodes, whose role permits no call. KUBEBUILDER_ASSETS names the folder of the control
 plane's programs; hack/kubebox.sh builds them and prints it.
 
-With --vpc-ports pods of any mode may ask for NICs that are ports of a VPC, beside the
-interface that the mode gives them (docs/ports.md).
+With --vpc-ports pods of any mode may request NICs that are ports of a VPC, in addition to
+the interface of the mode (docs/ports.md).
 
-With --egress pods reach the outside by gateways of Egresses (docs/egress.md). It takes a
-kernel with Foo-over-UDP.
+With --egress pods reach the outside through gateways of Egresses (docs/egress.md), which needs
+a kernel with Foo-over-UDP.
 
-With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
-a whole cluster into which Berth is installed by its chart, in any mode.`,
+With --kubelets the nodes run containerd, kubelet and kube-proxy, and Berth is installed
+by its chart, in any mode.`,
 		Example: `  vpclab up
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode port --provider alcor
@@ -291,9 +291,9 @@ func newDown() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:   "down",
-		Short: "End the lab and remove everything of it",
-		Long: `End the lab and remove everything of it: processes, network namespaces, links and
-its directory. It also removes what a lab left that crashed or was killed.`,
+		Short: "End the lab and remove all of it",
+		Long: `End the lab and remove all of it: processes, network namespaces, links and
+its directory. It also removes the leftovers of a lab that crashed or was killed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dir, err := absDir(dir)

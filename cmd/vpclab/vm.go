@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/lab/vm"
-	"github.com/berthnet/berth/internal/lab/vm/guestapi"
+	"github.com/berthnet/berth/lab/vm"
+	"github.com/berthnet/berth/lab/vm/guestapi"
 )
 
 // vmFlags are the flags of `vpclab vm`.
@@ -50,8 +50,8 @@ folders of --share and printed until then stays.`,
 	flags.IntVar(&f.machine.Memory, "memory", vm.DefaultMemory, "memory of the machine in MiB; three quarters of it take what the command writes")
 	flags.StringArrayVar(&f.machine.Shared, "share", nil, "folder that the command writes to, by the same path (may be repeated)")
 	flags.BoolVar(&f.api, "control-plane", false, "start a Kubernetes control plane with Berth's kinds on this machine, of the programs in $KUBEBUILDER_ASSETS, which the command reaches by $KUBECONFIG")
-	flags.BoolVar(&f.prepare, "prepare", false, "only make the machine's kernel ready, and print its folder, for "+vm.Environment)
-	flags.BoolVar(&f.verbose, "verbose", false, "tell when the machine has booted")
+	flags.BoolVar(&f.prepare, "prepare", false, "only prepare the machine's kernel, and print its folder, for "+vm.Environment)
+	flags.BoolVar(&f.verbose, "verbose", false, "print when the machine has booted")
 	return c
 }
 

@@ -1,6 +1,5 @@
-// Command generate writes what the chart says of itself: the schema of its values,
-// with the programs' settings, and its README, with every value. It runs in the
-// folder deploy.
+// Command generate writes the schema of the chart's values, including the programs' settings, and
+// the chart's README with all values. It runs in the folder deploy.
 package main
 
 import (
@@ -35,6 +34,6 @@ func run() error {
 	if readme, err = writeReadme(string(readme), values); err != nil {
 		return err
 	}
-	//nolint:gosec // the paths are these, whatever the texts say
+	//nolint:gosec // the paths are constant
 	return errors.Join(os.WriteFile("chart/values.schema.json", schema, 0o644), os.WriteFile("chart/README.md", readme, 0o644))
 }

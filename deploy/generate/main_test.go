@@ -37,7 +37,7 @@ func TestReadmeHasTheValues(t *testing.T) {
 	}
 }
 
-// What is written is what the chart has: nobody forgot `make generate`.
+// The files in the chart are up to date with `make generate`.
 func TestChartIsCurrent(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(name)
@@ -56,7 +56,7 @@ func TestChartIsCurrent(t *testing.T) {
 	}
 }
 
-// Settings that the chart sets itself are settings.
+// The settings that the chart derives itself exist.
 func TestExceptionsAreSettings(t *testing.T) {
 	for _, of := range []struct {
 		except   []string

@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// writeReadme puts all values, as values.yaml has them, in place of the line VALUES
-// of the README. The error names those that no comment explains.
+// writeReadme replaces the line VALUES of the README with all values of values.yaml and their
+// comments. The error names values without a comment.
 func writeReadme(template string, values []byte) ([]byte, error) {
 	var document yaml.Node
 	if err := yaml.Unmarshal(values, &document); err != nil {
@@ -26,13 +26,13 @@ func writeReadme(template string, values []byte) ([]byte, error) {
 	return []byte(strings.Replace(template, "\nVALUES\n", t.text.String(), 1)), nil
 }
 
-// page is the part of the README about values.
+// page is the section of the README about values.
 type page struct {
 	text strings.Builder
 	errs []error
 }
 
-// section is about a value at the top, and what is in it.
+// section writes a top-level value and its parts.
 func (p *page) section(name, what string, value *yaml.Node) {
 	p.explained(name, what)
 	fmt.Fprintf(&p.text, "\n### %s\n\n%s\n", name, what)
@@ -62,11 +62,11 @@ func (p *page) rows(below string, mapping *yaml.Node) {
 
 func (p *page) explained(name, what string) {
 	if what == "" {
-		p.errs = append(p.errs, fmt.Errorf("%s: no comment says what it is", name))
+		p.errs = append(p.errs, fmt.Errorf("%s: no comment", name))
 	}
 }
 
-// entries are those of a mapping, with the whole names of its keys.
+// entries returns the entries of a mapping, with the full names of their keys.
 func entries(below string, mapping *yaml.Node) []entry {
 	var out []entry
 	for pair := range slices.Chunk(mapping.Content, 2) {
@@ -80,7 +80,7 @@ type entry struct {
 	key, value *yaml.Node
 }
 
-// hasParts tells whether what is in a value is explained there, each by itself.
+// hasParts reports whether the parts of a value have their own comments.
 func hasParts(value *yaml.Node) bool {
 	if value.Kind != yaml.MappingNode {
 		return false
@@ -93,7 +93,7 @@ func hasParts(value *yaml.Node) bool {
 	return false
 }
 
-// comment is the text of one, on one line.
+// comment returns the text of a comment on one line.
 func comment(text string) string {
 	var words []string
 	for _, line := range strings.Split(text, "\n") {
@@ -102,7 +102,7 @@ func comment(text string) string {
 	return strings.Join(words, " ")
 }
 
-// inline is a default on one line, as it may be written in a file of values.
+// inline returns a default on one line, in YAML flow style.
 func inline(value *yaml.Node) string {
 	plain := bare(value)
 	text, err := yaml.Marshal(plain)
@@ -116,7 +116,7 @@ func inline(value *yaml.Node) string {
 	return "`" + out + "`"
 }
 
-// bare is a value without comments, in flow style.
+// bare returns a copy of a value without comments, in flow style.
 func bare(n *yaml.Node) *yaml.Node {
 	c := &yaml.Node{Kind: n.Kind, Tag: n.Tag, Value: n.Value, Style: n.Style}
 	if n.Kind != yaml.ScalarNode {

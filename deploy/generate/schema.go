@@ -9,17 +9,16 @@ import (
 	"github.com/berthnet/berth/internal/config"
 )
 
-// What the chart sets by itself, from other values or as the mode needs it, is no
-// value below settings.
+// Settings that the chart sets from other values or from the mode are not allowed below settings.
 var (
 	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "vpc-ports", "egress", "egress-port", "node-network-templates", "kubeconfig", "sysctl-dir"}
 	ofOperator = []string{"cluster-name", "ipam", "egress", "egress-image", "egress-port", "first-interface-is-port", "kubeconfig", "leader-election-namespace"}
 )
 
-// needed are settings without which the probes have nobody to ask.
+// needed are settings that the probes depend on.
 var needed = []string{"introspection-address", "health-address"}
 
-// writeSchema puts the schemas of the programs' settings into the schema.
+// writeSchema inserts the schemas of the programs' settings into the schema.
 func writeSchema(template string) ([]byte, error) {
 	daemon, err := settings(config.Settings(), ofDaemon)
 	if err != nil {
@@ -48,10 +47,10 @@ func settings(all []config.Setting, except []string) (string, error) {
 	return string(text), err
 }
 
-// duration is how Go writes one (time.ParseDuration).
+// duration matches the syntax of a Go duration (time.ParseDuration).
 const duration = `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`
 
-// schema is that of one setting. Lists and pairs may be written as such.
+// schema returns the schema of one setting. Lists and pairs may be YAML lists and maps.
 func schema(s config.Setting) map[string]any {
 	of := map[string]any{"description": s.Doc}
 	form := s.Form()

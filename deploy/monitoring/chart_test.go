@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/deploy"
 )
 
-// monitored is a release of a mode with all of monitoring.
+// monitored returns a release of a mode with all monitoring enabled.
 func monitored(t *testing.T, mode string, ports bool) map[string]*unstructured.Unstructured {
 	t.Helper()
 	r := deploy.InMode(mode, "test")
@@ -34,8 +34,8 @@ func monitored(t *testing.T, mode string, ports bool) map[string]*unstructured.U
 	return byName
 }
 
-// TestChartShipsRulesAndDashboard wants the files in the objects as they are, and
-// the labels by which others find the objects.
+// TestChartShipsRulesAndDashboard checks that objects contain the unchanged files, with the labels
+// by which they are selected.
 func TestChartShipsRulesAndDashboard(t *testing.T) {
 	objects := monitored(t, deploy.NodeMode, false)
 	rules, board := objects["PrometheusRule berth"], objects["ConfigMap berth-dashboard"]
@@ -65,8 +65,8 @@ func TestChartShipsRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// TestRulesOfPorts wants those of ports of VPCs where they are used, after the others, and
-// nowhere else.
+// TestRulesOfPorts checks that the rules for ports follow the others if ports are enabled, and are
+// absent otherwise.
 func TestRulesOfPorts(t *testing.T) {
 	var of [][]map[string]any // groups, by file
 	for _, path := range ruleFiles {
@@ -99,8 +99,8 @@ func TestRulesOfPorts(t *testing.T) {
 	}
 }
 
-// TestEgressIsMonitored wants the rules of Egresses where egress is, after the others, and gateways scraped wherever
-// they are, with the labels by which the rules know them.
+// TestEgressIsMonitored checks that the rules for Egresses follow the others if egress is enabled,
+// and that gateways in all namespaces are scraped with the labels that the rules use.
 func TestEgressIsMonitored(t *testing.T) {
 	r := deploy.InMode(deploy.EgressMode, "test")
 	r.Values["monitoring"] = map[string]any{"podMonitor": map[string]any{"enabled": true}, "rules": map[string]any{"enabled": true}}
@@ -140,8 +140,8 @@ func TestEgressIsMonitored(t *testing.T) {
 	}
 }
 
-// TestPodMonitorsScrapeWhatListens compares ports, addresses and labels of the
-// PodMonitors with those of the pods.
+// TestPodMonitorsScrapeWhatListens compares ports, addresses and labels of the PodMonitors with
+// those of the pods.
 func TestPodMonitorsScrapeWhatListens(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode, deploy.PortMode} {
 		t.Run(mode, func(t *testing.T) {
@@ -158,11 +158,12 @@ func TestPodMonitorsScrapeWhatListens(t *testing.T) {
 	}
 }
 
-// ofPods are labels that the Prometheus Operator gives to all series of a pod.
+// ofPods are labels that the Prometheus Operator adds to all series of a pod.
 var ofPods = []string{"namespace", "pod", "container"}
 
-// TestLabelsOfMetricsStand wants PodMonitors to leave metrics the labels that they have: Prometheus renames
-// one that the target has too, namespace to exported_namespace, and no rule would find it.
+// TestLabelsOfMetricsStand checks that PodMonitors keep the labels of metrics. Otherwise Prometheus
+// renames a label that the target also has, such as namespace to exported_namespace, and rules do
+// not match.
 func TestLabelsOfMetricsStand(t *testing.T) {
 	metrics := readMetrics(t)
 	for program, page := range map[string]string{"berthd": "metrics.md", "berth-operator": "operator-metrics.md"} {
@@ -207,7 +208,7 @@ func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job str
 			t.Errorf("the container lacks %s", want)
 		}
 	}
-	// A variable that another refers to comes before it.
+	// A variable that another one refers to precedes it.
 	if host := strings.Index(string(container), `"name":"HOST_IP"`); host < 0 || host > strings.Index(string(container), "BERTH_METRICS_ADDRESS") {
 		t.Error("HOST_IP does not come before BERTH_METRICS_ADDRESS")
 	}

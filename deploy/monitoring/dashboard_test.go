@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// dashboard is what the tests look at of Grafana's format.
+// dashboard has the parts of Grafana's format that the tests read.
 type dashboard struct {
 	UID        string  `json:"uid"`
 	Title      string  `json:"title"`
@@ -56,8 +56,8 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-// expressions are those of all panels and variables, with Grafana's variables as
-// Prometheus gets to see them.
+// expressions returns the expressions of all panels and variables, with Grafana's variables
+// replaced as Grafana does.
 func (d dashboard) expressions() (all []string) {
 	seen := strings.NewReplacer("$__rate_interval", "5m", "$__range", "3h", "$node", ".*")
 	for _, v := range d.Templating.List {
@@ -74,8 +74,8 @@ func (d dashboard) expressions() (all []string) {
 	return all
 }
 
-// TestDashboard wants what Grafana needs to show a panel, and what a person needs
-// to read one; and panels that lie on its grid of 24 columns beside each other.
+// TestDashboard checks that each panel has what Grafana needs and a title and description for
+// people, and that panels do not overlap on the grid of 24 columns.
 func TestDashboard(t *testing.T) {
 	d := readDashboard(t)
 	if d.UID != "berth" || d.Title == "" || d.Schema == 0 {

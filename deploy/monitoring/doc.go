@@ -1,5 +1,4 @@
-// Package monitoring tests the alerts, recording rules and dashboard that the
-// chart ships (deploy/chart/files/monitoring): that each alert fires when it
-// should and not beside it, that they name only metrics and labels that the
-// programs have, and that each alert has a runbook in docs/troubleshoot.md.
+// Package monitoring tests the alerts, recording rules and dashboard of the chart
+// (deploy/chart/files/monitoring): each alert fires in its scenarios only, all metrics and labels
+// exist in the programs, and each alert has a runbook in docs/troubleshoot.md.
 package monitoring

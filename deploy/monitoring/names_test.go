@@ -12,15 +12,15 @@ import (
 	"testing"
 )
 
-// metric is what the programs, or Prometheus itself, say of one.
+// metric is the documentation of a metric.
 type metric struct {
 	page    string // of the reference
 	labels  []string
 	meaning string // which names the values of its labels
 }
 
-// others are metrics that Berth does not define: Prometheus's own, and those of
-// libraries that the programs link. test/e2e/alerts sees that the programs have them.
+// others are metrics that Berth does not define: those of Prometheus, and those of libraries.
+// test/e2e/alerts checks that the programs have them.
 var others = map[string]metric{
 	"up":                            {},
 	"ALERTS":                        {labels: []string{"alertname"}},
@@ -31,10 +31,10 @@ var others = map[string]metric{
 	"workqueue_depth":               {labels: []string{"name"}},
 }
 
-// ofGateways are labels that Prometheus gives to all series of a gateway of an Egress.
+// ofGateways are labels that Prometheus adds to all series of a gateway of an Egress.
 var ofGateways = []string{"namespace", "egress"}
 
-// everywhere are labels that Prometheus gives to all series of a target.
+// everywhere are labels that Prometheus adds to all series of a target.
 var everywhere = []string{"job", "instance"}
 
 // readMetrics reads the reference pages, which are generated from the programs.
@@ -87,7 +87,7 @@ func readFile(t *testing.T, path string) string {
 	return string(data)
 }
 
-// named is what an expression names; tools/prometheus/promexpr tells it.
+// named has the names in an expression, as reported by tools/prometheus/promexpr.
 type named struct {
 	Selectors []struct {
 		Metric string            `json:"metric"`
@@ -115,8 +115,8 @@ func namesIn(t *testing.T, expressions []string) (all []named) {
 	return all
 }
 
-// TestNamesAreOfThePrograms compares what rules and dashboard name with the
-// reference: metrics, their labels, and values of those labels that have a list.
+// TestNamesAreOfThePrograms checks that all metrics, labels and documented label values in rules
+// and dashboard exist in the reference pages.
 func TestNamesAreOfThePrograms(t *testing.T) {
 	metrics := readMetrics(t)
 	reasons := readFile(t, "../../docs/troubleshoot.md")
@@ -157,7 +157,7 @@ func TestNamesAreOfThePrograms(t *testing.T) {
 	}
 }
 
-// values are those that a matcher names, of labels whose values Berth chooses.
+// values returns the values that a matcher names, for labels whose values Berth defines.
 func values(label, pattern string) []string {
 	switch label {
 	case "state", "category", "type", "result", "ipam", "call", "reason", "name", "class", "outcome", "kind":

@@ -15,8 +15,8 @@ import (
 
 const (
 	rulesFile     = "../chart/files/monitoring/rules.yaml"
-	portsFile     = "../chart/files/monitoring/rules-ports.yaml"  // where ports of VPCs are used
-	egressFile    = "../chart/files/monitoring/rules-egress.yaml" // where egress is
+	portsFile     = "../chart/files/monitoring/rules-ports.yaml"  // if ports are enabled
+	egressFile    = "../chart/files/monitoring/rules-egress.yaml" // if egress is enabled
 	dashboardFile = "../chart/files/monitoring/dashboard.json"
 )
 
@@ -32,7 +32,7 @@ type rule struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// ruleFile is what Prometheus reads.
+// ruleFile is a rule file of Prometheus.
 type ruleFile struct {
 	Groups []struct {
 		Name  string `json:"name"`
@@ -68,8 +68,7 @@ func readYAML(t *testing.T, path string, into any) {
 	}
 }
 
-// tool is the path of a program of tools/prometheus, which is built when it is not
-// there yet.
+// tool returns the path of a program of tools/prometheus, and builds it if necessary.
 func tool(t *testing.T, program string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "../../hack/tool.sh", "prometheus", program)
@@ -88,7 +87,7 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// scenario is what Prometheus sees, and the alerts that fire then.
+// scenario has the series that Prometheus scrapes, and the alerts that fire.
 type scenario struct {
 	Name   string   `json:"name"`
 	At     string   `json:"at"`
@@ -135,7 +134,7 @@ type (
 	}
 )
 
-// unitTest is the scenario as promtool reads it.
+// unitTest returns the scenario in promtool's format.
 func (s scenario) unitTest(t *testing.T) unitTest {
 	t.Helper()
 	out := unitTest{Name: s.Name, Interval: "30s"}
@@ -169,7 +168,7 @@ func (s scenario) unitTest(t *testing.T) unitTest {
 	return out
 }
 
-// TestRules has promtool evaluate the rules over the scenarios.
+// TestRules evaluates the rules with promtool for each scenario.
 func TestRules(t *testing.T) {
 	file := unitTests{Interval: "1m"}
 	for _, path := range ruleFiles {
@@ -194,7 +193,8 @@ func TestRules(t *testing.T) {
 	promtool(t, "test", "rules", path)
 }
 
-// TestEveryAlertHasScenarios wants one in which it fires, and one in which it does not.
+// TestEveryAlertHasScenarios checks that each alert has a scenario in which it fires and one in
+// which it does not.
 func TestEveryAlertHasScenarios(t *testing.T) {
 	fires, healthy, known := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, s := range scenarios(t) {
@@ -221,7 +221,7 @@ func TestEveryAlertHasScenarios(t *testing.T) {
 	}
 }
 
-// TestAlertsSayWhatToDo looks at what a person gets to read.
+// TestAlertsSayWhatToDo checks the severity, the texts and the runbook of each alert.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	for _, a := range alerts(t) {
 		if s := a.Labels["severity"]; s != "critical" && s != "warning" {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestEveryAlertHasARunbook compares the alerts with the sections of
-// docs/troubleshoot.md that are named after them, in either direction.
+// TestEveryAlertHasARunbook checks that each alert has a section in docs/troubleshoot.md, and that
+// no section is for an unknown alert.
 func TestEveryAlertHasARunbook(t *testing.T) {
 	var sections []string
 	for _, m := range regexp.MustCompile(`(?m)^### (Berth[A-Za-z0-9]+)\n\n[^#\n]`).FindAllStringSubmatch(readFile(t, "../../docs/troubleshoot.md"), -1) {

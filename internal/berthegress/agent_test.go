@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
 )
 
 func egressOf(destinations ...string) *v1alpha1.Egress {
@@ -30,16 +30,16 @@ func sliceOf(uid types.UID, clients ...v1alpha1.ServedClient) *v1alpha1.EgressCl
 }
 
 func (a *agent) hear(e *v1alpha1.Egress, s ...*v1alpha1.EgressClientSlice) {
-	a.heard(nil)
-	a.note(egresses, func(b *book) { b.egress = e })
-	a.note(clientSlices, func(b *book) {
+	a.requested(nil)
+	a.update(egresses, func(c *apiCache) { c.egress = e })
+	a.update(clientSlices, func(c *apiCache) {
 		for _, o := range s {
-			b.slices[o.UID] = o
+			c.slices[o.UID] = o
 		}
 	})
 }
 
-// working runs a gateway in the bubble until the test ends; ask it to end by end.
+// working runs a gateway in the bubble until the test ends, or end is called.
 func working(t *testing.T, a *agent) (end context.CancelFunc, ended <-chan time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,19 +81,19 @@ func later(d time.Duration) {
 }
 
 func TestWanted(t *testing.T) {
-	b := newBook()
-	b.egress = egressOf("203.0.113.0/24", "2001:db8::/32", "10.0.0.1/8", "everything")
-	b.slices["1"] = sliceOf("1",
+	c := newAPICache()
+	c.egress = egressOf("203.0.113.0/24", "2001:db8::/32", "10.0.0.1/8", "everything")
+	c.slices["1"] = sliceOf("1",
 		v1alpha1.ServedClient{UID: "b", Addresses: []string{"10.1.0.2", "fd01::2"}},
 		v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1"}})
 	// A client moves from one slice to another, and is in both meanwhile.
-	b.slices["2"] = sliceOf("2", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "nonsense"}})
-	destinations, clients, garbage := b.wanted()
+	c.slices["2"] = sliceOf("2", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "nonsense"}})
+	destinations, clients, garbage := c.desired()
 	if got, want := fmt.Sprint(destinations), "[203.0.113.0/24 2001:db8::/32]"; got != want {
 		t.Errorf("destinations %s, want %s", got, want)
 	}
 	addr := netip.MustParseAddr
-	want := []gateway.Client{{UID: "a", Addrs: []netip.Addr{addr("10.1.0.1")}}, {UID: "b", Addrs: []netip.Addr{addr("10.1.0.2"), addr("fd01::2")}}}
+	want := []egressgateway.Client{{UID: "a", Addrs: []netip.Addr{addr("10.1.0.1")}}, {UID: "b", Addrs: []netip.Addr{addr("10.1.0.2"), addr("fd01::2")}}}
 	if d := cmp.Diff(want, clients, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Error(d)
 	}
@@ -102,26 +102,26 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestReady goes through what a gateway waits for, and what makes it unready again.
+// TestReady: why a gateway is not ready, and what makes it unready again.
 func TestReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{}
 		a, log := newTestAgent(t, k)
 		working(t, a)
-		wantProbe(t, a, "/readyz", 503, "has not told yet of egresses")
-		a.heard(errors.New("connection refused"))
-		a.heard(errors.New("connection refused"))
+		wantProbe(t, a, "/readyz", 503, "egresses were not listed")
+		a.requested(errors.New("connection refused"))
+		a.requested(errors.New("connection refused"))
 		wantProbe(t, a, "/readyz", 503, "connection refused")
-		a.heard(nil)
-		a.note(egresses, func(*book) {})
-		a.note(clientSlices, func(*book) {})
+		a.requested(nil)
+		a.update(egresses, func(*apiCache) {})
+		a.update(clientSlices, func(*apiCache) {})
 		synctest.Wait()
 		wantProbe(t, a, "/readyz", 503, "the Egress does not exist")
 		if _, times, _ := k.last(); times != 0 {
 			t.Error("the kernel was changed before everything was known")
 		}
 
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", egress.ErrNoFoU) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU) })
 		a.hear(egressOf("203.0.113.0/24"), sliceOf("1", v1alpha1.ServedClient{UID: "a", Addresses: []string{"10.1.0.1", "fd01::1"}}))
 		synctest.Wait()
 		wantProbe(t, a, "/readyz", 503, "module fou is not there")
@@ -136,30 +136,30 @@ func TestReady(t *testing.T) {
 		wantProbe(t, a, "/metrics", 200, `berth_egress_client_addresses{family="ipv6"} 1`)
 
 		// The API goes away, and a change fails: who is served is served on.
-		a.heard(errors.New("away"))
+		a.requested(errors.New("away"))
 		k.set(func(k *fakeKernel) { k.err = errors.New("no buffer space") })
-		a.note(egresses, func(b *book) { b.egress = egressOf("0.0.0.0/0") })
+		a.update(egresses, func(c *apiCache) { c.egress = egressOf("0.0.0.0/0") })
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		wantProbe(t, a, "/metrics", 200, "berth_egress_api_failures_total 3")
 		if n := log.count("does not answer"); n != 2 {
-			t.Errorf("told %d times that the API is away, want once each time", n)
+			t.Errorf("logged %d times that the API is away, want once each time", n)
 		}
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: IPv6", gateway.ErrNotForwarded) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: IPv6", egressgateway.ErrNotForwarded) })
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 503, "not forwarded")
-		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: 10.1.0.1", gateway.ErrLeftOut) })
+		k.set(func(k *fakeKernel) { k.err = fmt.Errorf("%w: 10.1.0.1", egressgateway.ErrLeftOut) })
 		later(time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		wantProbe(t, a, "/livez", 200, "ok")
 		k.set(func(k *fakeKernel) { k.hold = make(chan struct{}) })
 		defer k.set(func(k *fakeKernel) { close(k.hold); k.hold = nil })
 		later(4 * time.Minute)
-		wantProbe(t, a, "/livez", 503, "has not taken a change")
+		wantProbe(t, a, "/livez", 503, "has been in flight")
 	})
 }
 
-// TestRepairs compares the kernel once a minute, and tries again what failed.
+// TestRepairs: the kernel is compared once a minute, and failures are retried.
 func TestRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{err: errors.New("busy")}
@@ -180,13 +180,13 @@ func TestRepairs(t *testing.T) {
 	})
 }
 
-// TestStartsWithoutAPI takes over what an earlier process left while the API server is away.
+// TestStartsWithoutAPI: a gateway takes over the state of an earlier process during an outage of the API.
 func TestStartsWithoutAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &fakeKernel{standing: true}
 		a, _ := newTestAgent(t, k)
 		working(t, a)
-		a.heard(errors.New("connection refused"))
+		a.requested(errors.New("connection refused"))
 		later(10 * time.Minute)
 		wantProbe(t, a, "/readyz", 200, "ok")
 		if _, times, _ := k.last(); times != 0 {
@@ -200,8 +200,8 @@ func TestStartsWithoutAPI(t *testing.T) {
 	})
 }
 
-// TestEnds has a gateway serve connections to their end, or to the end of its grace period, and change with
-// its clients meanwhile.
+// TestEnds: a terminating gateway serves connections until they end or the grace period is over, and follows its
+// clients meanwhile.
 func TestEnds(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -227,8 +227,8 @@ func TestEnds(t *testing.T) {
 				synctest.Wait()
 				wantProbe(t, a, "/readyz", 200, "ok")
 				wantProbe(t, a, "/metrics", 200, "berth_egress_ending 1")
-				a.note(clientSlices, func(b *book) {
-					b.slices["2"] = sliceOf("2", v1alpha1.ServedClient{UID: "late", Addresses: []string{"10.1.0.7"}})
+				a.update(clientSlices, func(c *apiCache) {
+					c.slices["2"] = sliceOf("2", v1alpha1.ServedClient{UID: "late", Addresses: []string{"10.1.0.7"}})
 				})
 				synctest.Wait()
 				if s, _, _ := k.last(); len(s.Clients) != 1 {
@@ -246,7 +246,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestMetrics has what the kernel counts by family.
+// TestMetrics: the kernel's counters by family.
 func TestMetrics(t *testing.T) {
 	a, _ := newTestAgent(t, &fakeKernel{})
 	_, body := probe(a, "/metrics")

@@ -17,7 +17,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -28,16 +28,15 @@ const (
 	patience = 5 * time.Minute
 )
 
-// account makes an Egress with what the operator gives it of rights, and returns a client with its gateways'
-// credentials.
+// account makes an Egress with the RBAC objects of the operator, and returns a client with its gateways' credentials.
 func account(t *testing.T, admin client.Client, e *v1alpha1.Egress) *kubeapi.Client {
 	t.Helper()
 	harness.OK(t, admin.Create(t.Context(), e))
-	objects, problem := plan.Objects(e, plan.Settings{Image: "berth-egress", Port: 5555})
+	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: "berth-egress", Port: 5555})
 	if problem != nil {
 		t.Fatal(problem)
 	}
-	for _, kind := range plan.Kinds[:3] {
+	for _, kind := range gatewayplan.Kinds[:3] {
 		harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), objects[kind])))
 	}
 	token, err := harness.ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, nil)
@@ -57,8 +56,8 @@ func newSlice(of, name string, clients ...v1alpha1.ServedClient) *v1alpha1.Egres
 	}
 }
 
-// TestFollowsItsEgress has a gateway, with the rights that the operator gives it, hear of its Egress and its
-// clients, and of no other's, through an outage of the API server.
+// TestFollowsItsEgress: a gateway with its RBAC rights follows its own Egress and clients, also after an outage of
+// the API server.
 func TestFollowsItsEgress(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
@@ -75,7 +74,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var working sync.WaitGroup
 	working.Go(func() { a.follow(ctx, api) })
-	working.Go(func() { a.keep(ctx) })
+	working.Go(func() { a.reconcile(ctx) })
 	defer working.Wait()
 	defer cancel()
 	eventually := func(what string, clients, destinations int) {
@@ -99,9 +98,9 @@ func TestFollowsItsEgress(t *testing.T) {
 
 	back := harness.WithoutAPIServer(t)
 	harness.Eventually(t, patience, "noticing that the API server is away", func() error {
-		a.book.mu.Lock()
-		defer a.book.mu.Unlock()
-		if a.book.apiErr == nil {
+		a.cache.mu.Lock()
+		defer a.cache.mu.Unlock()
+		if a.cache.apiErr == nil {
 			return errors.New("it has not noticed")
 		}
 		return nil
@@ -115,7 +114,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	eventually("the change after the outage", 1, 2)
 	harness.OK(t, admin.Delete(t.Context(), own))
 	harness.Eventually(t, patience, "hearing that the Egress is gone", func() error {
-		if err := a.book.complete(); !errors.Is(err, errNoEgress) {
+		if err := a.cache.complete(); !errors.Is(err, errNoEgress) {
 			return errors.New("the Egress is still there")
 		}
 		return nil
@@ -126,7 +125,7 @@ func TestFollowsItsEgress(t *testing.T) {
 	}
 }
 
-// TestRights has a gateway read its own Egress and slices of its namespace, and nothing else.
+// TestRights: a gateway may read its own Egress and the slices of its namespace, and nothing else.
 func TestRights(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)

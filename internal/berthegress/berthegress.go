@@ -1,32 +1,37 @@
-// Package berthegress is berth-egress, the program in a gateway's pod: it keeps the kernel as the Egress
-// and its clients ask for (internal/egress/gateway), and shows how it does.
+// Package berthegress is berth-egress, the program in a gateway's pod. It reconciles the kernel
+// (internal/kernel/egressgateway) with the Egress and its clients.
 //
-//	berthegress.go  puts the parts together and runs them
-//	book.go         what the Kubernetes API says, and what follows of it
-//	follow.go       hearing of it
-//	keep.go         the loop that keeps the kernel so
-//	end.go          ending in order
-//	roster.go       whom the kernel serves, for nodes that ask
-//	serve.go        metrics and probes
-//	metrics.go      what there is to count
+//	berthegress.go  assembles the parts and runs them; the web server with metrics and probes
+//	cache.go        watches the Kubernetes API and caches what it says
+//	agent.go        the reconcile loop, readiness, and graceful termination
+//	served.go       which clients are served, for nodes that wait for one
+//	metrics.go      the metrics
 package berthegress
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
-// Run is a gateway until ctx ends and nobody needs it any more, or its grace period is over. What it set up
-// in the kernel stays: it goes with the pod, and the next process takes it over.
+// Run runs a gateway until ctx ends and then no connection is left or the grace period is over. What it set up
+// in the kernel stays for the next process, and goes with the pod.
 func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	log.Info("starting", "version", version.String(), "egress", cfg.EgressName, "namespace", cfg.Namespace, "addresses", cfg.PodIPs)
 	if len(cfg.Unknown) > 0 {
@@ -36,7 +41,7 @@ func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	kernel, err := gateway.OpenOwn()
+	kernel, err := egressgateway.OpenOwn()
 	if err != nil {
 		return fmt.Errorf("open the pod's network namespace: %w", err)
 	}
@@ -48,7 +53,7 @@ func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	log.Info("serving", "address", listener.Addr().String())
 	routers, err := kernel.Routers()
 	if err != nil {
-		log.Warn("the pod's router is not known: only --host-ips has places kept at --metrics-address", "err", err)
+		log.Warn("cannot find the pod's router: only connections from --host-ips are preferred at --metrics-address", "err", err)
 	}
 	near := append(routers, cfg.HostIPs...)
 	a := newAgent(cfg, kernel, clock.Real{}, log)
@@ -70,7 +75,7 @@ func newClient(cfg config.Gateway) (*kubeapi.Client, error) {
 	return api.In(cfg.Namespace), nil
 }
 
-// run follows, keeps and serves until it may end.
+// run watches, reconciles and serves until it may end.
 func (a *agent) run(ctx context.Context, follow func(context.Context), serve func(context.Context) error) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -81,11 +86,35 @@ func (a *agent) run(ctx context.Context, follow func(context.Context), serve fun
 			a.log.Error("the web server ended", "err", err)
 		}
 	})
-	parts.Go(func() { a.keep(work) })
+	parts.Go(func() { a.reconcile(work) })
 	<-ctx.Done()
 	a.end()
 	stop()
 	parts.Wait()
 	a.log.Info("ended")
 	return nil
+}
+
+// serve serves HTTP until ctx ends. Connections from the addresses of the pod's node are preferred, so that its
+// kubelet's probes succeed while pods use up the others.
+func (a *agent) serve(ctx context.Context, l net.Listener, node []netip.Addr) error {
+	return web.Serve(ctx, l, a.handler(), web.Options{Preferred: func(peer netip.Addr) bool { return slices.Contains(node, peer) }})
+}
+
+// handler serves metrics, probes, and requests of nodes about clients.
+func (a *agent) handler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), a)
+	for _, c := range a.counts.all() {
+		reg.MustRegister(c)
+	}
+	mux := http.NewServeMux()
+	web.HandleMetrics(mux, reg)
+	web.HandleProbe(mux, "/livez", a.alive)
+	web.HandleProbe(mux, "/readyz", func() error {
+		_, err := a.ready()
+		return err
+	})
+	mux.HandleFunc("GET "+v1alpha1.EgressClientsPath+"{uid}", a.served.handleClient)
+	return mux
 }

@@ -12,13 +12,13 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 )
 
-// fakeKernel takes all that it is given.
+// fakeKernel records what is applied.
 type fakeKernel struct {
 	mu       sync.Mutex // guards all below
-	applied  []gateway.Setup
+	applied  []egressgateway.Setup
 	forgot   int
 	err      error // of Apply
 	standing bool
@@ -26,7 +26,7 @@ type fakeKernel struct {
 	hold     chan struct{}
 }
 
-func (k *fakeKernel) Apply(_ context.Context, s gateway.Setup) error {
+func (k *fakeKernel) Apply(_ context.Context, s egressgateway.Setup) error {
 	k.mu.Lock()
 	hold := k.hold
 	k.mu.Unlock()
@@ -39,7 +39,7 @@ func (k *fakeKernel) Apply(_ context.Context, s gateway.Setup) error {
 	return k.err
 }
 
-func (k *fakeKernel) Standing(gateway.Setup) (bool, error) { return k.standing, nil }
+func (k *fakeKernel) InKernel(egressgateway.Setup) (bool, error) { return k.standing, nil }
 
 func (k *fakeKernel) Forget() {
 	k.mu.Lock()
@@ -53,10 +53,10 @@ func (k *fakeKernel) OpenConnections() (int, error) {
 	return k.open, nil
 }
 
-func (k *fakeKernel) Counters() (gateway.Counters, error) {
-	return gateway.Counters{
-		Translated: map[string]map[int]gateway.Count{gateway.Out: {4: {Packets: 7, Bytes: 700}}},
-		Dropped:    map[gateway.Reason]map[int]gateway.Count{gateway.NotClient: {6: {Packets: 3, Bytes: 300}}},
+func (k *fakeKernel) Counters() (egressgateway.Counters, error) {
+	return egressgateway.Counters{
+		Translated: map[string]map[int]egressgateway.Count{egressgateway.Out: {4: {Packets: 7, Bytes: 700}}},
+		Dropped:    map[egressgateway.Reason]map[int]egressgateway.Count{egressgateway.NotClient: {6: {Packets: 3, Bytes: 300}}},
 	}, nil
 }
 func (k *fakeKernel) Connections() (count, limit int, err error) { return 42, 1000, nil }
@@ -68,8 +68,8 @@ func (k *fakeKernel) set(change func(*fakeKernel)) {
 	change(k)
 }
 
-// last is what was applied last, how often something was, and how often it was to be read anew.
-func (k *fakeKernel) last() (s gateway.Setup, times, forgot int) {
+// last returns the last Setup, the number of calls of Apply, and of Forget.
+func (k *fakeKernel) last() (s egressgateway.Setup, times, forgot int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if n := len(k.applied); n > 0 {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/egress/gateway"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
 	"github.com/berthnet/berth/internal/metric"
 )
 
@@ -21,23 +21,23 @@ const (
 // The metrics.
 var (
 	notReady    = metric.New("berth_egress_not_ready", gauge, "1 while the gateway takes no connections, with the reason: "+clientsUnknown+", "+noFoU+" (the kernel lacks Foo over UDP), "+notForwarded+" (the pod's sysctls) or "+failing+".", "reason")
-	ending      = metric.New("berth_egress_ending", gauge, "1 while the gateway was asked to end and serves the connections that it has.")
+	ending      = metric.New("berth_egress_ending", gauge, "1 while the gateway terminates and serves its open connections.")
 	clients     = metric.New("berth_egress_client_addresses", gauge, "Addresses of clients that are served.", "family")
 	connections = metric.New("berth_egress_connections", gauge, "Connections that the kernel tracks in the pod.")
-	limit       = metric.New("berth_egress_connections_limit", gauge, "How many it can track (net.netfilter.nf_conntrack_max of the node): beyond, packets of new connections are dropped.")
-	refused     = metric.New("berth_egress_connections_refused_total", counter, "Packets that were dropped as their connection had no room.")
+	limit       = metric.New("berth_egress_connections_limit", gauge, "Limit of tracked connections (net.netfilter.nf_conntrack_max of the node). Beyond it, packets of new connections are dropped.")
+	refused     = metric.New("berth_egress_connections_refused_total", counter, "Packets that were dropped because the connection table was full.")
 	packets     = metric.New("berth_egress_translated_packets_total", counter, "Packets from clients (out) and answers to them (in).", "direction", "family")
 	bytes       = metric.New("berth_egress_translated_bytes_total", counter, "Bytes of these, from their IP headers on, without the tunnels' headers.", "direction", "family")
-	dropped     = metric.New("berth_egress_dropped_packets_total", counter, "Packets that were dropped: not-a-client, came to the tunnels' port from somebody who is no client, or says to be another; destination, from a client to none of the Egress's destinations; invalid, of no connection that is known, and beginning none; not-forwarded, between clients, to the gateway itself, or from outside and no answer.", "reason", "family")
+	dropped     = metric.New("berth_egress_dropped_packets_total", counter, "Packets that were dropped. not-a-client: to the tunnels' port, from an address that is no client's or with another inner source; destination: from a client to an address outside of the Egress's destinations; invalid: of no known connection, and not the first of a new one; not-forwarded: between clients, to the gateway itself, or from outside and not an answer.", "reason", "family")
 	lost        = metric.New("berth_egress_dropped_bytes_total", counter, "Bytes of these.", "reason", "family")
 	apiFailures = metric.New("berth_egress_api_failures_total", counter, "Requests to the Kubernetes API that failed.")
-	failures    = metric.New("berth_egress_apply_failures_total", counter, "Changes of the kernel that failed, or left clients out.")
+	failures    = metric.New("berth_egress_apply_failures_total", counter, "Changes of the kernel that failed or left out clients.")
 	applies     = metric.New("berth_egress_apply_duration_seconds", histogram, "How long changes of the kernel took.")
 
 	families = []metric.Family{notReady, ending, clients, connections, limit, refused, packets, bytes, dropped, lost, apiFailures, failures, applies}
 )
 
-// metrics are those that are counted here; the others are read when they are asked for.
+// metrics are those that the program counts; the others are read from the kernel at each scrape.
 type metrics struct {
 	failures *prometheus.CounterVec
 	applies  *prometheus.HistogramVec
@@ -69,7 +69,7 @@ func (a *agent) Describe(ch chan<- *prometheus.Desc) {
 
 var familyNames = map[int]string{4: "ipv4", 6: "ipv6"}
 
-// Collect implements prometheus.Collector. What cannot be read is left out, and the scrape has the rest.
+// Collect implements prometheus.Collector. It leaves out what cannot be read.
 func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	word, _ := a.ready()
 	for _, reason := range []string{clientsUnknown, noFoU, notForwarded, failing} {
@@ -82,9 +82,9 @@ func (a *agent) Collect(ch chan<- prometheus.Metric) {
 	for f, name := range familyNames {
 		ch <- clients.Value(float64(served[f]), name)
 	}
-	a.book.mu.Lock()
-	failed := a.book.failed
-	a.book.mu.Unlock()
+	a.cache.mu.Lock()
+	failed := a.cache.failed
+	a.cache.mu.Unlock()
 	ch <- total(apiFailures, failed)
 	if err := errors.Join(a.collectConnections(ch), a.collectPackets(ch)); err != nil {
 		a.log.Debug("metrics of the kernel are left out", "err", err)
@@ -112,12 +112,12 @@ func (a *agent) collectPackets(ch chan<- prometheus.Metric) error {
 		return err
 	}
 	for f, name := range familyNames {
-		for _, direction := range []string{gateway.Out, gateway.In} {
+		for _, direction := range []string{egressgateway.Out, egressgateway.In} {
 			n := c.Translated[direction][f]
 			ch <- total(packets, n.Packets, direction, name)
 			ch <- total(bytes, n.Bytes, direction, name)
 		}
-		for _, r := range gateway.Reasons {
+		for _, r := range egressgateway.Reasons {
 			n := c.Dropped[r][f]
 			ch <- total(dropped, n.Packets, string(r), name)
 			ch <- total(lost, n.Bytes, string(r), name)

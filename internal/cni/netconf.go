@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -16,9 +17,8 @@ import (
 // Defaults of the network configuration.
 const (
 	DefaultSocket = "/run/berth/berthd.sock"
-	// DefaultTimeout is berthd's default wait for an address, 45 s
-	// (docs/architecture.md, "The life of a pod"), and time for the rest, far below
-	// the kubelet's four minutes.
+	// DefaultTimeout is berthd's default wait for an address, 45 s, plus time for the rest
+	// (docs/architecture.md, "The life of a pod"). It is far below the kubelet's four minutes.
 	DefaultTimeout = time.Minute
 )
 
@@ -26,12 +26,12 @@ const (
 const (
 	minTimeout = time.Second
 	maxTimeout = 10 * time.Minute
-	minMTU     = 576   // RFC 791: what every host takes
+	minMTU     = 576   // RFC 791: every host accepts it
 	maxMTU     = 65535 // of a veth
-	maxSocket  = 107   // unix(7): sun_path without its terminating zero
+	maxSocket  = 107   // unix(7): sun_path without the terminating zero
 )
 
-// network is what every verb needs of the network configuration.
+// network is the part of the configuration that every verb needs.
 type network struct {
 	CNIVersion string   `json:"cniVersion"`
 	Name       string   `json:"name"`
@@ -39,7 +39,7 @@ type network struct {
 	Timeout    duration `json:"timeout"`
 }
 
-// addConf is what ADD needs besides.
+// addConf is the configuration for ADD.
 type addConf struct {
 	network       `json:"-"`
 	MTU           int             `json:"mtu"`  // bytes; 0: the daemon's choice
@@ -50,17 +50,16 @@ type addConf struct {
 	PrevResult    json.RawMessage `json:"prevResult"` // of plugins before this one
 }
 
-// runtimeConfig holds the capability arguments (CNI conventions) that Berth
-// takes, or that would ask it for something that it does not do. Others are none
-// of its business.
+// runtimeConfig has the capability arguments (CNI conventions) that Berth supports, and those that it
+// must reject. It ignores others.
 type runtimeConfig struct {
 	IPs         []string       `json:"ips"`
 	MAC         string         `json:"mac"`
 	Annotations podAnnotations `json:"io.kubernetes.cri.pod-annotations"`
 }
 
-// parseNetwork reads what every verb needs, and fills in the defaults. skel
-// has checked the name and the version.
+// parseNetwork reads the common part of the configuration and sets defaults. skel has checked name and
+// version.
 func parseNetwork(stdin []byte) (network, error) {
 	n := network{Socket: DefaultSocket}
 	if err := decode(stdin, &n); err != nil {
@@ -82,7 +81,7 @@ func (n network) timeout() time.Duration {
 	return time.Duration(n.Timeout)
 }
 
-// parseAdd reads all that ADD needs, and refuses what it could not honour.
+// parseAdd reads the configuration for ADD, and rejects what Berth cannot do.
 func parseAdd(stdin []byte) (addConf, error) {
 	var c addConf
 	n, err := parseNetwork(stdin)
@@ -114,12 +113,12 @@ func parseAdd(stdin []byte) (addConf, error) {
 
 func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
-// validAttachments reads GC's list. A missing list is refused, since an empty
-// one releases everything.
+// validAttachments reads the list of GC. A missing list is an error, since an empty one releases
+// everything.
 func validAttachments(stdin []byte) ([]wire.Attachment, error) {
 	var conf struct {
 		Valid json.RawMessage `json:"cni.dev/valid-attachments"`
-		Early json.RawMessage `json:"cni.dev/attachments"` // a name that libcni sends too
+		Early json.RawMessage `json:"cni.dev/attachments"` // libcni also sends this name
 	}
 	if err := decode(stdin, &conf); err != nil {
 		return nil, err
@@ -146,7 +145,7 @@ func validAttachments(stdin []byte) ([]wire.Attachment, error) {
 	return valid, nil
 }
 
-// duration is one as Go writes it: "60s", "1m30s".
+// duration is in Go's notation: "60s", "1m30s".
 type duration time.Duration
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -200,7 +199,83 @@ func invalid(field, got, expected string) *types.Error {
 	return failf(types.ErrInvalidNetworkConfig, "%s is %s, expected %s", field, got, expected)
 }
 
-// unsupported is CNI's code 2, whose message must hold the field and its value.
+// unsupported is CNI error 2, whose message must have the field and its value.
 func unsupported(field, value, why string) *types.Error {
 	return failf(types.ErrUnsupportedField, "%s %q is not supported: %s", field, value, why)
+}
+
+// kubernetesArgs are the CNI_ARGS that Kubernetes' runtimes set.
+type kubernetesArgs struct {
+	types.CommonArgs
+
+	K8S_POD_NAMESPACE          types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_NAME               types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the name is the key
+}
+
+// parseArgs reads CNI_ARGS ("K=V;K2=V2"). Unknown keys are an error unless IgnoreUnknown is set, as in
+// the reference plugins. The ID of the infra container equals CNI_CONTAINERID and is ignored.
+func parseArgs(text string) (wire.Pod, error) {
+	var a kubernetesArgs
+	if err := types.LoadArgs(text, &a); err != nil {
+		return wire.Pod{}, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS is %q, expected KEY=VALUE pairs separated by semicolons: %s", text, err)
+	}
+	return wire.Pod{Namespace: string(a.K8S_POD_NAMESPACE), Name: string(a.K8S_POD_NAME), UID: string(a.K8S_POD_UID)}, nil
+}
+
+// PodAnnotations is the capability with which a runtime passes pod annotations to a plugin whose
+// configuration declares it: containerd since 1.5, CRI-O since 1.29.
+const PodAnnotations = "io.kubernetes.cri.pod-annotations"
+
+// Limits of the annotations that are passed on, in bytes.
+const (
+	// maxPoolName bounds the name of a pool. The daemon validates it.
+	maxPoolName = 256
+	// maxAnnotations bounds keys and values together.
+	maxAnnotations = 32 << 10
+)
+
+// podAnnotations are the pod annotations from the runtime. A user may write 256 kB of them: only
+// Berth's are passed on.
+type podAnnotations struct {
+	known *wire.Annotations // nil: the runtime does not pass them on
+}
+
+// UnmarshalJSON implements json.Unmarshaler. It compares keys exactly, which encoding/json does not do
+// with struct fields. A runtime with the capability may pass null for a pod without annotations.
+func (a *podAnnotations) UnmarshalJSON(b []byte) error {
+	const field = "runtimeConfig." + PodAnnotations
+	all := map[string]json.RawMessage{}
+	if err := json.Unmarshal(b, &all); err != nil {
+		return failf(types.ErrInvalidNetworkConfig, "%s: expected an object of texts: %s", field, err)
+	}
+	a.known = &wire.Annotations{}
+	size := 0
+	for key, told := range all {
+		if !isBerths(key) {
+			continue
+		}
+		var value string
+		if err := json.Unmarshal(told, &value); err != nil {
+			return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a text: %s", field, key, err)
+		}
+		a.known.Set(key, value)
+		size += len(key) + len(value)
+	}
+	if n := len(a.known.Pool); n > maxPoolName {
+		return failf(types.ErrInvalidNetworkConfig, "the pod's annotation %s is %d bytes long, expected the name of an AddressPool", wire.AnnotationPool, n)
+	}
+	if size > maxAnnotations {
+		return failf(types.ErrInvalidNetworkConfig, "the pod's annotations of %s are %d bytes long, expected at most %d", domain, size, maxAnnotations)
+	}
+	return nil
+}
+
+// domain is the domain of Berth's annotations, including its subdomains.
+const domain = "berth.dev"
+
+func isBerths(key string) bool {
+	prefix, _, named := strings.Cut(key, "/")
+	return named && (prefix == domain || strings.HasSuffix(prefix, "."+domain))
 }

@@ -1,18 +1,24 @@
-// Package cni is the plugin: it turns CNI verbs (specification versions 0.3.1
-// to 1.1.0) into calls to berthd and the answers into CNI results. It holds no
-// state and needs no privilege but to reach the daemon's socket.
+// Package cni is the plugin: it turns CNI verbs (specification versions 0.3.1 to 1.1.0) into calls to
+// berthd, and the replies into CNI results. It has no state, and needs no privilege except for access
+// to the daemon's socket.
 //
-// The plugin is started for every ADD and DEL, so that what it imports is paid
-// for each time: see packages unary and wire. It handles no signals on purpose: when the
-// runtime ends it, the kernel closes its connection, and berthd drops the call.
+// The plugin is started for every ADD and DEL, so each import costs time: see packages unary and wire.
+// It deliberately handles no signals: when the runtime kills it, the kernel closes its connection, and
+// berthd cancels the call.
 package cni
 
 import (
+	"context"
+	"path/filepath"
+	"strings"
+
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
@@ -24,8 +30,8 @@ func Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}
 }
 
-// add attaches an interface and prints the result; after another network's plugins, what
-// these made of it is printed as it is.
+// add attaches an interface and prints the result. After another network's plugins it prints their
+// result unchanged.
 func add(args *skel.CmdArgs) error {
 	conf, err := parseAdd(args.StdinData)
 	if err != nil {
@@ -77,16 +83,16 @@ func (c addConf) add(request wire.AddRequest) (reply wire.AddReply, err error) {
 		return reply, err
 	}
 	if err := reply.Decode(answer); err != nil {
-		return reply, types.NewError(types.ErrInternal, "berthd answered with something else than an attachment", err.Error())
+		return reply, types.NewError(types.ErrInternal, "berthd's reply is not an attachment", err.Error())
 	}
 	if reply.Chained != (request.Previous != nil) {
-		return reply, types.NewError(types.ErrInternal, "berthd took no notice of prevResult; are plugin and daemon of the same release?", "")
+		return reply, types.NewError(types.ErrInternal, "berthd ignored prevResult; are plugin and daemon of the same release?", "")
 	}
 	return reply, nil
 }
 
-// del asks for no more of the configuration than it needs, so that a pod can
-// still be removed after a bad edit.
+// del reads only the part of the configuration that it needs, so that a pod can be removed after a bad
+// edit.
 func del(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -95,11 +101,10 @@ func del(args *skel.CmdArgs) error {
 	if _, err = conf.call("Del", wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}.Encode()); err != nil {
 		return err
 	}
-	return checkNotOwn(args) // last: what can be removed is
+	return checkNotOwn(args) // last, so that everything else is removed
 }
 
-// check compares what the runtime remembers with what the daemon and the
-// kernel know.
+// check compares the prevResult with the daemon's record and the kernel.
 func check(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -117,7 +122,7 @@ func check(args *skel.CmdArgs) error {
 	return err
 }
 
-// gc releases what is not among the valid attachments.
+// gc releases all attachments that are not valid.
 func gc(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -131,8 +136,8 @@ func gc(args *skel.CmdArgs) error {
 	return err
 }
 
-// status asks whether the node takes pods. A daemon that is being restarted
-// counts as one that does: see package heartbeat.
+// status reports whether the node takes pods, also during a restart of the daemon: see package
+// heartbeat.
 func status(args *skel.CmdArgs) error {
 	conf, err := parseNetwork(args.StdinData)
 	if err != nil {
@@ -143,4 +148,60 @@ func status(args *skel.CmdArgs) error {
 
 func attachmentOf(conf network, args *skel.CmdArgs) wire.Attachment {
 	return wire.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
+}
+
+// callStatus returns nil when the node takes pods, or when it did less than a minute ago and the
+// daemon does not answer: a STATUS that failed during a restart of berthd would get the node's pods
+// evicted.
+func (n network) callStatus() error {
+	within := min(statusTimeout, n.timeout())
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	conn, err := n.dial(ctx)
+	if err != nil {
+		if n.restarting() {
+			return nil
+		}
+		return n.notAvailable(n.unreachable(err))
+	}
+	_, err = unary.Call(ctx, conn, service+"Status", wire.StatusRequest{Network: n.Name}.Encode())
+	switch unary.CodeOf(err) {
+	case unary.OK:
+		return nil
+	case unary.Unavailable, unary.DeadlineExceeded:
+		if n.restarting() {
+			return nil
+		}
+		return n.notAvailable(n.failed(err, within))
+	}
+	return n.failed(err, within)
+}
+
+// checkNetns rejects a path that means something else to the daemon, and the plugin's own namespace,
+// which is the host's.
+func checkNetns(args *skel.CmdArgs) error {
+	if !filepath.IsAbs(args.Netns) {
+		return failf(types.ErrInvalidEnvironmentVariables, "CNI_NETNS is %q, expected an absolute path", args.Netns)
+	}
+	return checkNotOwn(args)
+}
+
+// checkNotOwn rejects the plugin's own namespace. It does not open the path, as opening a FIFO blocks.
+// skel skips its own comparison.
+func checkNotOwn(args *skel.CmdArgs) error {
+	if o := args.NetnsOverride; o == "1" || strings.EqualFold(o, "true") {
+		return nil
+	}
+	args.NetnsOverride = "1"
+	var given, own unix.Stat_t
+	if err := unix.Stat(args.Netns, &given); err != nil {
+		return nil //nolint:nilerr // for the daemon to say
+	}
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
+		return types.NewError(types.ErrInvalidNetNS, "looking at the plugin's own network namespace", err.Error())
+	}
+	if given.Dev == own.Dev && given.Ino == own.Ino {
+		return failf(types.ErrInvalidNetNS, "CNI_NETNS %s is the namespace that the plugin runs in, expected the pod's own", args.Netns)
+	}
+	return nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// addressesIn returns, in CIDR form, the addresses that a previous result gives to the pod's
-// interface, and the sandbox's further interfaces with theirs: those of other plugins too.
+// addressesIn returns the addresses of the pod's interface in a previous result, as CIDRs, and the
+// other interfaces of the sandbox with theirs, including those of other plugins.
 func addressesIn(result *current.Result, args *skel.CmdArgs) ([]string, []wire.Link, error) {
 	index := podInterfaceIn(result, args)
 	if index < 0 {
@@ -54,7 +54,7 @@ func podInterfaceIn(result *current.Result, args *skel.CmdArgs) int {
 	return -1
 }
 
-// previousResult reads the result that CHECK must come with, from a call's whole configuration.
+// previousResult reads the prevResult of a CHECK from the configuration.
 func (n network) previousResult(stdin []byte) (*current.Result, error) {
 	var conf struct {
 		PrevResult json.RawMessage `json:"prevResult"`
@@ -68,7 +68,7 @@ func (n network) previousResult(stdin []byte) (*current.Result, error) {
 	return n.resultIn(conf.PrevResult)
 }
 
-// resultIn reads a previous result, which is of the configuration's version.
+// resultIn parses a previous result in the version of the configuration.
 func (n network) resultIn(prevResult []byte) (*current.Result, error) {
 	if err := refuseNulls(prevResult); err != nil {
 		return nil, err
@@ -84,8 +84,7 @@ func (n network) resultIn(prevResult []byte) (*current.Result, error) {
 	return result, nil
 }
 
-// refuseNulls refuses lists with null in them, which the conversion between
-// versions does not expect.
+// refuseNulls rejects null in lists, which the conversion between versions does not handle.
 func refuseNulls(prevResult []byte) error {
 	var lists struct {
 		Interfaces []json.RawMessage `json:"interfaces"`

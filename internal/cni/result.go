@@ -15,19 +15,18 @@ import (
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
-// What a daemon may say at most. A pod has 32 NICs at most, and the status of a PodNIC
-// 16 addresses and 64 routes (api/v1alpha1), to which default routes come.
+// Limits of a reply. A pod has at most 32 NICs, and the status of a PodNIC 16 addresses and 64 routes
+// (api/v1alpha1), plus default routes.
 const (
 	maxLinks     = 32
 	maxAddresses = 16
 	maxRoutes    = 64 + 2
 )
 
-// resultOf is the daemon's answer as a CNI result. Of what only version 1.1.0
-// can say, the MTU and the scope of a route, older results say nothing: a
-// route without gateway would mean one by the default gateway there. Of further
-// interfaces a result has those routes that lead anywhere: it cannot say by which
-// interface a route leads, and the others are nobody's but the interface's.
+// resultOf converts the daemon's reply to a CNI result. Only version 1.1.0 has the MTU and the scope
+// of a route; older results omit both, since a route without gateway would mean the default gateway
+// there. Of further interfaces a result has the default routes only: it cannot say through which
+// interface a route leads.
 func resultOf(reply wire.AddReply, netns string, conf addConf) (*current.Result, error) {
 	newest, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "1.1.0")
 	if err != nil {
@@ -60,7 +59,7 @@ func mtuIf(newest bool, mtu uint32) int {
 	return 0
 }
 
-// checkSize refuses what no daemon says.
+// checkSize rejects replies that no daemon sends.
 func checkSize(reply wire.AddReply) error {
 	within := len(reply.Links) <= maxLinks && len(reply.Addresses) <= maxAddresses && len(reply.Routes) <= maxRoutes
 	for _, l := range reply.Links {
@@ -74,8 +73,8 @@ func checkSize(reply wire.AddReply) error {
 	return nil
 }
 
-// addInterfaces adds a link's end on the node, if it has one, and that in the sandbox,
-// whose index it returns.
+// addInterfaces adds the end of a link on the node, if it has one, and the end in the sandbox, whose
+// index it returns.
 func addInterfaces(result *current.Result, host, pod wire.Interface, netns string, mtu int) int {
 	if host.Name != "" {
 		result.Interfaces = append(result.Interfaces, &current.Interface{Name: host.Name, Mac: host.MAC, Mtu: mtu})

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/heartbeat"
+	"github.com/berthnet/berth/internal/node/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 )
@@ -53,7 +53,7 @@ func TestNoDaemon(t *testing.T) {
 		name, socket string
 		text         string
 	}{
-		{"no socket", filepath.Join(t.TempDir(), "none.sock"), "has made no socket"},
+		{"no socket", filepath.Join(t.TempDir(), "none.sock"), "has not created the socket"},
 		{"nobody listens", dead(t), "does not answer"},
 	} {
 		for _, i := range every(tc.socket, "1m") {
@@ -279,7 +279,7 @@ func TestDaemonSaysThatItEnds(t *testing.T) {
 func TestDaemonEndsForGood(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	ends(t, socket, nil)
-	invocation{verb: "ADD", conf: conf(socket, "1.0.0", "timeout", `"1s"`)}.check(t, 11, socket, "has made no socket")
+	invocation{verb: "ADD", conf: conf(socket, "1.0.0", "timeout", `"1s"`)}.check(t, 11, socket, "has not created the socket")
 }
 
 // An answer ends a call, whatever it says.

@@ -268,7 +268,7 @@ func TestAfterOtherPlugins(t *testing.T) {
 func TestAfterOtherPluginsWithADaemonOfBefore(t *testing.T) {
 	prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.4.0.7/24"}]}`
 	_, failure := invocation{verb: "ADD", conf: conf(rpcfake.Start(t, &rpcfake.Node{}), "1.0.0", "prevResult", prev)}.run(t)
-	if failure == nil || !strings.Contains(failure.Msg, "took no notice of prevResult") {
+	if failure == nil || !strings.Contains(failure.Msg, "ignored prevResult") {
 		t.Errorf("ADD says %v", failure)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 func load(t *testing.T, args, env []string) (Config, error) {
@@ -58,21 +58,33 @@ func TestDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Config{
-		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4, IPFamilies: ipfamily.OnlyIPv4, IPv4Egress: true,
-		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
-		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
-		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
-		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true, FollowSecurityGroups: true,
-		SysctlDir:      "/proc/sys",
-		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
-		OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second, GroupEnforcing: "strict",
-		EgressPort: 5555, EgressClusterNetworks: []netip.Prefix{
-			netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
-		}, EgressWait: 45 * time.Second, EgressGatewayWait: 2 * time.Second, EgressProbeInterval: time.Second,
-		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell,
-		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
-		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
-		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		NodeSettings: NodeSettings{NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI},
+		WarmSettings: WarmSettings{
+			WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
+			MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, CoolingPeriod: 30 * time.Second,
+		},
+		ENISettings: ENISettings{
+			IPFamilies: ipfamily.OnlyIPv4, FirstInterfaceIndex: -1, SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true, FollowSecurityGroups: true,
+		},
+		ENITimes:     ENITimes{ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute},
+		PoolSettings: PoolSettings{BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119},
+		PortSettings: PortSettings{
+			OVSDB: "unix:/run/openvswitch/db.sock", OVSBridges: []string{"br-int"}, PortWait: 45 * time.Second, AgentNamespaces: []string{"vpc-ns-", "vpc-ns"}, AgentWait: 3 * time.Second, GroupEnforcing: "strict",
+		},
+		EgressSettings: EgressSettings{
+			EgressPort: 5555, EgressClusterNetworks: []netip.Prefix{
+				netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("fc00::/7"),
+			}, EgressWait: 45 * time.Second, EgressGatewayWait: 2 * time.Second, EgressProbeInterval: time.Second,
+		},
+		CloudSettings:    CloudSettings{IMDSMode: imdsModeIPv4},
+		DatapathSettings: DatapathSettings{IPv4Egress: true, SysctlDir: "/proc/sys"},
+		ServingSettings:  ServingSettings{WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute, ForeignAddresses: ForeignTell},
+		WatchingSettings: WatchingSettings{IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto},
+		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
+		InstallSettings: InstallSettings{
+			CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
+			CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		},
 	}
 	c.Effective = nil // TestEffectiveSettings
 	if diff := cmp.Diff(want, c, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
@@ -282,11 +294,11 @@ func TestContradictions(t *testing.T) {
 		"--ignore-untold-annotations":                                             "--ignore-untold-annotations needs --ipam=pool",
 		"--ipam=eni-operator --export-table=7":                                    "--export-table needs --ipam=pool",
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
-		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",
-		"--ipam=pool --subnets=subnet-1":                                          "--subnets: of no meaning",
-		"--ipam=pool --ip-families=dual":                                          "--ip-families: of no meaning with --ipam=pool",
+		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: no effect",
+		"--ipam=pool --subnets=subnet-1":                                          "--subnets: no effect",
+		"--ipam=pool --ip-families=dual":                                          "--ip-families: no effect with --ipam=pool",
 		"--ip-families=both":                                                      "expected one of ipv4, ipv6, dual",
-		"--ipam=port --warm-ip-target=2":                                          "--warm-ip-target: of no meaning with --ipam=port: addresses are those of ports of VPCs",
+		"--ipam=port --warm-ip-target=2":                                          "--warm-ip-target: no effect with --ipam=port: addresses are those of ports of VPCs",
 		"--ipam=port --withdraw-on-exit":                                          "--withdraw-on-exit needs --ipam=pool",
 		"--egress --egress-probe-interval=50ms":                                   "--egress-probe-interval is less than 100ms",
 		"--vpc-ports --ovs-bridges=":                                              "--ovs-bridges is empty",

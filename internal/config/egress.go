@@ -1,6 +1,9 @@
 package config
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // defaultClusterNetworks are those for private use (RFC 1918, RFC 4193), where clusters have
 // their pods and nodes.
@@ -9,29 +12,39 @@ const defaultClusterNetworks = "10.0.0.0/8,172.16.0.0/12,192.168.0.0/16,fc00::/7
 // longestProbeInterval is above the time after which Kubernetes itself has noticed.
 const longestProbeInterval = 10 * time.Minute
 
-func egressSettings(c *Config) []Setting {
+// EgressSettings are those of egress.
+type EgressSettings struct {
+	Egress                bool
+	EgressPort            int // UDP
+	EgressClusterNetworks []netip.Prefix
+	EgressWait            time.Duration
+	EgressGatewayWait     time.Duration
+	EgressProbeInterval   time.Duration // 0: gateways are not asked
+}
+
+func (c *EgressSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "egress", Default: "false", bare: true, parse: boolean(&c.Egress),
-			Doc: "Have pods reach networks outside by the gateways of Egresses, as their annotation egress.berth.dev/NAMESPACE or the Egresses themselves ask for. Needs the Kubernetes API and a kernel with Foo over UDP."},
+			Doc: "Let pods reach external networks through the gateways of Egresses, which pods select by the annotation egress.berth.dev/NAMESPACE or which select pods. Needs the Kubernetes API and a kernel with Foo over UDP."},
 		{Flag: "egress-port", Default: "5555", parse: udpPort(&c.EgressPort),
-			Doc: "With egress, the UDP port of the tunnels between clients and gateways. The operator's setting of the same name must be the same."},
+			Doc: "With egress, the UDP port of the tunnels between clients and gateways. It must equal the operator's setting of this name."},
 		{Flag: "egress-cluster-networks", Default: defaultClusterNetworks, parse: cidrs(&c.EgressClusterNetworks),
-			Doc: "With egress, networks of the cluster, separated by commas: packets to these go their usual way although an Egress has 0.0.0.0/0 or ::/0 as destination. In a VPC its CIDRs are such networks besides. A narrower destination of an Egress comes first."},
+			Doc: "With egress, networks of the cluster, separated by commas. Packets to these keep their usual route although an Egress has the destination 0.0.0.0/0 or ::/0. In a VPC, its CIDRs are added. A narrower destination of an Egress takes precedence."},
 		{Flag: "egress-wait", Default: "45s", parse: duration(&c.EgressWait, 0, 9*time.Minute),
-			Doc: "With egress, how long an ADD waits until the operator has said by which Egresses a pod is to reach the outside, of pods that name one or that one may select, before it fails with code 11 (try again later). An ADD that needs an address too waits for the longer of this and warm-wait, for all together."},
+			Doc: "With egress, how long the ADD of a pod that names an Egress, or that one may select, waits for the operator to assign Egresses before it fails with code 11 (try again later). An ADD that also needs an address waits for both together, for the longer of this and warm-wait."},
 		{Flag: "egress-gateway-wait", Default: "2s", parse: duration(&c.EgressGatewayWait, 0, 2*time.Minute),
-			Doc: "With egress, how long an ADD waits for the gateways that the pod's connections may take to say that they serve it, so that the first packet of its containers gets through. After that the pod starts all the same. 0: it is not waited for."},
+			Doc: "With egress, how long an ADD waits for the pod's gateways to confirm that they serve it, so that the first packet of its containers gets through. After that the pod starts anyway. 0: do not wait."},
 		{Flag: "egress-probe-interval", Default: "1s", parse: duration(&c.EgressProbeInterval, 0, longestProbeInterval),
-			Doc: "With egress, how often this node asks each gateway of its pods by TCP whether it answers. New connections avoid one that did not three times in a row while another of its Egress does. 0 turns it off: then a gateway that is gone is avoided once Kubernetes has noticed."},
+			Doc: "With egress, how often this node probes each gateway of its pods by TCP. New connections avoid a gateway that failed three times in a row while another gateway of its Egress answers. 0 disables probes: a gateway that is gone is avoided once Kubernetes has noticed."},
 	}
 }
 
 // contradictionsOfEgress is contradictions of these settings.
 func (c *Config) contradictionsOfEgress() []error {
 	return wrongTogether([]contradiction{
-		{c.IPAM == IPAMNone && !c.Egress, "--ipam=none needs --egress: besides that there is nothing to do without addresses"},
-		{c.IPAM == IPAMNone && c.VPCPorts, "--vpc-ports needs addresses or ports of this berthd's own, and not --ipam=none: the pods' interfaces are another network's"},
-		{c.IPAM == IPAMNone && c.MTU != 0, "--mtu is of no meaning with --ipam=none: the pods' interfaces are another network's"},
+		{c.IPAM == IPAMNone && !c.Egress, "--ipam=none needs --egress: without addresses there is nothing else to do"},
+		{c.IPAM == IPAMNone && c.VPCPorts, "--vpc-ports cannot be used with --ipam=none: another network creates the pods' interfaces"},
+		{c.IPAM == IPAMNone && c.MTU != 0, "--mtu has no effect with --ipam=none: another network creates the pods' interfaces"},
 		{c.EgressProbeInterval > 0 && c.EgressProbeInterval < 100*time.Millisecond, "--egress-probe-interval is less than 100ms: expected 0 or more than that"},
 	})
 }

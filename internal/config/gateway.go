@@ -3,13 +3,10 @@ package config
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/berthnet/berth/internal/introspect"
 )
 
 // Gateway is every setting of berth-egress, parsed and checked.
@@ -29,17 +26,9 @@ type Gateway struct {
 
 	// Watching
 	MetricsAddr string
-	LogLevel    string
-	LogFormat   string
-
-	// Unknown are environment variables that begin with BERTH_ and mean nothing.
-	Unknown []string
-	// Effective is every setting as it was given, or its default, for people.
-	Effective []introspect.Setting
+	LogSettings
+	Given
 }
-
-// Logger logs as the settings ask for.
-func (g Gateway) Logger(w io.Writer) *slog.Logger { return newLogger(w, g.LogLevel, g.LogFormat) }
 
 // NewGatewayLoader registers a flag for every setting of berth-egress.
 func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
@@ -47,12 +36,9 @@ func NewGatewayLoader(flags *pflag.FlagSet) *Loader[Gateway] {
 	return newLoader(flags, g, gatewayTable(g), g.finish)
 }
 
-// GatewaySettings are those of berth-egress, in the order of the reference.
-func GatewaySettings() []Setting { return gatewayTable(&Gateway{}) }
-
-// finish fills in what is not set and finds what is wrong with settings together.
-func (g *Gateway) finish(unknown []string, effective []introspect.Setting) []error {
-	g.Unknown, g.Effective = unknown, effective
+// finish sets defaults that depend on the pod, and finds contradictions.
+func (g *Gateway) finish(given Given) []error {
+	g.Given = given
 	if g.Namespace == "" {
 		g.Namespace = ownNamespace()
 	}
@@ -68,34 +54,35 @@ func gatewayTable(g *Gateway) []Setting {
 	return rows([]group{
 		{"Egress", []Setting{
 			{Flag: "egress-name", parse: checked(&g.EgressName, nonEmpty),
-				Doc: "Name of the Egress that this is a gateway of."},
+				Doc: "Name of the gateway's Egress."},
 			{Flag: "namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&g.Namespace),
-				Doc: "Its namespace. Default: the pod's own."},
+				Doc: "Namespace of the Egress. Default: the pod's own."},
 			{Flag: "kubeconfig", parse: absolutePath(&g.Kubeconfig, true),
-				Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+				Doc: "Kubeconfig file for the Kubernetes API. Default: the pod's service account."},
 		}},
 		{"Gateway", []Setting{
 			{Flag: "pod-ips", Env: []string{"POD_IPS"}, parse: podIPs(&g.PodIPs),
-				Doc: "The pod's own addresses, separated by commas; the first of each family counts. Clients' tunnels lead there, and the outside sees these."},
+				Doc: "The pod's own addresses, separated by commas, of which the first of each family counts. Clients' tunnels lead to these addresses, and external networks see them as source."},
 			{Flag: "host-ips", Env: []string{"HOST_IPS"}, parse: podIPs(&g.HostIPs),
-				Doc: "Addresses of the pod's node, separated by commas; the first of each family counts. Connections from there, such as the kubelet's probes, have a place at --metrics-address whatever others do."},
+				Doc: "Addresses of the pod's node, separated by commas, of which the first of each family counts. --metrics-address always has capacity for connections from there, such as the kubelet's probes."},
 			{Flag: "link", Default: "eth0", parse: checked(&g.Link, nonEmpty),
-				Doc: "The pod's interface that has them."},
+				Doc: "The pod's interface with pod-ips."},
 			{Flag: "fou-port", Default: "5555", parse: udpPort(&g.Port),
 				Doc: "UDP port of the tunnels between clients and gateways."},
 			{Flag: "grace-period", Default: "30s", parse: duration(&g.GracePeriod, time.Second, day),
-				Doc: "How long after it was asked to end a gateway serves the connections that it has; what the kubelet gives the pod (terminationGracePeriodSeconds)."},
+				Doc: "How long a gateway that shuts down serves its connections: the pod's terminationGracePeriodSeconds."},
 			{Flag: "end-delay", Default: "10s", parse: duration(&g.EndDelay, 0, day),
-				Doc: "How long it goes on in any case then, so that clients hear of it and take other gateways. In the last 2 s of grace-period it ends all the same."},
+				Doc: "How long it serves at least at shutdown, so that clients move to other gateways. It always ends in the last 2 s of grace-period."},
 		}},
 		{"Watching", append([]Setting{
 			{Flag: "metrics-address", Default: ":61690", parse: checked(&g.MetricsAddr, hostPort),
-				Doc: "Where /metrics, /livez and /readyz are served. Nodes of clients connect there too, to notice a gateway that is gone."},
-		}, logSettings(&g.LogLevel, &g.LogFormat)...)},
+				Doc: "Address on which /metrics, /livez and /readyz are served. Nodes of clients connect to it, too, to detect a gateway that is gone."},
+		}, g.LogSettings.rows()...)},
 	})
 }
 
-// podIPs takes addresses as the downward API writes them (status.podIPs), and keeps the first of each family.
+// podIPs accepts addresses in the format of the downward API (status.podIPs), and keeps the first of
+// each family.
 func podIPs(dst *[]netip.Addr) parser {
 	return parser{func(s string) error {
 		var first [2]netip.Addr

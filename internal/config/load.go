@@ -9,19 +9,19 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// Loader ties a program's table to a flag set and an environment.
+// Loader registers and loads the settings of a program.
 type Loader[C any] struct {
 	config   *C // the table's rows write to it
 	settings []Setting
 	raw      map[string]*rawValue // by flag
-	finish   func(unknown []string, effective []introspect.Setting) []error
+	finish   func(Given) []error
 }
 
-// rawValue keeps a flag's text for Load, so that all mistakes are found, not the first.
+// rawValue keeps the text of a flag for Load, which reports all errors at once.
 type rawValue struct {
 	text string
 	set  bool
@@ -42,7 +42,7 @@ func (r *rawValue) Type() string {
 	return "value"
 }
 
-// IsBoolFlag lets pflag take the flag without a value.
+// IsBoolFlag lets pflag accept the flag without a value.
 func (r *rawValue) IsBoolFlag() bool { return r.bare }
 
 // NewLoader registers a flag for every setting of berthd.
@@ -51,10 +51,9 @@ func NewLoader(flags *pflag.FlagSet) *Loader[Config] {
 	return newLoader(flags, c, table(c), c.finish)
 }
 
-// newLoader registers a flag for every setting of a table that writes to c.
-// Finish is called when all are parsed, with the variables that mean nothing and
-// with what every setting is, and returns what is wrong with them together.
-func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(unknown []string, effective []introspect.Setting) []error) *Loader[C] {
+// newLoader registers a flag for every setting of a table that writes to c. After all are parsed, it
+// calls finish, which returns contradictions.
+func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(Given) []error) *Loader[C] {
 	l := &Loader[C]{config: c, settings: settings, raw: map[string]*rawValue{}, finish: finish}
 	for _, s := range l.settings {
 		r := &rawValue{text: s.Default, bare: s.bare}
@@ -67,8 +66,8 @@ func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish fun
 	return l
 }
 
-// Load reads flags, then the environment, then defaults, and checks all of
-// it. The error lists every mistake with its flag or variable.
+// Load reads flags, environment and defaults, in this order of precedence, and validates them. The
+// error lists every mistake with its flag or variable.
 func (l *Loader[C]) Load(environ []string) (C, error) {
 	env := map[string]string{}
 	for _, kv := range environ {
@@ -87,7 +86,7 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 		}
 		effective = append(effective, introspect.Setting{Name: s.Flag, Value: redact.Text(value), From: name})
 	}
-	problems = append(problems, l.finish(unknown(l.settings, env), effective)...)
+	problems = append(problems, l.finish(Given{unknown(l.settings, env), effective})...)
 	if err := errors.Join(problems...); err != nil {
 		var none C
 		return none, fmt.Errorf("invalid settings:\n%w", err)
@@ -95,7 +94,7 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 	return *l.config, nil
 }
 
-// apply parses the text that wins and returns it with where it came from.
+// apply parses the value that takes precedence, and returns it with its origin.
 func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string, err error) {
 	name, value = "default of --"+s.Flag, s.Default
 	if r := l.raw[s.Flag]; r.set {
@@ -114,8 +113,8 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string,
 	return name, value, nil
 }
 
-// unknown lists variables that look like settings and are none: most likely
-// typing errors. Kubernetes makes variables of services, which are left out.
+// unknown returns variables that look like settings but are none, probably typing errors. It ignores
+// variables that Kubernetes sets for Services.
 func unknown(settings []Setting, env map[string]string) []string {
 	var out []string
 	for name := range env {

@@ -3,8 +3,6 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,77 +12,80 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/vpcport/lanes"
 )
 
-// Operator is every setting of berth-operator, parsed and checked.
+// Operator is every setting of berth-operator, parsed and checked, by feature.
 type Operator struct {
-	// Cluster
+	OperatorCluster
+	LeaderSettings
+	CloudSettings
+	OperatorNodes
+	OperatorPools
+	OperatorPorts
+	OperatorEgress
+	OperatorWatching
+	LogSettings
+	Given
+	EC2Limits map[string]pace.Limit // by action
+}
+
+// OperatorCluster is what the operator works for.
+type OperatorCluster struct {
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
 	IPAM        []string // some of IPAMENIOperator, IPAMPool and IPAMPort; none where Egress is all
+}
 
-	// Leader election
+// LeaderSettings are those of leader election.
+type LeaderSettings struct {
 	LeaderElect    bool
 	LeaseNamespace string
 	LeaseDuration  time.Duration
 	RenewDeadline  time.Duration
 	RetryPeriod    time.Duration
 	PodName        string
+}
 
-	// Cloud
-	Region       string
-	EC2Endpoint  string
-	IMDSEndpoint string
-	IMDSMode     string                // taken into IMDSEndpoint
-	EC2Limits    map[string]pace.Limit // by action
-
-	// Nodes
+// OperatorNodes are how nodes and their ENIs are managed.
+type OperatorNodes struct {
 	InstanceNodeTag    string // key of an EC2 tag; empty: none
 	InstanceClusterTag Tag    // zero: none
+	NodeGoneGrace      time.Duration
+	ENITimes
+}
 
-	NodeGoneGrace   time.Duration
-	ShrinkDelay     time.Duration
-	ListingInterval time.Duration
-	SettleTime      time.Duration
-	OrphanAge       time.Duration
-	OrphanInterval  time.Duration
-
-	// Address pools
+// OperatorPools are the operator's settings of address pools.
+type OperatorPools struct {
 	BlockClaimGrace time.Duration
 	DownNodeRelease time.Duration // 0: never
 	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
+}
 
-	// VPC ports
-	VPCCalls      int // under way at once, to one endpoint
+// OperatorPorts are the operator's settings of VPC ports.
+type OperatorPorts struct {
+	VPCCalls      int // in flight at once, to one endpoint
 	UnplugGrace   time.Duration
 	BranchCooling time.Duration
 	WebhookAddr   string
 	WebhookFrom   []netip.Prefix // clients beside the API server and nodes
 	FirstIsPort   bool           // the first interface of pods with NICs is one of them
+}
 
-	// Egress
+// OperatorEgress are the operator's settings of egress.
+type OperatorEgress struct {
 	Egress      bool
 	EgressImage string
 	EgressPort  int // UDP
+}
 
-	// Watching
+// OperatorWatching are what the operator shows.
+type OperatorWatching struct {
 	MetricsAddr string
 	HealthAddr  string
 	PprofAddr   string
-	LogLevel    string
-	LogFormat   string
-
-	// Unknown are environment variables that begin with BERTH_ and mean nothing.
-	Unknown []string
-	// Effective is every setting as it was given, or its default, for people.
-	Effective []introspect.Setting
 }
-
-// Logger logs as the settings ask for.
-func (o Operator) Logger(w io.Writer) *slog.Logger { return newLogger(w, o.LogLevel, o.LogFormat) }
 
 // NewOperatorLoader registers a flag for every setting of berth-operator.
 func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
@@ -92,16 +93,16 @@ func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
 	return newLoader(flags, o, operatorTable(o), o.finish)
 }
 
-// ownNamespace is what Kubernetes tells a pod of its namespace; empty out of a cluster.
+// ownNamespace is the namespace of the program's pod; empty outside a cluster.
 func ownNamespace() string {
 	text, _ := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	return strings.TrimSpace(string(text))
 }
 
-// finish fills in what is not set and finds what is wrong with settings together.
-func (o *Operator) finish(unknown []string, effective []introspect.Setting) []error {
-	o.Unknown, o.Effective = unknown, effective
-	o.IMDSEndpoint = imdsURL(o.IMDSEndpoint, o.IMDSMode)
+// finish sets defaults that depend on the machine, and finds contradictions.
+func (o *Operator) finish(given Given) []error {
+	o.Given = given
+	o.CloudSettings.finish()
 	if o.PodName == "" {
 		o.PodName, _ = os.Hostname()
 	}
@@ -147,117 +148,117 @@ func (o *Operator) contradictions() []error {
 // operatorTable lists every setting of berth-operator; parsing writes to o.
 func operatorTable(o *Operator) []Setting {
 	return rows([]group{
-		{"Cluster", operatorClusterSettings(o)},
-		{"Leader election", leaderSettings(o)},
-		{"Cloud", append(cloudSettings(&o.Region, &o.EC2Endpoint, &o.IMDSEndpoint, &o.IMDSMode), Setting{
+		{"Cluster", o.OperatorCluster.rows()},
+		{"Leader election", o.LeaderSettings.rows()},
+		{"Cloud", append(o.CloudSettings.rows(), Setting{
 			Flag: "ec2-limits", Unit: "Action=calls per second/burst", parse: ec2Limits(&o.EC2Limits),
-			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
-		{"Nodes", operatorNodeSettings(o)},
-		{"Address pools", operatorPoolSettings(o)},
-		{"VPC ports", operatorPortSettings(o)},
-		{"Egress", operatorEgressSettings(o)},
-		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
+			Doc: "Rate limits of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, in addition to those learned from EC2's throttling. Other actions have no limit."})},
+		{"Nodes", o.OperatorNodes.rows()},
+		{"Address pools", o.OperatorPools.rows()},
+		{"VPC ports", o.OperatorPorts.rows()},
+		{"Egress", o.OperatorEgress.rows()},
+		{"Watching", append(o.OperatorWatching.rows(), o.LogSettings.rows()...)},
 	})
 }
 
-func operatorClusterSettings(o *Operator) []Setting {
+func (o *OperatorCluster) rows() []Setting {
 	return []Setting{
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
-			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
+			Doc: "Name of the cluster. ENIs are tagged with it, and only ENIs with this tag are ever cleaned up, so clusters that share a VPC need different names."},
 		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool, IPAMPort)),
-			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, `pool`, address pools, or `port`, pods' NICs that are ports of VPCs. Only the first needs EC2. Empty with --egress alone."},
+			Doc: "Features of the operator, separated by commas: `eni-operator` (ENIs of nodes), `pool` (address pools) or `port` (pods' NICs that are ports of VPCs). Only the first needs EC2. Empty for --egress alone."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
-			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+			Doc: "Kubeconfig file for the Kubernetes API. Default: the pod's service account."},
 	}
 }
 
-func leaderSettings(o *Operator) []Setting {
+func (o *LeaderSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "leader-elect", Default: "true", bare: true, parse: boolean(&o.LeaderElect),
-			Doc: "Work only while holding the Lease berth-operator, so that of several operators one works and the others stand by."},
+			Doc: "Work only while holding the Lease berth-operator, so that one of several operators is active and the others stand by."},
 		{Flag: "leader-election-namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&o.LeaseNamespace),
-			Doc: "Namespace of that Lease; the operator's role allows it in the namespace of the chart's release. Default: the pod's own, out of a cluster kube-system."},
+			Doc: "Namespace of that Lease. The operator's role permits it in the namespace of the chart's release. Default: the pod's own; outside a cluster, kube-system."},
 		{Flag: "lease-duration", Default: "15s", parse: duration(&o.LeaseDuration, time.Second, time.Hour),
-			Doc: "How long after its last sign of life a leader that vanished is waited for. One that ends in order is followed at once."},
+			Doc: "How long the Lease of a leader that vanished is valid. A leader that shuts down in order is replaced at once."},
 		{Flag: "renew-deadline", Default: "10s", parse: duration(&o.RenewDeadline, 100*time.Millisecond, time.Hour),
-			Doc: "How long a leader that cannot renew the Lease goes on before it gives up and ends; shorter than lease-duration."},
+			Doc: "How long a leader that cannot renew the Lease continues before it exits. It must be shorter than lease-duration."},
 		{Flag: "retry-period", Default: "2s", parse: duration(&o.RetryPeriod, 50*time.Millisecond, time.Hour),
-			Doc: "How often the Lease is renewed, or asked for."},
+			Doc: "How often the operator renews the Lease, or tries to acquire it."},
 		{Flag: "pod-name", Env: []string{"POD_NAME"}, parse: text(&o.PodName),
-			Doc: "Begins the name of this operator in the Lease. Default: the host name."},
+			Doc: "Prefix of this operator's identity in the Lease. Default: the host name."},
 	}
 }
 
-func operatorNodeSettings(o *Operator) []Setting {
+func (o *OperatorNodes) rows() []Setting {
 	return []Setting{
 		{Flag: "instance-node-tag", Unit: "key", parse: checked(&o.InstanceNodeTag, tagKey),
-			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It proves that an instance is a Node's where Nodes have no spec.providerID and another name than the instance's private DNS name. Not set: no such tag."},
+			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It links an instance to its Node where Nodes have no spec.providerID and are not named after the instance's private DNS name. Not set: no such tag."},
 		{Flag: "instance-cluster-tag", Unit: "key[=value]", parse: tag(&o.InstanceClusterTag),
-			Doc: "EC2 tag that an instance must have for the operator to work for it, with any value if none is given. Not set: none."},
+			Doc: "EC2 tag that an instance must have for the operator to manage it, with any value if none is given. Not set: none."},
 		{Flag: "node-gone-grace", Default: "1m", parse: duration(&o.NodeGoneGrace, time.Second, 30*day),
 			Doc: "How long a node's Node object or its instance must be gone, and its daemon silent, before its NodeNetwork is removed."},
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),
-			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
+			Doc: "How long an address or ENI must be in excess before it is released to EC2."},
 		{Flag: "listing-interval", Default: "1m", parse: duration(&o.ListingInterval, time.Second, day),
-			Doc: "How often everything that the cloud holds for the cluster's nodes is listed, to repair what replies did not tell, and the network of a VPC is looked up."},
+			Doc: "How often all ENIs and addresses of the cluster's nodes are listed at EC2, to find changes that replies did not show, and how often the network of a VPC is looked up."},
 		{Flag: "settle-time", Default: "1m", parse: duration(&o.SettleTime, time.Second, day),
-			Doc: "How long a reply of the cloud outranks listings, which may trail it."},
+			Doc: "How long a reply of EC2 takes precedence over listings, which may lag behind."},
 		{Flag: "orphan-age", Default: "15m", parse: duration(&o.OrphanAge, time.Second, 30*day),
-			Doc: "How long this process must have seen an ENI of a vanished instance of this cluster detached, or a port that no PodNIC has, before it deletes it. A restart begins anew."},
+			Doc: "How long this process must have seen a detached ENI of a vanished instance of this cluster, or a port without a PodNIC, before it deletes the ENI or port. A restart starts over."},
 		{Flag: "orphan-interval", Default: "10m", parse: duration(&o.OrphanInterval, time.Second, day),
-			Doc: "How often such ENIs are looked for, at random times around it, and such ports, in a listing of all."},
+			Doc: "How often the operator looks for such ENIs and ports, on average."},
 	}
 }
 
-func operatorPoolSettings(o *Operator) []Setting {
+func (o *OperatorPools) rows() []Setting {
 	return []Setting{
 		{Flag: "block-claim-grace", Default: "2m", parse: duration(&o.BlockClaimGrace, time.Second, 30*day),
-			Doc: "How long a node's Node object must be gone, and its daemon not have claimed its blocks, before they are released. A daemon claims every 20 s."},
+			Doc: "How long a node's Node object must be gone without a claim of its daemon before the node's blocks are released. A daemon claims every 20 s."},
 		{Flag: "node-max-pods", Default: "1024", Unit: "pods", parse: integer(&o.NodeMaxPods, 1<<16, 1024),
-			Doc: "How many pods of a node count at most for how many blocks of a pool it may have: room for twice its pods, and a block. What the kubelet says it takes counts where it is less. 0: nodes get the blocks that they ask for."},
+			Doc: "Maximum of pods that count for a node's quota of blocks of a pool, which is room for twice its pods plus one block. The kubelet's maximum counts if it is lower. 0: no quota."},
 		{Flag: "release-blocks-of-down-nodes", Default: "0s", parse: duration(&o.DownNodeRelease, 0, 30*day),
-			Doc: "How long a Node that has the taint node.kubernetes.io/out-of-service must not have been ready before its blocks are released. 0: they stay as long as the Node does."},
+			Doc: "How long a Node with the taint node.kubernetes.io/out-of-service must have been not ready before its blocks are released. 0: they stay as long as the Node exists."},
 	}
 }
 
-// DefaultOperatorMetrics is where an operator serves metrics unless it is told.
+// DefaultOperatorMetrics is the default of the operator's metrics-address.
 const DefaultOperatorMetrics = "127.0.0.1:61680"
 
-func operatorPortSettings(o *Operator) []Setting {
+func (o *OperatorPorts) rows() []Setting {
 	return []Setting{
-		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultMost), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultMost),
-			Doc: "How many calls to the provider of VPCs at one endpoint are under way at once. Fewer are after it refused some as too many. EC2's go by --ec2-limits instead."},
+		{Flag: "vpc-calls", Default: strconv.Itoa(lanes.DefaultCalls), Unit: "calls", parse: integer(&o.VPCCalls, 1024, lanes.DefaultCalls),
+			Doc: "Maximum of concurrent calls to one endpoint of a VPC provider. It is reduced after the provider rejected calls as too many. For EC2, --ec2-limits applies instead."},
 		{Flag: "unplug-grace", Default: "1m", parse: duration(&o.UnplugGrace, time.Second, day),
-			Doc: "How long the port of a pod that is gone is left to its node's daemon to unplug, before it is deleted or bound elsewhere. A node that is gone, or has the taint node.kubernetes.io/out-of-service, is not waited for."},
+			Doc: "How long the operator waits for a node's daemon to unplug the port of a pod that is gone before it deletes the port or binds it elsewhere. It does not wait for a node that is gone or has the taint node.kubernetes.io/out-of-service."},
 		{Flag: "branch-cooling", Default: "1m", parse: duration(&o.BranchCooling, time.Second, day),
-			Doc: "How long a branch interface of EC2 is kept that no pod has any more, with its address, and its VLAN is not used again: what is on the way to the pod that had it reaches nobody else."},
+			Doc: "How long an EC2 branch interface is kept after its pod is gone, with its address and VLAN, so that packets in flight to that pod reach no other pod."},
 		{Flag: "first-interface-is-port", Default: "true", bare: true, parse: boolean(&o.FirstIsPort),
-			Doc: "Whether the first interface of pods with NICs, by which the kubelet knows the pod, is a port of a VPC too. Set to false where it comes from ENIs or address pools."},
+			Doc: "Whether the first interface of pods with NICs, which has the pod's IP, is a port of a VPC, too. Set to false if it comes from ENIs or address pools."},
 		{Flag: "webhook-address", parse: checked(&o.WebhookAddr, orEmpty(hostPort)),
-			Doc: "Where the API server asks, by TLS, about pods that ask for NICs or that NICPolicies may select, and PodNICs. Every operator answers, leading or not. Not set: it is not asked, no NICPolicy is in force, and whoever makes a pod hears by Events what is wrong with it."},
+			Doc: "TLS address of the admission webhook for PodNICs and for pods that ask for NICs or that NICPolicies may select. Every operator serves it, leading or not. Not set: no webhook; NICPolicies have no effect, and errors of pods appear as Events."},
 		{Flag: "webhook-clients", parse: cidrs(&o.WebhookFrom),
-			Doc: "From where requests of the API server come, besides its own addresses (the endpoints of the Service `default/kubernetes`) and those of nodes: for instance from the pods of a proxy. Other connections are refused. `0.0.0.0/0,::/0` lets everybody ask what pods of any namespace would get. Without meaning where clients must show a certificate."},
+			Doc: "Networks from which the webhook accepts requests in addition to the API server's addresses (the endpoints of the Service `default/kubernetes`) and those of nodes, such as the pods of a proxy. Other connections are refused. `0.0.0.0/0,::/0` lets anyone ask what pods of any namespace would get. No effect if clients must present a certificate."},
 	}
 }
 
-func operatorEgressSettings(o *Operator) []Setting {
+func (o *OperatorEgress) rows() []Setting {
 	return []Setting{
 		{Flag: "egress", Default: "false", bare: true, parse: boolean(&o.Egress),
-			Doc: "Make gateways for Egresses, and tell them and nodes which pods are their clients, beside what --ipam says, or alone with an empty --ipam."},
+			Doc: "Run gateways for Egresses, and assign clients to them, in addition to the features of --ipam, or alone with an empty --ipam."},
 		{Flag: "egress-image", parse: text(&o.EgressImage),
-			Doc: "The image of gateways, which has the program berth-egress; needed with --egress."},
+			Doc: "Image of gateways, which has the program berth-egress. Required with --egress."},
 		{Flag: "egress-port", Default: "5555", Unit: "port", parse: integer(&o.EgressPort, 1<<16-1, 5555),
-			Doc: "UDP port of the tunnels between clients and gateways. The daemons' setting of this name must be the same."},
+			Doc: "UDP port of the tunnels between clients and gateways. It must equal the daemons' setting of this name."},
 	}
 }
 
-func operatorWatchingSettings(o *Operator) []Setting {
+func (o *OperatorWatching) rows() []Setting {
 	return []Setting{
 		{Flag: "metrics-address", Default: DefaultOperatorMetrics, parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
-			Doc: "Where /metrics, /livez, /readyz and /startupz are served; at a loopback address /settings too. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+			Doc: "Address on which /metrics, /livez, /readyz and /startupz are served; a loopback address also serves /settings. Use the node's own address for a Prometheus on another host; every pod that reaches it can connect then. Empty disables it."},
 		{Flag: "health-address", parse: checked(&o.HealthAddr, orEmpty(hostPort)),
-			Doc: "Where /livez, /readyz and /startupz are served besides, for probes that go on wherever /metrics is; at a loopback address /metrics and /settings too, which support bundles ask for. Not set: nowhere else."},
+			Doc: "Additional address for /livez, /readyz and /startupz, so that probes do not depend on metrics-address; a loopback address also serves /metrics and /settings, for support bundles. Not set: none."},
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
-			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
+			Doc: "Loopback address on which /debug/pprof is served. Not set: none."},
 	}
 }

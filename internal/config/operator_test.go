@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
 func TestOperatorDefaults(t *testing.T) {
@@ -18,14 +18,20 @@ func TestOperatorDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Operator{
-		ClusterName: "default", LeaderElect: true, LeaseNamespace: "kube-system", PodName: host,
-		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		OperatorCluster: OperatorCluster{ClusterName: "default", IPAM: []string{IPAMENIOperator}},
+		LeaderSettings: LeaderSettings{
+			LeaderElect: true, LeaseNamespace: "kube-system", PodName: host, LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		},
+		CloudSettings: CloudSettings{IMDSMode: imdsModeIPv4},
 		EC2Limits:     map[string]pace.Limit{},
-		NodeGoneGrace: time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
-		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
-		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
-		VPCCalls: 8, UnplugGrace: time.Minute, BranchCooling: time.Minute, FirstIsPort: true, EgressPort: 5555,
-		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
+		OperatorNodes: OperatorNodes{NodeGoneGrace: time.Minute, ENITimes: ENITimes{
+			ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
+		}},
+		OperatorPools:    OperatorPools{BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024},
+		OperatorPorts:    OperatorPorts{VPCCalls: 8, UnplugGrace: time.Minute, BranchCooling: time.Minute, FirstIsPort: true},
+		OperatorEgress:   OperatorEgress{EgressPort: 5555},
+		OperatorWatching: OperatorWatching{MetricsAddr: "127.0.0.1:61680"},
+		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
 		t.Errorf("%d settings are told", len(o.Effective))

@@ -15,21 +15,21 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 )
 
-// A check tells whether a text is right, a parser checks one and stores its value.
-// Their errors say what was expected; the caller adds the setting's name.
+// A check validates a text; a parser also stores its value. Their errors say what was expected; the
+// caller adds the name of the setting.
 
-// parser is how a setting's text is read.
+// parser parses a setting's text.
 type parser struct {
 	store func(string) error
-	form  Form // what it takes
+	form  Form // of its values
 }
 
 func text(dst *string) parser { return checked(dst, func(string) error { return nil }) }
 
-// checked is the parser of a text that is stored as it is.
+// checked returns the parser of a text that is stored unchanged.
 func checked(dst *string, check func(string) error) parser {
 	return parser{func(s string) error {
 		if err := check(s); err != nil {
@@ -40,7 +40,7 @@ func checked(dst *string, check func(string) error) parser {
 	}, Form{Kind: Text}}
 }
 
-// orEmpty is a check that takes an empty text too.
+// orEmpty returns a check that also accepts the empty text.
 func orEmpty(check func(string) error) func(string) error {
 	return func(s string) error {
 		if s == "" {
@@ -68,8 +68,7 @@ func boolean(dst *bool) parser {
 	}, Form{Kind: Boolean}}
 }
 
-// optional is boolean for a setting whose default depends on others; an empty
-// text leaves nil.
+// optional parses a boolean whose default depends on other settings; an empty text leaves nil.
 func optional(dst **bool) parser {
 	return parser{func(s string) error {
 		if s == "" {
@@ -82,7 +81,7 @@ func optional(dst **bool) parser {
 	}, Form{Kind: Boolean}}
 }
 
-// integer takes 0 to high; an empty text leaves unset behind.
+// integer accepts 0 to high; an empty text stores unset.
 func integer(dst *int, high, unset int) parser {
 	return parser{func(s string) error {
 		if s == "" {
@@ -107,8 +106,7 @@ func udpPort(dst *int) parser {
 	}, Form{Kind: Integer, Low: 1, High: math.MaxUint16}}
 }
 
-// positiveOr is integer that takes any number below 1 for unset, as the Amazon
-// VPC CNI reads MAX_ENI.
+// positiveOr is integer, with unset for any number below 1, as the Amazon VPC CNI reads MAX_ENI.
 func positiveOr(dst *int, high, unset int) parser {
 	number := integer(dst, high, unset)
 	return parser{func(s string) error {
@@ -119,8 +117,7 @@ func positiveOr(dst *int, high, unset int) parser {
 	}, Form{Kind: Integer, Low: math.MinInt32, High: high}}
 }
 
-// duration takes Go's notation (1m30s) or a bare number of seconds, as
-// IP_COOLDOWN_PERIOD is written.
+// duration accepts Go's notation (1m30s) or a number of seconds, as in IP_COOLDOWN_PERIOD.
 func duration(dst *time.Duration, low, high time.Duration) parser {
 	return parser{func(s string) error {
 		v, err := time.ParseDuration(s)
@@ -135,7 +132,7 @@ func duration(dst *time.Duration, low, high time.Duration) parser {
 	}, Form{Kind: Duration}}
 }
 
-// items are what a list has between its commas.
+// items returns the elements of a comma-separated list.
 func items(s string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for item := range strings.SplitSeq(s, ",") {
@@ -186,7 +183,7 @@ func pairs(dst *map[string]string) parser {
 	}, Form{Kind: Pairs}}
 }
 
-// Tag is an EC2 tag; an empty Value is any.
+// Tag is an EC2 tag; an empty Value matches any.
 type Tag struct{ Key, Value string }
 
 // EC2 User Guide, "Tag restrictions".
@@ -231,7 +228,7 @@ func cidrs(dst *[]netip.Prefix) parser {
 	}, Form{Kind: List}}
 }
 
-// oneOf takes certain words in either case.
+// oneOf accepts some words in either case.
 func oneOf(dst *string, allowed ...string) parser {
 	word := checked(dst, among(allowed...))
 	return parser{func(s string) error { return word.store(strings.ToLower(s)) }, Form{Kind: Word, Words: allowed}}
@@ -261,8 +258,8 @@ func absolutePath(dst *string, optional bool) parser {
 	}, Form{Kind: Path}}
 }
 
-// socketPath is an absolute path that fits sockaddr_un (unix(7): 108 bytes
-// with the ending zero).
+// socketPath accepts an absolute path that fits sockaddr_un (unix(7): 108 bytes with the terminating
+// zero).
 func socketPath(dst *string, optional bool) parser {
 	path := absolutePath(dst, optional)
 	return parser{func(s string) error {
@@ -308,7 +305,7 @@ func hostPort(s string) error {
 	return nil
 }
 
-// loopbackPort is hostPort for what must not be reachable from elsewhere.
+// loopbackPort is hostPort for loopback addresses.
 func loopbackPort(s string) error {
 	if err := hostPort(s); err != nil {
 		return err
@@ -320,7 +317,7 @@ func loopbackPort(s string) error {
 	return nil
 }
 
-// mtu takes 0 or what links and IPv4 allow (RFC 791, RFC 8200 for IPv6: 1280).
+// mtu accepts 0, or the MTUs of links and IPv4 (RFC 791; RFC 8200 for IPv6: 1280).
 func mtu(dst *int) parser {
 	return parser{func(s string) error {
 		var v int
@@ -332,7 +329,7 @@ func mtu(dst *int) parser {
 	}, Form{Kind: Integer, Low: 0, High: 65535}}
 }
 
-// ec2Limits takes Action=rate/burst, several separated by commas.
+// ec2Limits accepts comma-separated Action=rate/burst.
 func ec2Limits(dst *map[string]pace.Limit) parser {
 	return parser{func(s string) error {
 		var texts map[string]string

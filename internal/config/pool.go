@@ -13,25 +13,35 @@ import (
 // defaultExportTable is the table that the routing daemons of Coil's design read.
 const defaultExportTable = 119
 
-func poolSettings(c *Config) []Setting {
+// PoolSettings are those of address pools.
+type PoolSettings struct {
+	BlockWatermark          int // percent of a block
+	BlockReleaseDelay       time.Duration
+	BlockClaimInterval      time.Duration
+	ExportTable             int
+	WithdrawOnExit          bool
+	IgnoreUntoldAnnotations bool
+}
+
+func (c *PoolSettings) rows() []Setting {
 	return []Setting{
 		{Flag: "block-watermark", Default: "25", Unit: "percent", parse: integer(&c.BlockWatermark, 100, 0),
-			Doc: "With ipam=pool, how many addresses of a block, rounded down, are to be free in each pool that the node uses, and in the pool called default: when there are fewer, another block is asked for. 0 asks when a pod waits."},
+			Doc: "With ipam=pool, the share of a block that must be free in each pool that the node uses and in the pool called default, in addresses rounded down. When fewer are free, the daemon requests another block. 0: it requests one when a pod waits."},
 		{Flag: "block-release-delay", Default: "5m", parse: duration(&c.BlockReleaseDelay, 0, 30*day),
-			Doc: "With ipam=pool, how long a block has no used and no cooling address before it goes back, if the others keep the watermark."},
+			Doc: "With ipam=pool, how long a block must have no used and no cooling address before it is released, if the others meet the watermark."},
 		{Flag: "block-claim-interval", Default: "20s", parse: duration(&c.BlockClaimInterval, 100*time.Millisecond, day),
-			Doc: "With ipam=pool, how often the node's blocks are claimed while its Node object is missing, so that they are not released: a few times within the operator's block-claim-grace. While the Node is there nothing is written."},
+			Doc: "With ipam=pool, how often the node's blocks are claimed while its Node object is missing, so that the operator does not release them. It should be a fraction of the operator's block-claim-grace. Nothing is written while the Node exists."},
 		{Flag: "export-table", Default: strconv.Itoa(defaultExportTable), parse: routingTable(&c.ExportTable),
-			Doc: "With ipam=pool, the number of the routing table with one route for each block of the node, for an external routing daemon to read. No rule looks it up."},
+			Doc: "With ipam=pool, the number of the routing table that has one route for each block of the node, for an external routing daemon. No rule uses this table."},
 		{Flag: "ignore-untold-annotations", Default: "false", bare: true, parse: boolean(&c.IgnoreUntoldAnnotations),
-			Doc: "With ipam=pool, take a pod whose annotations the container runtime does not tell for one without any. Multus does not tell them. A pod that chose a pool by its annotation then gets an address of its namespace's pool, unnoticed. Else such a pod gets none where a pool lets its namespace choose. With ports of VPCs, such a pod gets the NICs that the operator has made for it by then; else none, with an error where its namespace names a VPC."},
+			Doc: "With ipam=pool, treat a pod whose annotations the container runtime does not pass on as one without annotations. Multus does not pass them on. A pod that selects a pool by annotation then silently gets an address of its namespace's pool. If false, such a pod gets no address where a pool lets its namespace choose. With ports of VPCs, such a pod gets the NICs that the operator has created for it so far; if false, it gets none, with an error if its namespace names a VPC."},
 		{Flag: "withdraw-on-exit", Default: "false", bare: true, parse: boolean(&c.WithdrawOnExit),
-			Doc: "With ipam=pool, remove the routes from export-table when the daemon ends: the pods that stay are cut off from other nodes until another runs."},
+			Doc: "With ipam=pool, remove the routes from export-table when the daemon shuts down. Running pods are cut off from other nodes until the next daemon runs."},
 	}
 }
 
-// routingTable takes the number of a table that the kernel does not look up by
-// itself: 253 to 255 are default, main and local (rtnetlink(7)).
+// routingTable takes the number of a table that the kernel does not look up by itself; 253 to 255 are
+// default, main and local (rtnetlink(7)).
 func routingTable(dst *int) parser {
 	return parser{func(s string) error {
 		v, err := strconv.Atoi(s)
@@ -43,8 +53,7 @@ func routingTable(dst *int) parser {
 	}, Form{Kind: Integer, Low: 1, High: math.MaxInt32}}
 }
 
-// withoutMeaningWithoutENIs finds settings that mean nothing where addresses come
-// from pools, or are those of ports or of another network.
+// withoutMeaningWithoutENIs finds settings that have no effect where addresses do not come from ENIs.
 func (c *Config) withoutMeaningWithoutENIs() []error {
 	var idle []string
 	for _, s := range []struct {
@@ -78,5 +87,5 @@ func (c *Config) withoutMeaningWithoutENIs() []error {
 	if c.IPAM == IPAMNone {
 		from = "are another network's"
 	}
-	return []error{fmt.Errorf("%s: of no meaning with --ipam=%s: addresses %s, not from ENIs, and nothing is translated", strings.Join(idle, ", "), c.IPAM, from)}
+	return []error{fmt.Errorf("%s: no effect with --ipam=%s: addresses %s, not from ENIs, and are not translated", strings.Join(idle, ", "), c.IPAM, from)}
 }

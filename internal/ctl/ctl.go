@@ -1,5 +1,5 @@
-// Package ctl is berthctl: views of a node for the people who run it, and
-// calculators for those who plan one. Views only read what berthd serves.
+// Package ctl implements berthctl: views of a node for operators, and
+// calculators for capacity planning. Views only read what berthd serves.
 package ctl
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// New is the program's command. Its errors are for a person to read.
+// New returns the berthctl command. Its errors are meant to be printed to the user.
 func New() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "berthctl",
@@ -34,7 +34,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// format is the flag -o.
+// format is the value of the flag -o.
 type format string
 
 const (
@@ -56,5 +56,5 @@ func (f *format) Set(s string) error {
 
 func (f *format) register(cmd *cobra.Command) {
 	*f = table
-	cmd.Flags().VarP(f, "output", "o", "form of the output")
+	cmd.Flags().VarP(f, "output", "o", "output format")
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -254,8 +254,8 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	t.Cleanup(func() { close(release); silent.Close() })
 	for _, tc := range []struct{ name, url, timeout, want string }{
-		{"nobody", gone, "1m", "nobody listens"},
-		{"something else", page.URL, "1m", "something else than berthd's"},
+		{"nobody", gone, "1m", "nothing listens"},
+		{"something else", page.URL, "1m", "does not serve berthd's"},
 		{"starting", starting.URL, "1m", "waiting for the metadata service"},
 		{"silent", silent.URL, "300ms", "no answer"},
 		{"not an address", "http://[", "1m", "asking berthd"},

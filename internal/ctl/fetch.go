@@ -15,10 +15,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// node is where a berthd serves what it knows.
+// node is the introspection endpoint of a berthd.
 type node struct {
 	address string
 	timeout time.Duration
@@ -29,10 +29,10 @@ func (n *node) register(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&n.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
 }
 
-// maxDocument is far above what the largest node's document has.
+// maxDocument bounds a response, in bytes. The document of the largest node is far smaller.
 const maxDocument = 64 << 20
 
-// document asks berthd for its addresses.
+// document reads berthd's introspection document.
 func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	var doc introspect.Document
 	body, code, err := n.get(ctx, introspect.Path)
@@ -43,7 +43,7 @@ func (n *node) document(ctx context.Context) (introspect.Document, error) {
 		return doc, fmt.Errorf("berthd at %s: %s", n.address, view.Printable(strings.TrimSpace(string(body))))
 	}
 	if err := json.Unmarshal(body, &doc); err != nil {
-		return doc, fmt.Errorf("%s serves something else than berthd's %s: %w", n.address, introspect.Path, err)
+		return doc, fmt.Errorf("%s does not serve berthd's %s: %w", n.address, introspect.Path, err)
 	}
 	return doc, nil
 }
@@ -59,7 +59,7 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	if err != nil {
 		return nil, 0, err
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy: berthd is on this node
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, 0, err
@@ -69,12 +69,12 @@ func (n *node) get(ctx context.Context, path string) (body []byte, code int, err
 	return body, resp.StatusCode, err
 }
 
-// explain says what to do about a berthd that cannot be asked.
+// explain adds what to do to an error of a request to berthd.
 func (n *node) explain(err error) error {
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("nobody listens at %s: is berthd running on this node, and is --address right?", n.address)
+		return fmt.Errorf("nothing listens at %s: check that berthd runs on this node and that --address is right", n.address)
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return fmt.Errorf("no answer from %s in time: look at berthd's log", n.address)
 	}

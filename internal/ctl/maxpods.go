@@ -6,31 +6,31 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// hostPods are the host-network pods that EKS counts in (AWS's best practices for the Amazon VPC CNI).
+// hostPods is the number of host-network pods that EKS adds to max-pods (AWS, best practices for the Amazon VPC CNI).
 const hostPods = 2
 
-// kubernetesMax is how many pods Kubernetes recommends for a node at most
-// ("Considerations for large clusters"). EKS goes up to 250 from 30 vCPUs.
+// kubernetesMax is the maximum number of pods per node that Kubernetes recommends
+// ("Considerations for large clusters"). EKS allows 250 on instances with 30 or more vCPUs.
 const kubernetesMax = 110
 
-// capacity is what `max-pods -o json` prints.
+// capacity is the output of `max-pods -o json`.
 type capacity struct {
 	InstanceType string `json:"instanceType"`
-	ENIs         int    `json:"enis"`            // whose addresses are for pods
-	PerENI       int    `json:"addressesPerENI"` // usable ones
-	Addresses    int    `json:"addresses"`       // usable ones on all ENIs
+	ENIs         int    `json:"enis"`            // that serve pods
+	PerENI       int    `json:"addressesPerENI"` // usable by pods
+	Addresses    int    `json:"addresses"`       // usable by pods, on all ENIs
 	MaxPods      int    `json:"maxPods"`
 	Prefixes     bool   `json:"prefixes"`
 
 	IPFamilies ipfamily.Set `json:"ipFamilies"`
-	Unlimited  bool         `json:"unlimited,omitempty"` // addresses limit nothing; there are no numbers of them here
+	Unlimited  bool         `json:"unlimited,omitempty"` // addresses are no limit; the counts of addresses are 0
 }
 
 func newMaxPods() *cobra.Command {
@@ -89,16 +89,16 @@ A trunk, for pods' branch interfaces, takes the place of an ENI: --trunk-eni.`,
 	return cmd
 }
 
-// capacityOptions are what a number of pods depends on besides the instance type.
+// capacityOptions are the settings that max-pods depends on, besides the instance type.
 type capacityOptions struct {
-	prefixes bool // instead of single IPv4 addresses
+	prefixes bool // /28 prefixes instead of single IPv4 addresses
 	families ipfamily.Set
-	first    int // device index whose ENI is the first that serves pods
+	first    int // lowest device index whose ENI serves pods
 	trunk    bool
 }
 
-// enis is how many ENIs have addresses for pods, from a device index on. A trunk takes a
-// place below that if there is one.
+// enis returns the number of ENIs that serve pods from a device index on. A trunk ENI
+// takes one of them, unless an index below o.first is free for it.
 func (o capacityOptions) enis(l cloud.Limits, from int) int {
 	n := l.MaxENIs - from
 	if o.trunk && o.first < 2 {
@@ -112,8 +112,8 @@ func registerType(cmd *cobra.Command, to *string) {
 	_ = cmd.MarkFlagRequired("instance-type")
 }
 
-// capacityOf is how many pods an instance type runs. The error tells what the type does
-// not have.
+// capacityOf returns how many pods an instance type can run. It fails if the type lacks
+// what the options ask for.
 func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
 	prefixes, s := o.prefixes, o.families
 	l, err := limitsOf(instanceType)
@@ -149,7 +149,7 @@ func capacityOf(instanceType string, o capacityOptions) (capacity, error) {
 	return c, nil
 }
 
-// limitsOf looks an instance type up, or names those that were perhaps meant.
+// limitsOf looks up an instance type. The error suggests types of the same family.
 func limitsOf(instanceType string) (cloud.Limits, error) {
 	if l, ok := limits.Lookup(instanceType); ok {
 		return l, nil

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"unicode"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/test/harness/hostile"
 )
 

@@ -8,16 +8,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// errNotReady makes the program fail; all has been said already.
+// errNotReady makes the program fail after it has printed the status.
 var errNotReady = errors.New("this node is not ready")
 
-// nodeStatus is what `status -o json` prints.
+// nodeStatus is the output of `status -o json`.
 type nodeStatus struct {
 	Ready      bool                   `json:"ready"`
-	Reason     string                 `json:"reason,omitempty"` // why not
+	Reason     string                 `json:"reason,omitempty"` // why the node is not ready
 	Node       string                 `json:"node"`
 	InstanceID string                 `json:"instanceID"`
 	Totals     introspect.Totals      `json:"totals"`
@@ -62,7 +62,7 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// readiness asks the probe that Kubernetes asks.
+// readiness queries the endpoint of the kubelet's readiness probe.
 func (n *node) readiness(cmd *cobra.Command) (ready bool, reason string, err error) {
 	body, code, err := n.get(cmd.Context(), "/readyz")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/node/install"
 )
 
 func newUninstall() *cobra.Command {

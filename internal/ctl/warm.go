@@ -9,31 +9,31 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/view"
-	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// warmENI is one ENI of the calculation, in `warm -o json`.
+// warmENI is one ENI in the output of `warm -o json`.
 type warmENI struct {
 	DeviceIndex int `json:"deviceIndex"`
-	Addresses   int `json:"addresses"` // for how many pods, by the family that it has fewer of
+	Addresses   int `json:"addresses"` // number of pods that they serve; of two families, the smaller number
 	Prefixes    int `json:"prefixes"`
 	IPv6        int `json:"ipv6,omitempty"`         // single addresses
 	IPv6Prefix  int `json:"ipv6Prefixes,omitempty"` // of 2^48 addresses each
 	Used        int `json:"used"`
 }
 
-// warmNode is a node at rest.
+// warmNode is a node in its steady state, the output of `warm -o json`.
 type warmNode struct {
 	InstanceType string    `json:"instanceType"`
-	Pods         int       `json:"pods"`            // that got an address
-	Waiting      int       `json:"waiting"`         // that never will
-	Addresses    int       `json:"addresses"`       // usable ones, used and free, for how many pods
-	SubnetIPs    int       `json:"subnetAddresses"` // of IPv4
+	Pods         int       `json:"pods"`            // with an address
+	Waiting      int       `json:"waiting"`         // without an address
+	Addresses    int       `json:"addresses"`       // number of pods that they serve, used and free
+	SubnetIPs    int       `json:"subnetAddresses"` // IPv4 only
 	ENIs         []warmENI `json:"enis"`
 }
 
@@ -86,7 +86,7 @@ environment variables.`,
 
 const maxPods = 10_000
 
-// warmFlags are berthd's flags that have a bearing on the calculation.
+// warmFlags are berthd's flags that affect the calculation.
 var warmFlags = map[string]bool{
 	"warm-eni-target": true, "warm-ip-target": true, "minimum-ip-target": true, "warm-prefix-target": true,
 	"ip-families": true, "enable-prefix-delegation": true, "min-allocate": true, "pre-allocate": true, "max-above-watermark": true,
@@ -122,8 +122,8 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 	return p.Err
 }
 
-// nodeAtRest lets pods come one by one to a node of unlimited subnets, and the
-// planner act after each, until there is nothing left to do.
+// nodeAtRest simulates a node with unlimited subnets: it adds pods one by one and
+// applies the planner's actions after each, until none is left.
 func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 	s := plan.State{ENIs: []plan.ENI{{ID: "0", Phase: plan.Attached, Primary: true, Ours: true}}}
 	s.Subnets = []plan.Subnet{{Free: plan.Unlimited, ForNew: true}}
@@ -148,7 +148,7 @@ func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 	return n
 }
 
-// place gives a pod an address, if one is free.
+// place assigns a free address to a pod, and reports whether there was one.
 func place(policy ipam.Policy, s *plan.State) bool {
 	for i := range s.ENIs {
 		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < plan.Pods(policy.Families, e.Amount) {
@@ -159,11 +159,11 @@ func place(policy ipam.Policy, s *plan.State) bool {
 	return false
 }
 
-// maxPlans is far more than the planner needs until it rests.
+// maxPlans ends a simulation that does not converge; the planner needs far fewer steps.
 const maxPlans = 1000
 
-// grow does what the planner says until it says no more, and tells whether it
-// said anything. A plan only ever adds here, since nothing may be released.
+// grow applies the planner's actions until none is left, and reports whether there was
+// any. Plans only add addresses here, because no address in the state may be released.
 func grow(l cloud.Limits, policy ipam.Policy, s *plan.State) (grew bool) {
 	for range maxPlans {
 		actions := plan.Make(l, policy, *s).Actions

@@ -1,5 +1,5 @@
 // Package failpoint lets a test end the program, or make a step fail, at a
-// named place, to prove that what was half done is finished or undone later.
+// named place, to prove that incomplete work is finished or undone later.
 //
 // BERTH_FAILPOINTS holds a comma-separated list of name=action:
 //
@@ -11,7 +11,7 @@
 // A test that runs a program inside its own process arms failpoints with SetHalt,
 // which knows one more action:
 //
-//	eni.create.after=halt      the first hit ends the program's world
+//	eni.create.after=halt      the first hit stops the program
 //	eni.create.after=halt@3    the third hit
 //
 // With nothing armed a hit costs one load and a branch.
@@ -29,15 +29,15 @@ import (
 	"syscall"
 )
 
-// EnvVar is the variable that arms failpoints at the program's start.
+// EnvVar is the variable that arms failpoints at start.
 const EnvVar = "BERTH_FAILPOINTS"
 
 // ErrHit is what an armed failpoint of action error returns, wrapped with its name.
 var ErrHit = errors.New("failpoint")
 
 type action struct {
-	act  func(name string) error // what Hit then returns
-	at   int                     // the hit that acts; 0: every one
+	act  func(name string) error // result of Hit
+	at   int                     // which hit acts; 0: every one
 	hits int
 }
 
@@ -53,8 +53,8 @@ func init() {
 	_, envErr = Set(os.Getenv(EnvVar))
 }
 
-// Err tells whether the environment's list was malformed or has a failpoint
-// that the program does not; programs check it at start.
+// Err returns an error if the environment's list is malformed or has unknown failpoints; programs
+// check it at start.
 func Err() error {
 	if envErr != nil {
 		return fmt.Errorf("%s: %w", EnvVar, envErr)
@@ -94,8 +94,8 @@ func Names() []string {
 	return out
 }
 
-// Hit passes a failpoint: nil unless name is armed. It does not return from a
-// kill. The caller handles the error as it would any failure of that step.
+// Hit passes a failpoint. It returns nil unless name is armed, and does not return from a kill. The
+// caller handles the error like any failure of that step.
 func Hit(name string) error {
 	if !armed.Load() {
 		return nil
@@ -138,18 +138,18 @@ func due(name string) func(string) error {
 
 func kill(string) error {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // the signal is on its way; do nothing more
+	select {} // until the signal arrives
 }
 
 func fail(name string) error { return fmt.Errorf("%w %s", ErrHit, name) }
 
-// Set arms the failpoints of spec, in the form that the package comment
-// gives, in place of those armed before; restore puts the former ones back.
+// Set arms the failpoints of spec, in the format of the package comment, and disarms others; restore
+// reverts that.
 func Set(spec string) (restore func(), err error) { return SetHalt(spec, nil) }
 
-// SetHalt is Set with the action halt, whose hit calls halt and then fails as with
-// the action error. Halt must leave the program that hit without any further effect:
-// that program keeps running in this process, and handles the error.
+// SetHalt is Set with the action halt, whose hit calls halt and then fails like the action error. Halt
+// must cut the program off from any further effect: it keeps running in this process and handles the
+// error.
 func SetHalt(spec string, halt func(name string)) (restore func(), err error) {
 	next, err := parse(spec, halt)
 	if err != nil {

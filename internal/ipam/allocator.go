@@ -7,16 +7,15 @@ import (
 	"time"
 )
 
-// Allocator hands out the addresses of one node, in one family, to holders of
-// type K, one address each. It is a plain value in memory: not safe for
-// concurrent use, its owner locks.
+// Allocator hands out the addresses of one node, in one family, to holders of type K, one address each.
+// It is in memory only, and not safe for concurrent use.
 type Allocator[K comparable] struct {
 	period  time.Duration
-	seq     uint64 // grows whenever an address becomes free: the order of freedom
+	seq     uint64 // grows whenever an address becomes free, and so orders free addresses
 	entries map[netip.Addr]*entry[K]
 	holders map[K]*entry[K]
 	groups  map[string]*group[K]
-	rested  map[netip.Addr]time.Time // when those were released that had cooled before New and are not listed yet
+	rested  map[netip.Addr]time.Time // when addresses were released that had cooled before New and are not listed yet
 	ready   indexed[*group[K]]       // groups with an assignable address
 	cooling indexed[*entry[K]]       // by end of cooling
 }
@@ -39,7 +38,7 @@ type entry[K comparable] struct {
 	state state
 	key   K         // when used
 	since time.Time // when it became used or cooling
-	freed uint64    // when it last became free, in the allocator's order
+	freed uint64    // when it last became free, as seq
 	unit  *unit[K]  // nil: held or cooling, but not listed by the cloud
 	pos   int       // in its unit's free heap, or in the cooling heap
 }
@@ -57,8 +56,8 @@ func New[K comparable](period time.Duration) *Allocator[K] {
 	}
 }
 
-// Assignment is one holder's address and where it comes from. Group is empty
-// while the cloud does not list the address.
+// Assignment is one holder's address and where it comes from. Group is empty while the cloud does not
+// list the address.
 type Assignment struct {
 	Addr   netip.Addr
 	Group  string
@@ -74,9 +73,9 @@ func (e *entry[K]) assignment() Assignment {
 	return a
 }
 
-// Take gives key an address, or tells that none is assignable at now. A key
-// that holds one gets the same again. Cooling that ended by now is over.
-// O(log n) in the number of addresses, groups and prefixes.
+// Take gives key an address; ok is false if none is assignable at now. A key that holds an address gets
+// the same again. Cooling that ended by now is over. O(log n) in the number of addresses, groups and
+// prefixes.
 func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
 	if e, ok := a.holders[key]; ok {
 		return e.assignment(), true
@@ -97,9 +96,9 @@ func (a *Allocator[K]) takeIn(g *group[K], key K, now time.Time) Assignment {
 	return e.assignment()
 }
 
-// Hold marks addr as held by key since a moment, as found in a record. An address that the
-// cloud does not list is held all the same, and one that cools stops cooling:
-// the holder's record is the later word. It fails when either side is taken.
+// Hold records that key has held addr since a time, as a stored record says. An address that the cloud
+// does not list is held all the same, and one that cools stops cooling: the holder's record is newer.
+// It is an error if key holds another address, or another key holds addr.
 func (a *Allocator[K]) Hold(key K, addr netip.Addr, since time.Time) error {
 	if h, ok := a.holders[key]; ok {
 		if h.addr == addr {
@@ -117,8 +116,7 @@ func (a *Allocator[K]) Hold(key K, addr netip.Addr, since time.Time) error {
 	return nil
 }
 
-// Release ends key's hold; the address cools from now on. It tells which
-// address that was, if any.
+// Release ends key's hold; the address cools from now on. It returns that address, if any.
 func (a *Allocator[K]) Release(key K, now time.Time) (netip.Addr, bool) {
 	e, ok := a.unhold(key)
 	if !ok {
@@ -128,8 +126,8 @@ func (a *Allocator[K]) Release(key K, now time.Time) (netip.Addr, bool) {
 	return e.addr, true
 }
 
-// Cancel ends key's hold on an address that was never used: it is free at
-// once, and as long free as before.
+// Cancel ends key's hold on an address that was never used: it is free at once, and keeps its place
+// among the free ones.
 func (a *Allocator[K]) Cancel(key K) (netip.Addr, bool) {
 	e, ok := a.unhold(key)
 	if !ok {
@@ -150,7 +148,7 @@ func (a *Allocator[K]) unhold(key K) (*entry[K], bool) {
 	return e, ok
 }
 
-// entry finds or makes the entry of addr: in the prefix that contains it, or
+// entry returns the entry of addr, and adds one if there is none: in the prefix that contains it, or
 // unlisted.
 func (a *Allocator[K]) entry(addr netip.Addr) *entry[K] {
 	if e, ok := a.entries[addr]; ok {
@@ -166,8 +164,8 @@ func (a *Allocator[K]) entry(addr netip.Addr) *entry[K] {
 	return e
 }
 
-// prefixUnit finds the delegated prefix that contains addr. Rare: restore and
-// moves only.
+// prefixUnit returns the delegated prefix that contains addr. It is slow, and used for restoring and
+// moving only.
 func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	for _, g := range a.groups {
 		for p, u := range g.prefixes {
@@ -179,8 +177,8 @@ func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
 	return nil
 }
 
-// move changes an entry's state and every count and queue that follows from it. An
-// address that is to be withheld does not become free.
+// move changes an entry's state with all counts and queues that depend on it. An address that is to be
+// withheld does not become free.
 func (a *Allocator[K]) move(e *entry[K], to state) {
 	if to == free && e.isWithheld() {
 		to = withheld
@@ -190,7 +188,7 @@ func (a *Allocator[K]) move(e *entry[K], to state) {
 	a.place(e)
 }
 
-// unplace takes e out of its queue and its unit's counts.
+// unplace removes e from its queue and its unit's counts.
 func (a *Allocator[K]) unplace(e *entry[K]) {
 	if e.state == cooling {
 		a.cooling.set(e, false)
@@ -205,7 +203,7 @@ func (a *Allocator[K]) unplace(e *entry[K]) {
 	a.fix(u)
 }
 
-// place is unplace's opposite.
+// place undoes unplace.
 func (a *Allocator[K]) place(e *entry[K]) {
 	if e.state == cooling {
 		a.cooling.set(e, true)
@@ -237,7 +235,7 @@ func (a *Allocator[K]) forgetIfUnlisted(e *entry[K]) {
 	}
 }
 
-// tick returns the next moment in the order of freedom.
+// tick returns the next number in the order of free addresses.
 func (a *Allocator[K]) tick() uint64 {
 	a.seq++
 	return a.seq

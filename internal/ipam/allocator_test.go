@@ -126,8 +126,8 @@ func TestLargePrefixIsNotEnumerated(t *testing.T) {
 	}
 }
 
-// BenchmarkTake shows that a take costs the same on a small node and a full
-// large one: half of the addresses are held while one comes and goes.
+// BenchmarkTake shows that taking an address costs the same on a small node and on a full large one:
+// half of the addresses are held while one is taken and released.
 func BenchmarkTake(b *testing.B) {
 	for _, size := range []struct{ groups, perGroup int }{{3, 3}, {4, 14}, {15, 49}, {15, 784}} {
 		b.Run(fmt.Sprintf("addresses=%d", size.groups*size.perGroup), func(b *testing.B) {
@@ -157,7 +157,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// Blocks of one address each take turns.
+// Blocks with one address each take turns.
 func TestGroupsThatAreAlikeTakeTurns(t *testing.T) {
 	a := New[string](0)
 	for _, addr := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {

@@ -5,19 +5,18 @@ import (
 	"time"
 )
 
-// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP
-// address cooling period"; AWS's best practices for it say 30 s), so that every
-// node's service proxy learns of the pod's end before the address serves another.
-// While it cools it is not handed out, not withdrawn, and neither free nor
-// warm. The period ends at since+period inclusive.
+// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP address cooling
+// period"; AWS's best practices for it say 30 s), so that every node's service proxy learns that the
+// pod ended before another pod has the address. A cooling address is not handed out, not withdrawn, and
+// neither free nor warm. The period ends at since+period inclusive.
 
 // DefaultCooling is the period when none is configured.
 const DefaultCooling = 30 * time.Second
 
-// Cool marks an address as cooling since a moment, as found in a record. An
-// address that is held stays held, one that the cloud does not list cools all
-// the same. One that has cooled by now is free, behind those of which nothing is
-// told; such are told in the order of their release.
+// Cool records that an address has cooled since a time, as a stored record says. An address that is
+// held stays held; one that the cloud does not list cools all the same. One that has cooled by now is
+// free, and comes after those without a record. Such addresses have to be passed in the order of their
+// release.
 func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
 	if since.After(now) {
 		since = now // the wall clock was set back: never cool longer than a period
@@ -41,7 +40,7 @@ func (a *Allocator[K]) cool(e *entry[K], since time.Time) {
 	a.place(e)
 }
 
-// Expire frees the addresses whose cooling ended by now, and tells how many.
+// Expire frees the addresses whose cooling ended by now, and returns how many.
 func (a *Allocator[K]) Expire(now time.Time) int {
 	n := 0
 	for ; a.cooling.Len() > 0; n++ {
@@ -60,7 +59,7 @@ func (a *Allocator[K]) Expire(now time.Time) int {
 	return n
 }
 
-// NextExpiry tells when the next cooling ends, if any address cools.
+// NextExpiry returns when the next cooling ends; false: no address cools.
 func (a *Allocator[K]) NextExpiry() (time.Time, bool) {
 	if a.cooling.Len() == 0 {
 		return time.Time{}, false

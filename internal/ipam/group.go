@@ -19,7 +19,7 @@ type group[K comparable] struct {
 	id        string
 	index     int
 	ready     bool
-	withdrawn bool                // on its way back as a whole
+	withdrawn bool                // being released as a whole
 	withheld  map[netip.Addr]bool // not to be handed out
 	count     [states]int
 	singles   *unit[K]
@@ -28,9 +28,9 @@ type group[K comparable] struct {
 	pos       int               // in the allocator's ready queue
 }
 
-// SetGroup makes a group hold exactly what g lists, adding it if new (not
-// ready until SetReady). An address that is listed no more is forgotten, or,
-// while used or cooling, kept as unlisted. One that another group had moves.
+// SetGroup makes a group hold exactly what g lists, adding it if new (not ready until SetReady). An
+// address that is no longer listed is forgotten or, while used or cooling, kept as unlisted. An address
+// that another group had moves.
 func (a *Allocator[K]) SetGroup(g Group) {
 	own, ok := a.groups[g.ID]
 	if !ok {
@@ -65,7 +65,7 @@ func newGroup[K comparable](id string) *group[K] {
 	return g
 }
 
-// longestFree is when the address that Take would pick in the group became free.
+// longestFree returns when the address that Take would pick in the group became free.
 func (g *group[K]) longestFree() uint64 {
 	if g.units.Len() == 0 {
 		return math.MaxUint64
@@ -89,8 +89,7 @@ func (a *Allocator[K]) list(u *unit[K], addr netip.Addr, seq uint64) {
 	a.place(e)
 }
 
-// detach takes an entry out of its queues and its unit; the caller places or
-// forgets it.
+// detach removes an entry from its queues and its unit; the caller places or forgets it.
 func (a *Allocator[K]) detach(e *entry[K]) {
 	a.unplace(e)
 	if u := e.unit; u != nil {
@@ -149,8 +148,8 @@ func (a *Allocator[K]) losePrefix(u *unit[K]) {
 	delete(u.group.prefixes, u.prefix)
 }
 
-// SetReady tells whether a group's data path works: only then are its
-// addresses assignable. An unknown group is no error.
+// SetReady says whether a group's data path works: only then are its addresses assignable. An unknown
+// group is no error.
 func (a *Allocator[K]) SetReady(id string, ready bool) {
 	if g, ok := a.groups[id]; ok {
 		g.ready = ready
@@ -158,8 +157,7 @@ func (a *Allocator[K]) SetReady(id string, ready bool) {
 	}
 }
 
-// LoseGroup forgets a group that the cloud took away. Its used and cooling
-// addresses are kept as unlisted.
+// LoseGroup removes a group that the cloud took. Its used and cooling addresses are kept as unlisted.
 func (a *Allocator[K]) LoseGroup(id string) {
 	g, ok := a.groups[id]
 	if !ok {

@@ -2,15 +2,15 @@ package ipam
 
 import "container/heap"
 
-// indexed is a priority queue whose members can be found, moved and removed
-// in O(log n), as each knows its own position.
+// indexed is a priority queue whose members can be found, moved and removed in O(log n), because each
+// knows its own position.
 type indexed[T any] struct {
 	items []T
 	less  func(a, b T) bool
 	pos   func(T) *int // the member's position, -1 while outside
 }
 
-// set puts x where it belongs, or takes it out when in is false.
+// set puts x in its place, or removes it when in is false.
 func (h *indexed[T]) set(x T, in bool) {
 	switch p := h.pos(x); {
 	case in && *p < 0:

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// model is the allocator as one would write it without a thought for speed:
-// every address in one map, every choice by sorting all of them.
+// model is the allocator in its simplest form, without regard to speed: every address in one map, every
+// choice by sorting all of them.
 type model struct {
 	period time.Duration
 	seq    int
@@ -163,7 +163,7 @@ func (m *model) withhold(group string, addrs []netip.Addr) {
 	m.keepBack()
 }
 
-// keepBack withholds what is free and is not to be handed out.
+// keepBack withholds what is free and must not be handed out.
 func (m *model) keepBack() {
 	for addr, a := range m.addrs {
 		if g := m.groups[a.group]; g != nil && g.withheld[addr] && a.state == free {
@@ -280,7 +280,7 @@ func (m *model) busy(group string, p netip.Prefix) int {
 	return m.count(group, p, used) + m.count(group, p, cooling)
 }
 
-// dump writes everything an observer can tell, for comparison.
+// dump writes everything that an observer can see, for comparison.
 func (m *model) dump() []string {
 	var out []string
 	for addr, a := range m.addrs {

@@ -11,23 +11,22 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Node hands out the addresses of one node in both families: an Allocator of each,
-// with the same groups. A holder's addresses are all of one group. Like an
-// Allocator it is not safe for concurrent use, its owner locks.
+// Node hands out the addresses of one node in both families, by one Allocator each with the same
+// groups. A holder's addresses are all of one group. It is not safe for concurrent use.
 type Node[K comparable] struct {
 	of       [ipfamily.Number]*Allocator[K]
-	withheld [ipfamily.Number][]netip.Addr // as told, of whatever group
+	withheld [ipfamily.Number][]netip.Addr // by the last Withhold, whatever their groups
 }
 
-// NewNode returns one without addresses, whose released ones cool for period.
+// NewNode returns a Node without addresses, whose released addresses cool for period.
 func NewNode[K comparable](period time.Duration) *Node[K] {
 	return &Node[K]{of: [...]*Allocator[K]{New[K](period), New[K](period)}}
 }
 
-// Addresses are what one holder has of each family; zero: none.
+// Addresses are what one holder has of each family; the zero Addr: none.
 type Addresses [ipfamily.Number]netip.Addr
 
-// List returns those that there are, IPv4 first.
+// List returns the addresses, IPv4 first.
 func (l Addresses) List() (out []netip.Addr) {
 	for _, a := range l {
 		if a.IsValid() {
@@ -44,8 +43,7 @@ type Taken struct {
 	Index int
 }
 
-// SetGroup makes a group hold exactly what g lists, of both families, as
-// Allocator.SetGroup does.
+// SetGroup makes a group hold exactly what g lists, of both families, as Allocator.SetGroup does.
 func (n *Node[K]) SetGroup(g Group) {
 	for f, a := range n.of {
 		of := Group{ID: g.ID, Index: g.Index}
@@ -64,24 +62,24 @@ func (n *Node[K]) SetGroup(g Group) {
 	}
 }
 
-// SetReady tells whether a group's data path works.
+// SetReady says whether a group's data path works.
 func (n *Node[K]) SetReady(id string, ready bool) {
 	for _, a := range n.of {
 		a.SetReady(id, ready)
 	}
 }
 
-// LoseGroup forgets a group that the cloud took away.
+// LoseGroup removes a group that the cloud took.
 func (n *Node[K]) LoseGroup(id string) {
 	for _, a := range n.of {
 		a.LoseGroup(id)
 	}
 }
 
-// Take gives key an address of each family of a set, all of one group, or tells that
-// no group has one of each at now. Groups are chosen by what they have of the first
-// family, in Allocator's order. A key that holds addresses, of whatever families,
-// gets the same again. O(groups), and O(log n) in the number of addresses.
+// Take gives key an address of each family of a set, all of one group; ok is false if no group has one
+// of each at now. Groups are chosen by what they have of the first family, in Allocator's order. A key
+// that holds addresses, of whatever families, gets the same again. O(groups), and O(log n) in the
+// number of addresses.
 func (n *Node[K]) Take(key K, set ipfamily.Set, now time.Time) (Taken, bool) {
 	if t, ok := n.holds(key); ok {
 		return t, true
@@ -100,8 +98,7 @@ func (n *Node[K]) Take(key K, set ipfamily.Set, now time.Time) (Taken, bool) {
 	return out, true
 }
 
-// choose picks the group that comes first of those that have an assignable address
-// of every family.
+// choose returns the first group, in Allocator's order, that has an assignable address of every family.
 func (n *Node[K]) choose(families []ipfamily.Family) (id string, ok bool) {
 	var best *group[K]
 	for _, g := range n.of[families[0]].ready.items {
@@ -120,7 +117,7 @@ func (n *Node[K]) choose(families []ipfamily.Family) (id string, ok bool) {
 	return best.id, true
 }
 
-// holds tells what key holds.
+// holds returns the addresses that key holds.
 func (n *Node[K]) holds(key K) (out Taken, ok bool) {
 	for f, a := range n.of {
 		if e, held := a.holders[key]; held {
@@ -134,8 +131,8 @@ func (n *Node[K]) holds(key K) (out Taken, ok bool) {
 	return out, ok
 }
 
-// Hold marks addresses as held by key since a moment, as found in a record: all of
-// them, or none with an error, as Allocator.Hold has it.
+// Hold records that key has held addresses since a time, as a stored record says: all of them, or none
+// with an error, as in Allocator.Hold.
 func (n *Node[K]) Hold(key K, addrs []netip.Addr, since time.Time) error {
 	before, _ := n.holds(key)
 	for _, addr := range addrs {
@@ -152,8 +149,7 @@ func (n *Node[K]) Hold(key K, addrs []netip.Addr, since time.Time) error {
 	return nil
 }
 
-// Release ends key's hold; its addresses cool from now on. It tells which those
-// were, if any.
+// Release ends key's hold; its addresses cool from now on. It returns those addresses, if any.
 func (n *Node[K]) Release(key K, now time.Time) (out Addresses, ok bool) {
 	return n.end(func(a *Allocator[K]) (netip.Addr, bool) { return a.Release(key, now) })
 }
@@ -172,12 +168,12 @@ func (n *Node[K]) end(hold func(*Allocator[K]) (netip.Addr, bool)) (out Addresse
 	return out, ok
 }
 
-// Cool marks an address as cooling since a moment, as found in a record.
+// Cool records that an address has cooled since a time, as a stored record says.
 func (n *Node[K]) Cool(addr netip.Addr, since, now time.Time) {
 	n.of[ipfamily.Of(addr)].Cool(addr, since, now)
 }
 
-// Expire frees the addresses whose cooling ended by now, and tells how many.
+// Expire frees the addresses whose cooling ended by now, and returns how many.
 func (n *Node[K]) Expire(now time.Time) (freed int) {
 	for _, a := range n.of {
 		freed += a.Expire(now)
@@ -185,7 +181,7 @@ func (n *Node[K]) Expire(now time.Time) (freed int) {
 	return freed
 }
 
-// NextExpiry tells when the next cooling ends, if any address cools.
+// NextExpiry returns when the next cooling ends; false: no address cools.
 func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
 	for _, a := range n.of {
 		if t, cools := a.NextExpiry(); cools && (!ok || t.Before(at)) {
@@ -195,7 +191,7 @@ func (n *Node[K]) NextExpiry() (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Busy tells whether an address is used or cooling, listed or not.
+// Busy reports whether an address is used or cooling, listed or not.
 func (n *Node[K]) Busy(addr netip.Addr) bool {
 	return addr.IsValid() && n.of[ipfamily.Of(addr)].Busy(addr)
 }
@@ -230,16 +226,16 @@ type NodeGroup struct {
 	Of    [ipfamily.Number]Counts
 }
 
-// Used counts the pods that have an address of the group: as many as it has used
-// addresses of the family that has more of them.
+// Used returns the number of pods that have an address of the group: its used addresses of the family
+// that has more of them.
 func (g NodeGroup) Used() int { return max(g.Of[ipfamily.IPv4].Used, g.Of[ipfamily.IPv6].Used) }
 
-// Withheld counts likewise what is withheld.
+// Withheld returns the same number of withheld addresses.
 func (g NodeGroup) Withheld() int {
 	return max(g.Of[ipfamily.IPv4].Withheld, g.Of[ipfamily.IPv6].Withheld)
 }
 
-// Cooling counts likewise what cools beside what is used.
+// Cooling returns the same number of cooling addresses, beside the used ones.
 func (g NodeGroup) Cooling() int {
 	busy := 0
 	for _, c := range g.Of {
@@ -248,8 +244,8 @@ func (g NodeGroup) Cooling() int {
 	return busy - g.Used()
 }
 
-// Assignable is for how many holders a group has an address of each family of a
-// set, once it is ready; of IPv6 alone at most IPv6PrefixAddresses.
+// Assignable returns the number of holders that the group has an address of each family of a set for,
+// once it is ready; with IPv6 only, at most IPv6PrefixAddresses.
 func (g NodeGroup) Assignable(set ipfamily.Set) int {
 	out := math.MaxInt
 	for _, f := range set.Families() {
@@ -261,7 +257,7 @@ func (g NodeGroup) Assignable(set ipfamily.Set) int {
 	return out
 }
 
-// Groups counts each group, by index and then ID. O(groups and prefixes).
+// Groups returns the counts of each group, by index and then ID. O(groups and prefixes).
 func (n *Node[K]) Groups() []NodeGroup {
 	var out []NodeGroup
 	for _, g := range n.of[ipfamily.IPv4].Groups() {
@@ -274,9 +270,8 @@ func (n *Node[K]) Groups() []NodeGroup {
 	return out
 }
 
-// Withdraw takes up to so many free single addresses, and prefixes in which nothing
-// is used or cooling, of one family out of a group, and returns them, addresses as
-// prefixes of full length.
+// Withdraw takes free single addresses, and prefixes in which nothing is used or cooling, of one family
+// out of use, up to so many of each. It returns them, addresses as prefixes of full length.
 func (n *Node[K]) Withdraw(id string, f ipfamily.Family, addresses, prefixes int) (out []netip.Prefix) {
 	for _, a := range n.of[f].Withdraw(id, addresses) {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
@@ -284,7 +279,7 @@ func (n *Node[K]) Withdraw(id string, f ipfamily.Family, addresses, prefixes int
 	return append(out, n.of[f].WithdrawPrefixes(id, prefixes)...)
 }
 
-// WithdrawGroup takes a whole group out, if nothing in it is used or cooling.
+// WithdrawGroup takes a whole group out of use, if nothing in it is used or cooling.
 func (n *Node[K]) WithdrawGroup(id string) error {
 	for _, a := range n.of {
 		if c := a.Count(id); c.Used+c.Cooling > 0 {
@@ -299,20 +294,20 @@ func (n *Node[K]) WithdrawGroup(id string) error {
 	return nil
 }
 
-// WithdrawThese takes exactly these addresses (as prefixes of full length) and
-// prefixes out, those of them that are free.
+// WithdrawThese takes exactly these addresses (as prefixes of full length) and prefixes out of use, as
+// far as they are free.
 func (n *Node[K]) WithdrawThese(things []netip.Prefix) { n.each(things, (*Allocator[K]).WithdrawThese) }
 
-// Withhold keeps addresses of whatever group from being handed out, also of groups that come later,
-// until it is told others, and returns those that nobody holds, in order.
+// Withhold keeps addresses from being handed out, also those of groups that are added later, until the
+// next call. It returns those that nobody holds, in order.
 func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	for f, a := range n.of {
-		told := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
-		same := slices.Equal(told, n.withheld[f])
-		n.withheld[f] = told
+		ofFamily := slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool { return ipfamily.Of(addr) != ipfamily.Family(f) })
+		same := slices.Equal(ofFamily, n.withheld[f])
+		n.withheld[f] = ofFamily
 		for id := range a.groups {
 			if !same {
-				a.Withhold(id, a.listed(id, told))
+				a.Withhold(id, a.listed(id, ofFamily))
 			}
 			kept = append(kept, a.kept(id)...)
 		}
@@ -321,11 +316,10 @@ func (n *Node[K]) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
 	return kept
 }
 
-// Restore makes withdrawn addresses (as prefixes of full length) and prefixes
-// assignable again.
+// Restore makes withdrawn addresses (as prefixes of full length) and prefixes assignable again.
 func (n *Node[K]) Restore(things []netip.Prefix) { n.each(things, (*Allocator[K]).Restore) }
 
-// each has the allocator of each family do something with what is of it.
+// each calls do with the allocator of each family and the part of a list that is of the family.
 func (n *Node[K]) each(things []netip.Prefix, do func(*Allocator[K], []netip.Prefix)) {
 	for f, a := range n.of {
 		do(a, slices.DeleteFunc(slices.Clone(things), func(p netip.Prefix) bool { return ipfamily.Of(p.Addr()) != ipfamily.Family(f) }))

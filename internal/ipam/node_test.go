@@ -67,7 +67,7 @@ func TestPodsGetAddressesOfOneGroup(t *testing.T) {
 	}
 }
 
-// What a record says is held whole, or not at all.
+// The addresses of a record are held together or not at all.
 func TestHoldsOfBothFamiliesAreWhole(t *testing.T) {
 	n := NewNode[string](DefaultCooling)
 	n.SetGroup(dualGroup(1))
@@ -83,8 +83,8 @@ func TestHoldsOfBothFamiliesAreWhole(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes, in whatever families: no address is held twice, handed out
-// while it cools or withdrawn from a pod, and a pod's addresses are of one group.
+// Whatever is taken and released, in whatever families, no address is held twice, handed out while it
+// cools, or withdrawn from a pod, and a pod's addresses are of one group.
 func TestNodeOfBothFamilies(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		n, now := NewNode[string](DefaultCooling), time.Unix(0, 0)
@@ -142,7 +142,7 @@ func TestNodeOfBothFamilies(t *testing.T) {
 	})
 }
 
-// check judges addresses that were just taken.
+// check checks addresses that were just taken.
 func check(r *rapid.T, got Taken, held map[string]Taken, cooling map[netip.Addr]time.Time, gone map[netip.Prefix]bool, now time.Time) {
 	g := dualGroup(got.Index)
 	for _, a := range got.List() {

@@ -20,8 +20,8 @@ type machine struct {
 
 var groupIDs = []string{"eni-a", "eni-b", "eni-c"}
 
-// groupNet is where a group's addresses come from: singles from the first
-// eight addresses, two /30 prefixes and one /29 behind them.
+// groupNet returns the range of a group's addresses: single ones from the first eight addresses, two
+// /30 prefixes and one /29 after them.
 func groupNet(id string) (singles []netip.Addr, prefixes []netip.Prefix) {
 	base := netip.AddrFrom4([4]byte{10, 0, byte(slices.Index(groupIDs, id)), 0})
 	addr := base
@@ -56,8 +56,7 @@ func (x *machine) addr(t *rapid.T) netip.Addr {
 	return rapid.SampledFrom(append(s, p[0].Addr(), p[2].Addr().Next())).Draw(t, "addr")
 }
 
-// fill starts with some groups complete and ready, as random steps alone
-// rarely get to a busy node.
+// fill starts with some groups complete and ready, since random steps alone rarely lead to a busy node.
 func (x *machine) fill(groups int) {
 	for _, id := range groupIDs[:groups] {
 		s, p := groupNet(id)

@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// Records may tell of addresses that had cooled before this allocator was made. Such an
-// address is free, and goes behind those free ones of which nothing is told: they
-// have rested for longer, or were never used. Otherwise each restart would hand
-// out the lowest address again, however lately a pod had it.
+// Stored records may have addresses that had cooled before this allocator was created. Such an address
+// is free, and comes after the free ones without a record: they have been free for longer, or were
+// never used. Otherwise each restart would hand out the lowest address again, however lately a pod had
+// it.
 
-// rest takes that addr was released at since and has cooled. It is to be told
-// in order of since. One that the cloud does not list yet is remembered until
-// it does.
+// rest records that addr was released at since and has cooled. It has to be called in order of since.
+// An address that the cloud does not list yet is remembered until it does.
 func (a *Allocator[K]) rest(addr netip.Addr, since time.Time) {
 	e, known := a.entries[addr]
 	switch {
@@ -25,14 +24,14 @@ func (a *Allocator[K]) rest(addr netip.Addr, since time.Time) {
 	}
 }
 
-// behind makes an address the last in the order of freedom.
+// behind makes an address the last of the free ones.
 func (a *Allocator[K]) behind(e *entry[K]) {
 	a.unplace(e)
 	e.freed = a.tick()
 	a.place(e)
 }
 
-// recall puts what a group lists and a record told of behind the rest of it.
+// recall puts the addresses of a group that have a record behind its other ones.
 func (a *Allocator[K]) recall(g *group[K]) {
 	var listed []netip.Addr
 	for addr := range a.rested {

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// What had cooled before a restart goes behind what was never used, in the
-// order of release, whether the cloud lists it before or after the records are
-// read.
+// Addresses that had cooled before a restart come after those that were never used, in the order of
+// release, whether the cloud lists them before or after the records are read.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	singles := Group{ID: "eni-a", Addresses: addrs("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")}
 	prefix := Group{ID: "eni-a", Prefixes: prefixes("10.0.0.0/30")}

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// Counts are the addresses of a group by what they are good for.
+// Counts are the numbers of a group's addresses by state.
 type Counts struct {
 	Used      int // held by pods
 	Cooling   int
 	Free      int // assignable once the group is ready
-	Withdrawn int // on their way back, those in withdrawn prefixes and groups included, or withheld
-	Withheld  int // of these, in what is not on its way back itself
+	Withdrawn int // being released, those in withdrawn prefixes and groups included, or withheld
+	Withheld  int // of these, outside of withdrawn prefixes and groups
 
 	FreeSingles  int // single addresses that could be withdrawn
 	FreePrefixes int // prefixes that could be withdrawn: nothing used or cooling in them
@@ -29,7 +29,7 @@ type GroupCounts struct {
 	Counts
 }
 
-// Groups counts each group, by index and then ID. O(groups and prefixes).
+// Groups returns the counts of each group, by index and then ID. O(groups and prefixes).
 func (a *Allocator[K]) Groups() []GroupCounts {
 	var out []GroupCounts
 	for _, g := range a.groups {
@@ -39,7 +39,7 @@ func (a *Allocator[K]) Groups() []GroupCounts {
 	return out
 }
 
-// Count counts one group; zero for one that there is not. O(prefixes of it).
+// Count returns the counts of one group; zero for an unknown one. O(prefixes of it).
 func (a *Allocator[K]) Count(id string) Counts {
 	if g, ok := a.groups[id]; ok {
 		return g.counts()
@@ -72,7 +72,7 @@ func (g *group[K]) counts() Counts {
 	return c
 }
 
-// AddressView is one address as a person may want to see it.
+// AddressView is one address with its state.
 type AddressView[K comparable] struct {
 	Addr      netip.Addr
 	Group     string // empty while the cloud does not list it
@@ -85,8 +85,8 @@ type AddressView[K comparable] struct {
 	Since     time.Time // when it became used or cooling
 }
 
-// Addresses yields every address in no order. Of a prefix too large to list
-// (more than 256 addresses) only those that were touched appear.
+// Addresses yields every address in no order. Of a prefix that is too large to list (more than 256
+// addresses) only those that were touched appear.
 func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	return func(yield func(AddressView[K]) bool) {
 		for _, e := range a.entries {
@@ -104,8 +104,7 @@ func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	}
 }
 
-// Busied yields the addresses that are used or cooling, listed or not, in no
-// order.
+// Busied yields the addresses that are used or cooling, listed or not, in no order.
 func (a *Allocator[K]) Busied() iter.Seq[AddressView[K]] {
 	return func(yield func(AddressView[K]) bool) {
 		for _, e := range a.entries {
@@ -144,7 +143,7 @@ func (u *unit[K]) eachUntouched(yield func(AddressView[K]) bool) bool {
 	return true
 }
 
-// Busy tells whether an address is used or cooling, listed or not.
+// Busy reports whether an address is used or cooling, listed or not.
 func (a *Allocator[K]) Busy(addr netip.Addr) bool {
 	e, ok := a.entries[addr]
 	return ok && (e.state == used || e.state == cooling)

@@ -5,9 +5,8 @@ import (
 	"net/netip"
 )
 
-// unit is a prefix, or the single addresses of a group. The addresses of a
-// prefix are not enumerated: one that was never touched has no entry, and the
-// cursor stands at the first such.
+// unit is a prefix, or the single addresses of a group. The addresses of a prefix are not enumerated:
+// an address that was never used has no entry, and the cursor is the first of these.
 type unit[K comparable] struct {
 	group     *group[K]
 	prefix    netip.Prefix // zero for the singles
@@ -16,13 +15,13 @@ type unit[K comparable] struct {
 	members   map[netip.Addr]*entry[K]
 	free      indexed[*entry[K]]
 	count     [states]int // members by state
-	withdrawn bool        // the prefix is on its way back
+	withdrawn bool        // the prefix is being released
 	pos       int         // in the group's queue of units
 }
 
-// largeBits is the number of host bits from which on a prefix (an IPv6 /80 has
-// 48) is so large that released addresses in it are forgotten once they have
-// cooled: never-used ones, which have been free longer, do not run out.
+// largeBits is the number of host bits from which on a prefix (an IPv6 /80 has 48) is so large that
+// released addresses in it are forgotten once they have cooled: never-used ones, which have been free
+// longer, do not run out.
 const largeBits = 32
 
 func newUnit[K comparable](g *group[K], p netip.Prefix, since uint64) *unit[K] {
@@ -44,7 +43,7 @@ func (u *unit[K]) hostBits() int { return u.prefix.Addr().BitLen() - u.prefix.Bi
 
 func (u *unit[K]) large() bool { return u.prefix.IsValid() && u.hostBits() >= largeBits }
 
-// size counts the addresses of the unit.
+// size returns the number of addresses of the unit.
 func (u *unit[K]) size() int {
 	if !u.prefix.IsValid() {
 		return len(u.members)
@@ -52,10 +51,10 @@ func (u *unit[K]) size() int {
 	return 1 << min(u.hostBits(), 62)
 }
 
-// busy counts the addresses that a pod holds or held a moment ago.
+// busy returns the number of addresses that are used or cooling.
 func (u *unit[K]) busy() int { return u.count[used] + u.count[cooling] }
 
-// assignable counts the addresses that could be handed out if the group is ready.
+// assignable returns the number of addresses that could be handed out if the group is ready.
 func (u *unit[K]) assignable() int {
 	switch {
 	case u.withdrawn:
@@ -67,8 +66,8 @@ func (u *unit[K]) assignable() int {
 	}
 }
 
-// pick finds the unit's longest-free address, making its entry when it was
-// never touched. The unit must have an assignable address.
+// pick returns the address of the unit that has been free longest, and adds its entry if it was never
+// used. The unit must have an assignable address.
 func (u *unit[K]) pick(a *Allocator[K]) *entry[K] {
 	fresh, ok := u.untouched()
 	if u.free.Len() > 0 {
@@ -84,8 +83,8 @@ func (u *unit[K]) pick(a *Allocator[K]) *entry[K] {
 	return e
 }
 
-// longestFree is when the address that pick would return became free; while one
-// is on its way from one state to another, the far future.
+// longestFree returns when the address that pick would return became free; while an address changes its
+// state, the far future.
 func (u *unit[K]) longestFree() uint64 {
 	at := uint64(math.MaxUint64)
 	if u.free.Len() > 0 {
@@ -97,8 +96,8 @@ func (u *unit[K]) longestFree() uint64 {
 	return at
 }
 
-// untouched moves the cursor to the next address without an entry. A large
-// prefix starts over at its end, as its released addresses are forgotten.
+// untouched moves the cursor to the next address without an entry. In a large prefix it starts over at
+// the end, since released addresses are forgotten there.
 func (u *unit[K]) untouched() (netip.Addr, bool) {
 	for u.cursor.IsValid() {
 		if _, touched := u.members[u.cursor]; !touched {

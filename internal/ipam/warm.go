@@ -7,16 +7,16 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// IPv6PrefixAddresses is as how many addresses a delegated IPv6 prefix counts. A
-// /80 has 2^48 (EC2 User Guide, "Assigning prefixes to network interfaces"): more
-// than a node can run pods, so that one is as good as any number of them.
+// IPv6PrefixAddresses is the number of addresses that a delegated IPv6 prefix counts as. A /80 has 2^48
+// (EC2 User Guide, "Assigning prefixes to network interfaces"), more than a node can run pods, so one
+// is as good as any number of them.
 const IPv6PrefixAddresses = 1 << 16
 
-// PrefixAddresses is the number of addresses in a delegated IPv4 prefix, a /28
-// (EC2 User Guide, "Assigning prefixes to network interfaces").
+// PrefixAddresses is the number of addresses in a delegated IPv4 prefix, a /28 (EC2 User Guide,
+// "Assigning prefixes to network interfaces").
 const PrefixAddresses = 16
 
-// Dialect is the vocabulary in which a warm pool is asked for.
+// Dialect is the set of parameters that a warm pool is configured with.
 type Dialect string
 
 // The two dialects. The empty one is AWS.
@@ -25,18 +25,18 @@ const (
 	Cilium Dialect = "cilium" // watermarks of Cilium's AWS ENI allocator
 )
 
-// Policy says how many addresses a node should have beyond those in use. All
-// counts are of usable addresses: an ENI's primary address is not one.
+// Policy says how many addresses a node should have beyond those in use. All counts are of usable
+// addresses: an ENI's primary address is not one.
 type Policy struct {
 	Dialect Dialect
 
-	// Families are those of which each pod gets an address, all on one ENI. What
+	// Families are the families that each pod gets an address of, all on one ENI. What
 	// an ENI has for pods is what it has of the family that it has least of.
 	Families ipfamily.Set
 
 	// WarmENI (WARM_ENI_TARGET) is how many whole ENIs' worth of addresses are
-	// kept free. With 0, at least one address is. Addresses are taken by whole
-	// ENIs. Not looked at when WarmIP or MinimumIP is set, nor with prefixes.
+	// kept free; at least one address is. Addresses are taken by whole
+	// ENIs. It is ignored when WarmIP or MinimumIP is set, and with prefixes.
 	WarmENI int
 	// WarmIP (WARM_IP_TARGET) is how many addresses are kept free; 0: not set.
 	WarmIP int
@@ -44,8 +44,8 @@ type Policy struct {
 	// least, used ones included; 0: not set.
 	MinimumIP int
 	// WarmPrefix (WARM_PREFIX_TARGET) is how many prefixes' worth of addresses
-	// are kept free. With 0, at least one address is. Only with
-	// PrefixDelegation, and not looked at when WarmIP or MinimumIP is set.
+	// are kept free; at least one address is. It needs
+	// PrefixDelegation, and is ignored when WarmIP or MinimumIP is set.
 	WarmPrefix int
 
 	// MinAllocate (min-allocate) is how many addresses the node has at least.
@@ -59,37 +59,37 @@ type Policy struct {
 	MaxAllocate int
 
 	// MaxENI (MAX_ENI) caps the ENIs that Berth uses, the primary included;
-	// 0: the instance type's limit alone.
+	// 0: only the instance type's limit applies.
 	MaxENI int
 	// FirstInterfaceIndex (first-interface-index) is the lowest device index
 	// whose ENI serves pods: 0 includes the primary ENI.
 	FirstInterfaceIndex int
 	// PrefixDelegation (ENABLE_PREFIX_DELEGATION) takes /28 prefixes instead of
 	// single IPv4 addresses, on instance types that have them. IPv6 addresses come
-	// as a /80 wherever there are prefixes, as the Amazon VPC CNI has it.
+	// as a /80 wherever there are prefixes, as with the Amazon VPC CNI.
 	PrefixDelegation bool
-	// MaxPods caps the addresses of the node: more pods than that it never
-	// runs. 0: no cap.
+	// MaxPods caps the addresses of the node: it never runs more pods than
+	// that. 0: no cap.
 	MaxPods int
 }
 
-// DefaultAWS is what the Amazon VPC CNI does when nothing is set.
+// DefaultAWS returns the policy of the Amazon VPC CNI when nothing is set.
 func DefaultAWS() Policy { return Policy{Dialect: AWS, WarmENI: 1, WarmPrefix: 1} }
 
-// DefaultCilium is what Cilium's documentation says of parameters that are not set.
+// DefaultCilium returns the policy of Cilium's documentation when nothing is set.
 func DefaultCilium() Policy {
 	return Policy{Dialect: Cilium, PreAllocate: 8, FirstInterfaceIndex: 1}
 }
 
-// Usage is what the addresses of a node are doing.
+// Usage is how many addresses of a node are in which state.
 type Usage struct {
 	Used    int
 	Cooling int
 	Waiting int // pods that wait for an address
 }
 
-// Demand is a policy's answer, the same for both dialects. The counts are not
-// rounded to Unit: what is missing is, when it is asked for.
+// Demand is what a policy demands, the same for both dialects. The counts are not rounded to Unit: what
+// is missing is rounded when it is asked for.
 type Demand struct {
 	// Want is how many addresses should be assigned, free, used and cooling
 	// together; below it the node grows.
@@ -104,17 +104,15 @@ type Demand struct {
 	WholeENIs bool
 }
 
-// ByPrefix tells whether addresses of a family come by prefixes, on an instance
-// type that has them.
+// ByPrefix reports whether addresses of a family come as prefixes, on an instance type that has them.
 func (p Policy) ByPrefix(f ipfamily.Family) bool { return f == ipfamily.IPv6 || p.PrefixDelegation }
 
-// Demand computes what a node should have, in pods. slots is for how many of them
-// an ENI holds single addresses; prefixes tells whether the instance type has
-// prefixes. Of IPv6 alone a prefix counts as one of IPv4 does towards WarmPrefix:
-// a /80 is more than any warm target.
+// Demand returns what a node should have, in pods. Slots is the number of pods that an ENI can hold
+// single addresses for; prefixes says whether the instance type has prefixes. With IPv6 only, a prefix
+// counts as an IPv4 one does towards WarmPrefix, since a /80 is more than any warm target.
 //
-// A cooling address is no supply for a pod that waits, so that pods do not
-// starve behind it, and is supply for a warm target, as it will be back.
+// A cooling address is no supply for a waiting pod, so that pods do not starve behind it, and is supply
+// for a warm target, as it will be free soon.
 func (p Policy) Demand(slots int, prefixes bool, u Usage) Demand {
 	d := Demand{Unit: 1}
 	if prefixes && p.ByPrefix(p.Families.Families()[0]) {
@@ -158,7 +156,7 @@ func wholeENIs(n, slots int) int {
 	return (n + slots - 1) / slots * slots
 }
 
-// Validate names every field that makes no sense, in the words of its dialect.
+// Validate returns an error that names every invalid field, in the words of its dialect.
 func (p Policy) Validate() error {
 	var errs []error
 	if p.Dialect != "" && p.Dialect != AWS && p.Dialect != Cilium {
@@ -183,13 +181,13 @@ func (p Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Uncapped is the policy without its caps on addresses.
+// Uncapped returns the policy without its caps on addresses.
 func (p Policy) Uncapped() Policy {
 	p.MaxPods, p.MaxAllocate = 0, 0
 	return p
 }
 
-// Cap is the most addresses that the policy lets a node have; 0: no cap.
+// Cap returns the most addresses that the policy lets a node have; 0: no cap.
 func (p Policy) Cap() int {
 	n := p.capped(1 << 30)
 	if n == 1<<30 {

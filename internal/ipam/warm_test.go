@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// The formula cases of the operator: (available, used, pre-allocate,
-// min-allocate, max-above-watermark) to needed, before max-above-watermark is
-// added. Cilium's documentation is the authority: pre-allocate − (available − used).
+// The formula cases of the operator: (available, used, pre-allocate, min-allocate, max-above-watermark)
+// to needed, before max-above-watermark is added. Cilium's documentation is the authority: pre-allocate
+// − (available − used).
 func TestCiliumFormula(t *testing.T) {
 	for _, c := range []struct{ available, used, pre, min, above, needed int }{
 		{0, 0, 0, 16, 0, 16},

@@ -6,13 +6,12 @@ import (
 	"slices"
 )
 
-// Withdrawing is the first half of giving addresses back: what is withdrawn is
-// no longer assignable, so the cloud can be asked to take it. Then either the
-// group is set without it (SetGroup: it is gone), or Restore makes it
-// assignable again. Used and cooling addresses are never withdrawn.
+// Withdrawing is the first half of releasing addresses: a withdrawn address is no longer assignable, so
+// the cloud can be asked to take it. Then either the group is set without it (SetGroup: it is gone), or
+// Restore makes it assignable again. Used and cooling addresses are never withdrawn.
 
-// Withdraw takes up to n free single addresses of a group out, the
-// longest-free first, and returns them.
+// Withdraw takes up to n free single addresses of a group out of use, those that have been free longest
+// first, and returns them.
 func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	g, ok := a.groups[id]
 	if !ok {
@@ -27,8 +26,8 @@ func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	return out
 }
 
-// WithdrawPrefixes takes up to n prefixes of a group out in which nothing is
-// used or cooling, the highest first, and returns them.
+// WithdrawPrefixes takes up to n prefixes of a group out of use in which nothing is used or cooling,
+// the highest first, and returns them.
 func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
 	g, ok := a.groups[id]
 	if !ok {
@@ -52,7 +51,7 @@ func (a *Allocator[K]) withdrawPrefix(u *unit[K]) bool {
 	return true
 }
 
-// WithdrawGroup takes a whole group out, if nothing in it is used or cooling.
+// WithdrawGroup takes a whole group out of use, if nothing in it is used or cooling.
 func (a *Allocator[K]) WithdrawGroup(id string) error {
 	g, ok := a.groups[id]
 	if !ok {
@@ -66,8 +65,8 @@ func (a *Allocator[K]) WithdrawGroup(id string) error {
 	return nil
 }
 
-// Restore makes withdrawn addresses (as prefixes of full length) and prefixes
-// assignable again, as long free as before.
+// Restore makes withdrawn addresses (as prefixes of full length) and prefixes assignable again, in
+// their former places among the free ones.
 func (a *Allocator[K]) Restore(things []netip.Prefix) {
 	for _, p := range things {
 		if p.IsSingleIP() {
@@ -94,9 +93,8 @@ func (g *group[K]) sortedPrefixes() []netip.Prefix {
 	return out
 }
 
-// WithdrawThese takes exactly these addresses (as prefixes of full length) and
-// prefixes out, those of them that are free, as a record from before a restart
-// says that the cloud may have taken them.
+// WithdrawThese takes exactly these addresses (as prefixes of full length) and prefixes out of use, as
+// far as they are free, after a restart before which the cloud may have been asked to take them.
 func (a *Allocator[K]) WithdrawThese(things []netip.Prefix) {
 	for _, t := range things {
 		if t.IsSingleIP() {

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// Withholding keeps addresses of a group from being handed out for as long as
-// something else uses them. Pods that have one of them keep it; once it is
-// released and has cooled it is withheld rather than free. What is withheld counts as withdrawn.
+// Withholding keeps addresses of a group from being handed out for as long as something else uses them.
+// Pods that have one of them keep it; once it is released and has cooled it is withheld rather than
+// free. What is withheld counts as withdrawn.
 
-// Withhold makes addrs the addresses of a group that are withheld, and returns those that
-// nobody holds. Those that were and no longer are become free, behind all others. Those that the group does
+// Withhold makes addrs the withheld addresses of a group, and returns those that nobody holds.
+// Addresses that are no longer withheld become free, after all others. Addresses that the group does
 // not list are withheld once it does.
 func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Addr) {
 	g, ok := a.groups[id]
@@ -37,7 +37,7 @@ func (a *Allocator[K]) Withhold(id string, addrs []netip.Addr) (kept []netip.Add
 	return a.kept(id)
 }
 
-// listed are those of some addresses that a group lists.
+// listed returns those of some addresses that a group lists.
 func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
@@ -51,7 +51,7 @@ func (a *Allocator[K]) listed(id string, addrs []netip.Addr) (out []netip.Addr) 
 	return out
 }
 
-// kept are the addresses that are withheld of a group and that nobody holds, in order.
+// kept returns the withheld addresses of a group that nobody holds, in order.
 func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	g, ok := a.groups[id]
 	if !ok {
@@ -66,5 +66,5 @@ func (a *Allocator[K]) kept(id string) (kept []netip.Addr) {
 	return kept
 }
 
-// isWithheld tells whether an entry may not become free.
+// isWithheld reports whether an entry may not become free.
 func (e *entry[K]) isWithheld() bool { return e.unit != nil && e.unit.group.withheld[e.addr] }

@@ -1,5 +1,5 @@
-// Package ipfamily names IP families, and which of them pods get addresses of. It
-// is values only.
+// Package ipfamily has IP families and the sets of families that pods have addresses of. It has values
+// only.
 package ipfamily
 
 import (
@@ -16,10 +16,10 @@ const (
 	IPv6
 )
 
-// Number is how many families there are.
+// Number is the number of families.
 const Number = 2
 
-// Of is the family of a valid address.
+// Of returns the family of a valid address.
 func Of(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -35,10 +35,10 @@ func (f Family) String() string {
 	return "IPv4"
 }
 
-// Other is IPv6 of IPv4, and IPv4 of IPv6.
+// Other returns the other family.
 func (f Family) Other() Family { return IPv6 - f }
 
-// Alone is the set of this family only.
+// Alone returns the set of this family only.
 func (f Family) Alone() Set {
 	if f == IPv6 {
 		return OnlyIPv6
@@ -46,8 +46,8 @@ func (f Family) Alone() Set {
 	return OnlyIPv4
 }
 
-// Set is the families of which each pod gets an address, as settings and the API
-// write it. The empty one is OnlyIPv4.
+// Set is the families of which each pod gets an address, as in settings and the API. The empty set is
+// OnlyIPv4.
 type Set string
 
 // The sets.
@@ -80,7 +80,7 @@ func (s Set) Families() []Family {
 	}
 }
 
-// Has tells whether a family is in the set.
+// Has reports whether a family is in the set.
 func (s Set) Has(f Family) bool {
 	switch s {
 	case Dual:

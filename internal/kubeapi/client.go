@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -20,28 +21,25 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// Timeout bounds one request. A watch is none.
+// Timeout bounds one request other than a watch.
 const Timeout = 10 * time.Second
 
-// Client makes requests to the API server. All methods may be called
-// concurrently, and none repeats a request or holds one back: that is the
-// caller's to do.
+// Client makes requests to the API server. It is safe for concurrent use. It neither repeats nor delays requests.
 type Client struct {
 	rest      rest.Interface // of berth.dev
 	meta      metadata.Interface
 	param     runtime.ParameterCodec
-	namespace string // of the objects that requests are about; empty: of none
+	namespace string // of the objects of requests; empty: none
 }
 
-// In is a client of objects in a namespace.
+// In returns a client for objects in a namespace.
 func (c *Client) In(namespace string) *Client {
 	in := *c
 	in.namespace = namespace
 	return &in
 }
 
-// Config reads a kubeconfig file or, when that is empty, what the cluster gives
-// to a pod.
+// Config reads a kubeconfig file or, without one, the configuration of a pod.
 func Config(kubeconfig string) (*rest.Config, error) {
 	var cfg *rest.Config
 	var err error
@@ -79,19 +77,18 @@ func New(cfg *rest.Config) (*Client, error) {
 	return &Client{rest: rc, meta: meta, param: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// Get reads an object of berth.dev from etcd.
+// Get reads an object of berth.dev, not from a cache.
 func (c *Client) Get(ctx context.Context, resource, name string, into runtime.Object) error {
 	return c.rest.Get().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Timeout(Timeout).Do(ctx).Into(into)
 }
 
-// Create makes an object of berth.dev as the daemon's.
+// Create creates an object of berth.dev, with the daemon as the field manager.
 func (c *Client) Create(ctx context.Context, resource string, o, into runtime.Object) error {
 	return c.rest.Post().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Param("fieldManager", v1alpha1.OwnerDaemon).Body(o).Timeout(Timeout).Do(ctx).Into(into)
 }
 
-// Patch changes an object of berth.dev, or its subresource unless that is
-// empty, as the daemon's; by an apply also what another owner has. into may be
-// nil.
+// Patch changes an object of berth.dev, or its subresource if that is not empty, with the daemon as the field manager. An
+// apply also takes over fields of other managers. into may be nil.
 func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name, subresource string, body []byte, into runtime.Object) error {
 	r := c.rest.Patch(kind).NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).Timeout(Timeout)
 	if subresource != "" {
@@ -106,8 +103,7 @@ func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name
 	return r.Do(ctx).Into(into)
 }
 
-// Delete deletes the object of berth.dev that has this UID and, unless version
-// is empty, that nobody changed since it had this resourceVersion.
+// Delete deletes the object of berth.dev that has this UID and, unless version is empty, this resourceVersion.
 func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UID, version string) error {
 	opts := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 	if version != "" {
@@ -116,8 +112,8 @@ func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UI
 	return c.rest.Delete().NamespaceIfScoped(c.namespace, c.namespace != "").Resource(resource).Name(name).Body(opts).Timeout(Timeout).Do(ctx).Error()
 }
 
-// Node reads the Node of a name into a value with the fields that the caller
-// wants of it, as JSON names them. Without one the error is a NotFound.
+// Node reads the Node of a name into a value with the fields that the caller needs, by their JSON names. If there is none
+// the error is a NotFound.
 func (c *Client) Node(ctx context.Context, name string, into any) error {
 	data, err := c.rest.Get().AbsPath("/api/v1/nodes", name).SetHeader("Accept", "application/json").Timeout(Timeout).Do(ctx).Raw()
 	if err == nil {
@@ -129,6 +125,17 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
-// Ended tells whether a request failed because its context was over: the daemon
-// ends.
-func Ended(err error) bool { return errors.Is(err, context.Canceled) }
+// Cancelled tells whether a request failed because its context was cancelled: the daemon ends.
+func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
+
+// Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says
+// what to do.
+func Advice(err error) (reason, message string) {
+	switch {
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", err)
+	case apierrors.IsNotFound(err): // a list is always found unless its kind is not served
+		return "unreachable", fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", err)
+	}
+	return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err)
+}

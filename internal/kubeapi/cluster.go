@@ -12,49 +12,47 @@ import (
 // Metadata is the metadata of an object.
 type Metadata = metav1.PartialObjectMetadata
 
-// Kind is objects of Kubernetes itself that are watched together.
+// Kind is a selection of Kubernetes' own objects that are watched together.
 type Kind struct {
 	resource string
 	fields   string // a selector
 	labels   bool   // with their labels
 }
 
-// Namespaces are all there are; LabelledNamespaces are they with their labels.
+// Namespaces selects all Namespaces; LabelledNamespaces does with their labels.
 var (
 	Namespaces         = Kind{resource: "namespaces"}
 	LabelledNamespaces = Kind{resource: "namespaces", labels: true}
 )
 
-// NodeNamed is the Node of a name.
+// NodeNamed selects the Node of a name.
 func NodeNamed(name string) Kind {
-	return Kind{resource: "nodes", fields: Only("metadata.name", name)}
+	return Kind{resource: "nodes", fields: FieldEquals("metadata.name", name)}
 }
 
-// LabelledNode is that Node with its labels.
+// LabelledNode selects that Node, with its labels.
 func LabelledNode(name string) Kind {
 	k := NodeNamed(name)
 	k.labels = true
 	return k
 }
 
-// Cluster brings the metadata of Kubernetes' own objects to all parts of a daemon
-// that ask for it. However many they are, each kind is watched once.
+// Cluster passes the metadata of Kubernetes' own objects to any number of handlers. Each kind is watched once.
 type Cluster struct {
 	api   *Client
 	feeds map[Kind]*feed
 }
 
-// feed is who follows a kind, and which annotations they want.
+// feed is the handlers of a kind, and the annotations that they read.
 type feed struct {
 	handlers    []Handler[*Metadata]
 	annotations []string
 }
 
-// NewCluster returns one that follows nothing yet.
+// NewCluster returns a Cluster that follows nothing yet.
 func NewCluster(api *Client) *Cluster { return &Cluster{api, map[Kind]*feed{}} }
 
-// Follow keeps h told of a kind, with these annotations at least. It is to be called
-// before Run.
+// Follow has Run pass the objects of a kind to h, with at least these annotations. It is to be called before Run.
 func (c *Cluster) Follow(k Kind, h Handler[*Metadata], annotations ...string) {
 	f := c.feeds[k]
 	if f == nil {
@@ -64,7 +62,7 @@ func (c *Cluster) Follow(k Kind, h Handler[*Metadata], annotations ...string) {
 	f.handlers, f.annotations = append(f.handlers, h), append(f.annotations, annotations...)
 }
 
-// Run watches what is followed, until ctx ends.
+// Run follows until ctx ends.
 func (c *Cluster) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	for k, f := range c.feeds {
@@ -76,7 +74,7 @@ func (c *Cluster) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// all tells every handler.
+// all returns a handler that calls every handler.
 func (f *feed) all() Handler[*Metadata] {
 	each := func(tell func(Handler[*Metadata])) {
 		for _, h := range f.handlers {
@@ -84,9 +82,9 @@ func (f *feed) all() Handler[*Metadata] {
 		}
 	}
 	return Handler[*Metadata]{
-		Put:   func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Put(o) }) },
-		Gone:  func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Gone(o) }) },
-		All:   func(list []*Metadata) { each(func(h Handler[*Metadata]) { h.All(slices.Clone(list)) }) },
-		Heard: func(err error) { each(func(h Handler[*Metadata]) { h.Heard(err) }) },
+		Put:     func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Put(o) }) },
+		Gone:    func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Gone(o) }) },
+		All:     func(list []*Metadata) { each(func(h Handler[*Metadata]) { h.All(slices.Clone(list)) }) },
+		Outcome: func(err error) { each(func(h Handler[*Metadata]) { h.Outcome(err) }) },
 	}
 }

@@ -11,10 +11,10 @@ func TestClusterTellsAllWhoFollow(t *testing.T) {
 	var heard []string
 	note := func(who string) Handler[*Metadata] {
 		return Handler[*Metadata]{
-			Put:   func(o *Metadata) { heard = append(heard, who+" put "+o.Name) },
-			Gone:  func(o *Metadata) { heard = append(heard, who+" gone "+o.Name) },
-			All:   func(list []*Metadata) { heard = append(heard, who+" all "+list[0].Name) },
-			Heard: func(err error) { heard = append(heard, who+" "+err.Error()) },
+			Put:     func(o *Metadata) { heard = append(heard, who+" put "+o.Name) },
+			Gone:    func(o *Metadata) { heard = append(heard, who+" gone "+o.Name) },
+			All:     func(list []*Metadata) { heard = append(heard, who+" all "+list[0].Name) },
+			Outcome: func(err error) { heard = append(heard, who+" "+err.Error()) },
 		}
 	}
 	c := NewCluster(nil)
@@ -31,7 +31,7 @@ func TestClusterTellsAllWhoFollow(t *testing.T) {
 	h.Put(o)
 	h.Gone(o)
 	h.All([]*Metadata{o})
-	h.Heard(errors.New("away"))
+	h.Outcome(errors.New("away"))
 	want := []string{"a put ns", "b put ns", "a gone ns", "b gone ns", "a all ns", "b all ns", "a away", "b away"}
 	if !slices.Equal(heard, want) {
 		t.Errorf("heard %q, want %q", heard, want)

@@ -12,18 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/internal/node/podevents"
 )
 
-// eventsPath is where Events are: those of events.k8s.io/v1 and of v1 are the same
-// objects, and only the former can be counted up without being read.
+// eventsPath is the path of Events of events.k8s.io/v1. They are the same objects as those of v1, but their counts can be
+// increased without reading them.
 const eventsPath = "/apis/events.k8s.io/v1/namespaces"
 
-// PodEvents writes Events of Pods by a client. It implements podevents.Writer.
+// PodEvents writes Events of Pods. It implements podevents.Writer.
 type PodEvents struct{ api *Client }
 
-// NewPodEvents returns a writer of Events by the access that Config finds. It makes
-// no request yet.
+// NewPodEvents returns a writer of Events with the configuration that Config finds. It makes no request yet.
 func NewPodEvents(kubeconfig string) (PodEvents, error) {
 	cfg, err := Config(kubeconfig)
 	if err != nil {
@@ -33,8 +32,8 @@ func NewPodEvents(kubeconfig string) (PodEvents, error) {
 	return PodEvents{api}, err
 }
 
-// event is an Event of events.k8s.io/v1 with the fields that Berth writes. The
-// generated types would bring all of core/v1 into the daemon's memory.
+// event is an Event of events.k8s.io/v1 with the fields that Berth writes. The generated types would load all of core/v1
+// into the daemon's memory.
 type event struct {
 	metav1.TypeMeta     `json:",inline"`
 	Metadata            eventMeta        `json:"metadata"`
@@ -67,7 +66,7 @@ type eventSeries struct {
 	LastObservedTime metav1.MicroTime `json:"lastObservedTime"`
 }
 
-// eventOf is an Event as the API has it.
+// eventOf returns an Event as the API expects it.
 func eventOf(e podevents.Event) event {
 	kind := "Normal"
 	if e.Warning {
@@ -114,16 +113,15 @@ func (w PodEvents) Repeat(ctx context.Context, e podevents.Event) error {
 		Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).MaxRetries(0).Timeout(Timeout).Do(ctx).Error())
 }
 
-// checkPodName refuses names that no Pod of Kubernetes has, of which another path
-// would become: the runtime names the pod.
+// checkPodName returns an error for names that no Pod can have. The names come from the runtime, and become part of a path.
 func checkPodName(e podevents.Event) error {
 	if len(validation.IsDNS1123Label(e.Pod.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(e.Pod.Name)) > 0 {
-		return fmt.Errorf("%w: %q in namespace %q is no name of a Pod", podevents.ErrFinal, e.Pod.Name, e.Pod.Namespace)
+		return fmt.Errorf("%w: %q in namespace %q cannot be the name of a Pod", podevents.ErrFinal, e.Pod.Name, e.Pod.Namespace)
 	}
 	return nil
 }
 
-// eventError tells what the API server will never take from what it may later.
+// eventError distinguishes errors that stay (podevents.ErrFinal) from those that may be retried.
 func eventError(what string, e podevents.Event, err error) error {
 	if err == nil {
 		return nil

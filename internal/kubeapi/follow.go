@@ -17,41 +17,35 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// relist is how long a watch that broke takes to come back: some thousand nodes
-// do so together after an outage.
+// relist is the backoff before a broken watch is started again: after an outage, thousands of nodes do so at once.
 var relist = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 15 * time.Second}
 
-// Handler takes what a follower sees, one call at a time.
+// Handler receives what Follow sees, one call at a time.
 type Handler[T any] struct {
-	// Put takes an object that is new or changed. What it needs of the object
-	// it copies: nothing else keeps it.
+	// Put receives an object that is new or changed. Nothing else refers to the object.
 	Put func(T)
-	// Gone takes the last state of an object that is no more.
+	// Gone receives the last state of an object that was deleted, or is no longer selected.
 	Gone func(T)
-	// All takes everything there is: at first, and when the watch has missed
-	// something.
+	// All receives all objects: at first, and whenever the watch may have missed something.
 	All func([]T)
-	// Heard takes the outcome of every list, and of every attempt to watch.
-	Heard func(error)
-	// Trim removes from an object what nobody reads. All objects are in memory at once
-	// before All is called, and users write objects as large as the API server takes.
-	// Nil: objects stay whole.
+	// Heard receives the result of every list, and of every start of a watch.
+	Outcome func(error)
+	// Trim removes unused fields of an object; nil: objects stay whole. All objects are in memory at once before All is
+	// called, and users may write objects as large as the API server accepts.
 	Trim func(T)
 }
 
-// Lister lists and watches what one follower follows.
+// Lister lists and watches the objects of one Follow.
 type Lister interface {
 	List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error)
 	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// Quiet keeps client-go from logging: what matters is told by who uses it.
+// Quiet keeps client-go from logging: callers log what matters.
 func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
 
-// Follow keeps h told of what l lists until ctx ends. A list is never answered
-// from an API server's cache that may be old, be it asked for as such or as the
-// beginning of a watch: a daemon that was restarted, or that lost its watch, must
-// not see things as they were before.
+// Follow passes the objects of l to h until ctx ends. Lists, and the initial events of watches, never come from an API
+// server's cache, which may be stale: a daemon that was restarted, or that lost its watch, must not see an earlier state.
 func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 	ctx = Quiet(ctx)
 	quiet := klog.FromContext(ctx)
@@ -62,7 +56,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 			if err == nil {
 				err = meta.EachListItem(list, func(o runtime.Object) error { return h.trim(o) })
 			}
-			h.Heard(err)
+			h.Outcome(err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -70,7 +64,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 				o.ResourceVersion = "" // the most recent (Kubernetes API concepts, "Streaming lists")
 			}
 			w, err := l.Watch(ctx, o)
-			h.Heard(err)
+			h.Outcome(err)
 			return w, err
 		},
 	}
@@ -81,7 +75,7 @@ func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
 	r.RunWithContext(ctx)
 }
 
-// store passes on what a reflector sees. It implements cache.ReflectorStore.
+// store passes what a reflector sees to a handler. It implements cache.ReflectorStore.
 type store[T any] struct{ h Handler[T] }
 
 // Transformer implements cache.TransformingStore.
@@ -125,15 +119,14 @@ func (s store[T]) Replace(list []any, _ string) error {
 
 func (s store[T]) Resync() error { return nil }
 
-// Read lists once the objects of a kind of berth.dev that a field selector selects.
+// Read lists the objects of a kind of berth.dev that a field selector selects.
 func (c *Client) Read(ctx context.Context, resource, fields string, into runtime.Object) error {
 	_, err := c.Objects(resource, fields, func() runtime.Object { return into }).List(ctx, metav1.ListOptions{})
 	return err
 }
 
-// Objects lists the objects of a kind of berth.dev that a field selector
-// (empty: all) selects, in the client's namespace if it has one. list makes an empty
-// list of them.
+// Objects returns a Lister of the objects of a kind of berth.dev that a field selector (empty: all) selects, in the client's
+// namespace if it has one. list returns an empty list of the kind.
 func (c *Client) Objects(resource, fields string, list func() runtime.Object) Lister {
 	return objects{c, resource, fields, "", list}
 }
@@ -164,11 +157,12 @@ func (l objects) request(o *metav1.ListOptions) *rest.Request {
 	return l.rest.Get().NamespaceIfScoped(l.namespace, l.namespace != "").Resource(l.resource).VersionedParams(o, l.param)
 }
 
-// Only is a field selector.
-func Only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
+// FieldEquals returns a field selector.
+func FieldEquals(field, value string) string {
+	return fields.OneTermEqualSelector(field, value).String()
+}
 
-// metadata lists the metadata of objects of any kind that a field selector
-// (empty: all) selects, without what trim removes.
+// metadata returns a Lister of the metadata of objects that a field selector (empty: all) selects, without what trim removes.
 func (c *Client) metadata(resource schema.GroupVersionResource, fields string, trim func(*Metadata)) Lister {
 	return metadataOf{c, resource, fields, trim}
 }
@@ -208,8 +202,8 @@ func (l metadataOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Inte
 	}), nil
 }
 
-// bare removes from metadata what tells of no object which one it is, but for
-// the labels, if they are wanted, and the annotations named.
+// bare returns a function that removes all metadata except what identifies an object, the named annotations and, if wanted,
+// the labels.
 func bare(labels bool, annotations ...string) func(*Metadata) {
 	return func(o *Metadata) {
 		kept := metav1.ObjectMeta{

@@ -49,7 +49,7 @@ func TestTrim(t *testing.T) {
 				}
 				cancel()
 			},
-			Put: func(*Metadata) {}, Gone: func(*Metadata) {}, Heard: func(error) {},
+			Put: func(*Metadata) {}, Gone: func(*Metadata) {}, Outcome: func(error) {},
 		})
 		if all != 1 || trimmed == 0 {
 			t.Errorf("%s: %d objects, trimmed %d times", what, all, trimmed)

@@ -1,6 +1,5 @@
-// Package listener bounds what those who connect can cost a program. Each
-// connection costs a descriptor and memory, and whoever reaches an address can
-// open as many as it likes and say nothing.
+// Package listener bounds the cost of clients. Each connection needs a descriptor and memory, and
+// anyone who reaches an address can open any number of them and send nothing.
 package listener
 
 import (
@@ -14,51 +13,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits bound the connections that a listener has at a time.
+// Limits bound the connections of a listener.
 type Limits struct {
 	Total int
-	// PerPeer is of one IP address. Preferred peers have no such limit. 0: none has.
+	// PerPeer bounds the connections of one IP address, except for preferred peers. 0: no bound.
 	PerPeer int
-	// Allowed tells whose connections are accepted; nil: everybody's. It is asked
-	// for each connection and must not block.
+	// Allowed reports whether connections of a peer are accepted; nil: of all. It is called for each
+	// connection and must not block.
 	Allowed func(netip.Addr) bool
-	// Preferred tells for whom places are kept; nil: for nobody but this machine's
-	// programs, which are preferred always. It must not block.
+	// Preferred reports whether a peer has priority; nil: only this machine's programs, which always
+	// have priority. It must not block.
 	Preferred func(netip.Addr) bool
-	// Work is how long a connection has for a request, and again for its answer once the
-	// request is complete, before it is closed sooner than those that were opened after it.
-	// 0: an answer may take any time.
+	// Work is how long a connection may take for a request, and again for the reply, before it is
+	// closed in preference to later ones. 0: a reply may take any time.
 	Work time.Duration
-	// Opening is how long a connection counts as at work from its first byte on,
-	// also one that the server has not read yet: a server that has much to do
-	// comes late to call Working. Until the first byte it is firstByte. 0: not at
-	// all.
+	// Opening is how long a connection counts as busy from its first byte on, since a busy server
+	// calls Working late. Before the first byte it is firstByte. 0: not at all.
 	Opening time.Duration
 }
 
-// firstByte is the time between connecting and writing, on a busy machine.
+// firstByte is the time between connecting and writing on a busy machine.
 const firstByte = 50 * time.Millisecond
 
-// Limited is a listener that keeps limits. Where there is no room for a new connection,
-// another one is closed for it:
+// Limited is a listener with Limits. To make room for a new connection it closes another one:
 //
-//   - an idle one, on which no complete request is being answered, before one that works,
-//     but those first, idle or not, that have been so for longer than Limits.Work;
-//   - of the peer that has most connections, and of those the oldest;
-//   - of a peer's own limit one of that peer's.
+//   - an idle connection before a busy one; idle means without a complete request. Connections
+//     that have been idle or busy for longer than Limits.Work come first;
+//   - of the peer with most connections, its oldest;
+//   - at the limit of one peer, a connection of that peer.
 //
-// Preferred peers are this machine's and those of Limits.Preferred. A connection of theirs
-// is never closed for anybody else's, and any other is closed for theirs. A peer that is
-// not preferred gets the place only of one that has more connections than itself, so any
-// number of connections from a few addresses leaves every other address its share. Where
-// nothing may be closed, the new connection is, or waits in the kernel's queue if its peer
-// is preferred: whoever fills the queue must not keep others behind it.
+// Preferred peers are this machine and those of Limits.Preferred. Their connections are never
+// closed for other peers, whose connections are closed for theirs. A peer that is not preferred
+// replaces only connections of peers that have more connections than itself, so any number of
+// connections from a few addresses leaves every other address its share. Where no connection may
+// be closed, the new one is closed, or waits in the kernel's queue if its peer is preferred: a
+// peer that fills the queue must not block others.
 type Limited struct {
 	net.Listener
 	limits Limits
 
-	mu     sync.Mutex // guards below; nothing blocks under it but room
-	room   sync.Cond  // a connection ended or stopped working, or the listener did
+	mu     sync.Mutex // guards what follows; only room blocks under it
+	room   sync.Cond  // a connection ended or became idle, or the listener closed
 	conns  []*Conn    // by age
 	closed bool
 }
@@ -71,9 +66,9 @@ type Conn struct {
 	preferred bool
 
 	first   sync.Once   // byte read
-	working bool        // guarded by of.mu, as are all below
-	since   time.Time   // it was opened, or said to be working or not
-	opening bool        // as Limits.Opening has it
+	working bool        // guarded by of.mu, like what follows
+	since   time.Time   // it was opened, or became busy or idle
+	opening bool        // see Limits.Opening
 	opened  *time.Timer // ends opening
 }
 
@@ -108,15 +103,15 @@ func (l *Limited) Accept() (net.Conn, error) {
 	}
 }
 
-// prefers tells whether places are kept for a connection's peer. A connection to one of the
-// machine's own addresses comes from the same address if it is this machine's.
+// prefers reports whether a connection has priority. A connection of this machine to one of its own
+// addresses comes from the same address.
 func (l *Limited) prefers(c *Conn) bool {
 	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == addrOf(c.LocalAddr()) ||
 		l.limits.Preferred != nil && l.limits.Preferred(c.peer)
 }
 
-// admit makes room for c and takes it up, or tells that there is none for it.
-// The connection that yields is to be closed.
+// admit makes room for c and registers it, or reports false. The caller closes the connection that
+// yields.
 func (l *Limited) admit(c *Conn) (yields *Conn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,10 +9,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// ApplyBody is a server-side apply of some fields of an object's spec and status,
-// nil: none. No others are in the request, so no others become the writer's. It
-// names the state o that it was decided on: if anybody wrote to the object since,
-// the API server answers with a conflict.
+// ApplyBody returns a server-side apply of some fields of an object's spec and status, nil for none.
+// The request has no other fields, so the writer owns no others. It names the resource version of o, on
+// which it was decided: if anyone wrote to the object since, the API server answers with a conflict.
 func ApplyBody(o *v1alpha1.NodeNetwork, spec, status any) ([]byte, error) {
 	type meta struct {
 		Name            string    `json:"name"`

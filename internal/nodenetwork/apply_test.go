@@ -8,8 +8,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Only the fields that are given are in a request, empty ones too, and the state
-// that it was decided on.
+// A request has exactly the fields that are given, empty ones too, and the resource version that it was
+// decided on.
 func TestApplyBody(t *testing.T) {
 	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}}}
 	got, err := ApplyBody(o, nil, map[string][]string{"released": {}})

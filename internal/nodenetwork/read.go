@@ -1,7 +1,7 @@
-// Package nodenetwork reads what a NodeNetwork says of its instance: the ENIs, the
-// addresses that pods may have, and those on their way back. The operator wrote
-// it, but so may have a person: an entry that makes no sense is left out. Operator
-// and daemon write their parts of the object by ApplyBody. Settings is what it asks for.
+// Package nodenetwork reads a NodeNetwork: the ENIs of its instance, the addresses that pods may have,
+// and those that are being released. The operator wrote it, but a person may have edited it: invalid
+// entries are ignored. Operator and daemon write their parts of the object with ApplyBody. Settings is
+// what the spec asks for.
 package nodenetwork
 
 import (
@@ -17,25 +17,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
 // Reading is what an object says.
 type Reading struct {
-	Inventory   eni.Inventory // At and Releasing left open
+	Inventory   eni.Inventory // without At and Releasing
 	Available   map[netip.Prefix]bool
-	Releasing   []netip.Prefix // of those available, Unassigning included
-	Unassigning []netip.Prefix // of those available, what the cloud may have been asked to take
-	Released    []netip.Prefix // of those available, as the daemon reported it
-	Bad         []string       // entries that make no sense, and why
+	Releasing   []netip.Prefix // of the available ones, Unassigning included
+	Unassigning []netip.Prefix // of the available ones, those that the cloud may have been asked to take
+	Released    []netip.Prefix // of the available ones, as the daemon reported
+	Bad         []string       // invalid entries, and why
 }
 
-// Read turns an object into an inventory. An available address whose ENI is not
-// in status yet waits for that; an entry that makes no sense is told of and
-// left out, and spoils nothing else.
+// Read turns an object into an inventory. An available address whose ENI is not in status yet is left
+// out until it is. An invalid entry is reported in Bad and ignored, and affects no other.
 func Read(o *v1alpha1.NodeNetwork) Reading {
 	r := Reading{Available: map[netip.Prefix]bool{}}
 	r.Inventory = eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}
@@ -56,8 +55,8 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	return r
 }
 
-// Families are those of which the node's pods get addresses. The error names the
-// field, if that says none; IPv4 is meant then.
+// Families returns the families that the node's pods get addresses of. The error names the field if it
+// is invalid; the result is then IPv4.
 func Families(o *v1alpha1.NodeNetwork) (ipfamily.Set, error) {
 	s, err := ipfamily.Parse(o.EffectiveENI().IPFamilies)
 	if err != nil {
@@ -105,9 +104,9 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 		return e, fmt.Errorf("deviceIndex: %d: expected a number from 0", e.DeviceIndex)
 	}
 	var err error
-	native := in.PrimaryIPv4 == "" && in.SubnetCIDR == "" && len(in.SubnetIPv6CIDRs) > 0 // of a subnet of IPv6 alone
+	native := in.PrimaryIPv4 == "" && in.SubnetCIDR == "" && len(in.SubnetIPv6CIDRs) > 0 // of an IPv6-only subnet
 	if e.PrimaryIPv4, err = netip.ParseAddr(in.PrimaryIPv4); (err != nil || !e.PrimaryIPv4.Is4()) && !native {
-		return e, fmt.Errorf("primaryIPv4: %q: expected an IPv4 address, or subnetIPv6CIDRs alone", in.PrimaryIPv4)
+		return e, fmt.Errorf("primaryIPv4: %q: expected an IPv4 address, or subnetIPv6CIDRs only", in.PrimaryIPv4)
 	}
 	if in.SubnetCIDR != "" {
 		if e.Subnet, err = netip.ParsePrefix(in.SubnetCIDR); err != nil || !e.Subnet.Addr().Is4() || e.Subnet != e.Subnet.Masked() {
@@ -124,11 +123,10 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 	return e, nil
 }
 
-// isIPv6 tells whether an address is one of IPv6, and no IPv4 address as IPv6 writes it.
+// isIPv6 reports whether an address is an IPv6 address, and not an IPv4 address in IPv6 notation.
 func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
-// blocksOf are the blocks of an ENI's subnet of the family of a thing, as far as they
-// are known.
+// blocksOf returns the known blocks of an ENI's subnet that are of the family of an address or prefix.
 func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
 		return e.SubnetIPv6
@@ -139,9 +137,9 @@ func blocksOf(e *eni.ENI, p netip.Prefix) []netip.Prefix {
 	return nil
 }
 
-// whyNot tells why a thing cannot be for pods of an ENI; empty: it can. The node's own
-// address is never a pod's. Of IPv6, EC2 calls no address of an ENI the primary one
-// that its system uses, so that no single one of eth0 is.
+// whyNot returns why an address or prefix cannot be for pods of an ENI; empty: it can. The node's own
+// address is never a pod's. EC2 does not tell which IPv6 address of eth0 its system uses, so no single
+// one of them is.
 func whyNot(e *eni.ENI, p netip.Prefix) string {
 	if e.Primary && p.Contains(e.PrimaryIPv4) {
 		return "this is the node's own address"
@@ -150,7 +148,7 @@ func whyNot(e *eni.ENI, p netip.Prefix) string {
 		return "single IPv6 addresses of eth0 are the node's own: expected a /80 prefix, or an address of another ENI"
 	}
 	if !e.PrimaryIPv4.IsValid() && ipfamily.Of(p.Addr()) == ipfamily.IPv4 {
-		return fmt.Sprintf("%s has no IPv4 addresses: its subnet is of IPv6 alone", e.ID)
+		return fmt.Sprintf("%s has no IPv4 addresses: its subnet is IPv6-only", e.ID)
 	}
 	blocks := blocksOf(e, p)
 	in := func(block netip.Prefix) bool { return block.Contains(p.Addr()) && p.Bits() >= block.Bits() }
@@ -164,7 +162,7 @@ func whyNot(e *eni.ENI, p netip.Prefix) string {
 	return fmt.Sprintf("not in %s, the subnet of %s", strings.Join(texts, " or "), e.ID)
 }
 
-// readAvailable puts the available addresses and prefixes on their ENIs.
+// readAvailable adds the available addresses and prefixes to their ENIs.
 func (r *Reading) readAvailable(o *v1alpha1.NodeNetwork) {
 	index := map[string]int{}
 	for i, e := range r.Inventory.ENIs {
@@ -204,7 +202,7 @@ func (r *Reading) readAvailable(o *v1alpha1.NodeNetwork) {
 	}
 }
 
-// put puts an address, as a prefix of full length, or a prefix on its ENI.
+// put adds an address, as a prefix of full length, or a prefix to its ENI.
 func put(e *eni.ENI, p netip.Prefix) {
 	addresses, prefixes := &e.Addresses, &e.Prefixes
 	if ipfamily.Of(p.Addr()) == ipfamily.IPv6 {
@@ -217,7 +215,7 @@ func put(e *eni.ENI, p netip.Prefix) {
 	}
 }
 
-// dropContained leaves out single addresses inside a prefix, whose they are.
+// dropContained removes single addresses inside a prefix, which they belong to.
 func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
@@ -237,14 +235,14 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	}
 }
 
-// readUnassigning reads the addresses and prefixes of spec.ipam.unassigning. The
-// ENIs in it are the operator's to know: nothing of them is available.
+// readUnassigning reads the addresses and prefixes of spec.ipam.unassigning. Its ENIs are for the
+// operator only: nothing of them is available.
 func (r *Reading) readUnassigning(o *v1alpha1.NodeNetwork) {
 	things := slices.DeleteFunc(slices.Clone(o.Spec.IPAM.Unassigning), func(text string) bool { return strings.HasPrefix(text, "eni-") })
 	r.Unassigning = r.among("spec.ipam.unassigning", things)
 }
 
-// HasAvailable tells whether an object has an available address of an ENI.
+// HasAvailable reports whether an object has an available address of an ENI.
 func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	for _, at := range o.Spec.IPAM.Available {
 		if at.Resource == eniID {
@@ -254,8 +252,7 @@ func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 	return false
 }
 
-// Available are the available addresses and prefixes of an object, as far as they
-// make sense, each with its ENI.
+// Available returns the valid available addresses and prefixes of an object, each with its ENI.
 func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	return func(yield func(netip.Prefix, string) bool) {
 		for text, at := range o.Spec.IPAM.Available {
@@ -266,7 +263,7 @@ func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
 	}
 }
 
-// among reads a list, as far as it is of available things.
+// among reads the part of a list that is available.
 func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 	for _, text := range list {
 		p, err := Parse(text)
@@ -280,17 +277,17 @@ func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 	return slices.Compact(out)
 }
 
-// Parse reads an IPv4 or IPv6 address, as a prefix of full length, or a prefix of
-// the size that EC2 delegates, aligned (cloud.PrefixAround). Of the spellings of one
-// it takes that of Format only, so that none is there twice under two names.
+// Parse reads an IPv4 or IPv6 address, as a prefix of full length, or an aligned prefix of the size
+// that EC2 delegates (cloud.PrefixAround). It accepts only the spelling of Format, so that nothing
+// appears twice under two names.
 func Parse(text string) (p netip.Prefix, err error) {
 	if a, addrErr := netip.ParseAddr(text); addrErr == nil {
 		p = cloud.HostPrefix(a)
 	} else if p, err = netip.ParsePrefix(text); err != nil || p != cloud.PrefixAround(p.Addr()) {
-		return p, errBadThing
+		return p, errNoAddress
 	}
 	if p.Addr().Is4In6() {
-		return p, errBadThing
+		return p, errNoAddress
 	}
 	if s := Format(p); s != text {
 		return p, fmt.Errorf("expected it in its shortest form, %s", s)
@@ -298,9 +295,9 @@ func Parse(text string) (p netip.Prefix, err error) {
 	return p, nil
 }
 
-var errBadThing = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
+var errNoAddress = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
-// Format is Parse's opposite.
+// Format writes an address or prefix so that Parse reads it.
 func Format(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
@@ -308,8 +305,8 @@ func Format(p netip.Prefix) string {
 	return p.String()
 }
 
-// InstanceOf is the EC2 instance that a Node's providerID (aws:///ZONE/INSTANCE)
-// names; empty: it names none.
+// InstanceOf returns the EC2 instance in a Node's providerID (aws:///ZONE/INSTANCE); empty: there is
+// none.
 func InstanceOf(providerID string) string {
 	if !strings.HasPrefix(providerID, "aws://") {
 		return ""
@@ -317,8 +314,8 @@ func InstanceOf(providerID string) string {
 	return path.Base(providerID)
 }
 
-// Newer tells whether a is a later state of an object than b. Resource versions
-// that do not compare are taken as they come.
+// Newer reports whether a is a later state of an object than b. If the resource versions cannot be
+// compared, the result is false.
 func Newer(a, b *v1alpha1.NodeNetwork) bool {
 	d, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && d > 0

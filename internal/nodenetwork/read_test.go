@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/mac"
 )
@@ -40,7 +40,7 @@ func on(o *v1alpha1.NodeNetwork, id, thing string) {
 	o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
 }
 
-// What makes no sense is told of by its field, and spoils nothing else.
+// An invalid entry is reported with its field, and affects no other.
 func TestBadEntriesAreLeftOut(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*v1alpha1.NodeNetwork)
@@ -101,8 +101,8 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 	}
 }
 
-// What is marked is kept back whether or not it is in releasing, so that a daemon
-// never has it again. A mark of an ENI is no address, and nothing bad.
+// An address in unassigning is withheld whether or not it is in releasing, so that no daemon gets it
+// again. An ENI in unassigning is no address, and not invalid.
 func TestReadingOfMarks(t *testing.T) {
 	o := small()
 	o.Spec.IPAM.Unassigning = []string{"10.0.0.11", "10.9.9.9", eth1, "eni-9"}
@@ -154,7 +154,7 @@ func TestReading(t *testing.T) {
 	}
 }
 
-// What makes no sense is no available address.
+// Invalid entries are not available.
 func TestAvailable(t *testing.T) {
 	o := small()
 	on(o, eth0, "10.0.0.32/28")
@@ -206,7 +206,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// An ENI in a subnet of IPv6 alone has no IPv4 address, its own or a pod's.
+// An ENI in an IPv6-only subnet has no IPv4 address, its own or a pod's.
 func TestENIOfIPv6Alone(t *testing.T) {
 	o := small()
 	o.Status.ENI.ENIs[eth1] = v1alpha1.ENI{MAC: "02:00:00:00:00:01", DeviceIndex: 1, SubnetID: "subnet-6", SubnetIPv6CIDRs: []string{"2001:db8::/64"}}
@@ -216,7 +216,7 @@ func TestENIOfIPv6Alone(t *testing.T) {
 	if e.ID != eth1 || e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || len(e.IPv6) != 1 || len(e.Addresses) > 0 || len(r.Available) != 1 {
 		t.Errorf("the ENI is %+v, available are %v", e, r.Available)
 	}
-	if want := eth1 + " has no IPv4 addresses: its subnet is of IPv6 alone"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
+	if want := eth1 + " has no IPv4 addresses: its subnet is IPv6-only"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
 		t.Errorf("told of %q, want twice %q", r.Bad, want)
 	}
 }

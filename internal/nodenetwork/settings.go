@@ -8,15 +8,14 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
 
-// Settings is an object's spec in the fleet's words, with the defaults of
-// Cilium's "ENI Allocation Parameters" where nothing is set. The error
-// names every field that makes no sense; the CRD refuses most of that, unless
-// its validation is off or older.
+// Settings returns an object's spec as settings, with the defaults of Cilium's "ENI Allocation
+// Parameters". The error names every invalid field; the CRD rejects most of them, unless its validation
+// is off or older.
 func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	s, err := Over(eni.Settings{InstanceType: spec.InstanceType, AnySubnet: true, Policy: ipam.DefaultCilium()}, &spec.ENI)
 	if spec.InstanceID == "" {
@@ -25,10 +24,9 @@ func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	return s, err
 }
 
-// Over is settings with what e sets in their place. Of those that exclude each other,
-// one set takes the place of all: subnetIDs and subnetTags, securityGroups and
-// securityGroupTags, warm targets and watermarks. The error names every field that
-// makes no sense.
+// Over returns settings with what e sets in their place. Of fields that exclude each other, one that is
+// set replaces all: subnetIDs and subnetTags, securityGroups and securityGroupTags, warm targets and
+// watermarks. The error names every invalid field.
 func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 	policy, policyErr := policyOver(s.Policy, e)
 	s.Policy = policy
@@ -51,19 +49,18 @@ func Over(s eni.Settings, e *v1alpha1.ENISpec) (eni.Settings, error) {
 	return s, errors.Join(policyErr, selectorErrors(e))
 }
 
-// HasWarmTargets tells whether an ENISpec says by the Amazon VPC CNI's warm targets how
-// many addresses are kept.
+// HasWarmTargets reports whether an ENISpec sets warm targets of the Amazon VPC CNI.
 func HasWarmTargets(e *v1alpha1.ENISpec) bool {
 	return e.WarmENITarget != nil || e.WarmIPTarget != nil || e.MinimumIPTarget != nil || e.WarmPrefixTarget != nil
 }
 
-// HasWatermarks tells the same of Cilium's watermarks.
+// HasWatermarks reports whether an ENISpec sets watermarks of Cilium.
 func HasWatermarks(e *v1alpha1.ENISpec) bool {
 	return e.MinAllocate != nil || e.PreAllocate != nil || e.MaxAboveWatermark != nil || e.MaxAllocate != nil
 }
 
-// BeyondType is the error of settings that no instance of a type can have, once
-// the cloud said what its limits are; nil: they can be had.
+// BeyondType returns the error of settings that no instance of the type can have, once its limits are
+// known; nil: it can have them.
 func BeyondType(s eni.Settings, inv *eni.Inventory) error {
 	first, most := s.Policy.FirstInterfaceIndex, inv.Limits.MaxENIs
 	if most == 0 || first < most {
@@ -72,8 +69,8 @@ func BeyondType(s eni.Settings, inv *eni.Inventory) error {
 	return fmt.Errorf("spec.eni.firstInterfaceIndex is %d: expected at most %d, as the instance, of type %s, may have %d ENIs", first, most-1, inv.InstanceType, most)
 }
 
-// policyOver is how many addresses there should be, in whichever dialect e
-// speaks: the warm targets if one is set, the watermarks, or as p says.
+// policyOver returns the policy in the dialect that e sets: warm targets, watermarks, or otherwise as
+// in p.
 func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	warm, marks := HasWarmTargets(e), HasWatermarks(e)
 	switch {
@@ -121,7 +118,7 @@ func policyOver(p ipam.Policy, e *v1alpha1.ENISpec) (ipam.Policy, error) {
 	return p, errors.Join(errs...)
 }
 
-// inDialect is a policy of another dialect with what both have in common of p.
+// inDialect returns a policy of another dialect, with what p has in common with it.
 func inDialect(other, p ipam.Policy) ipam.Policy {
 	other.Families, other.PrefixDelegation = p.Families, p.PrefixDelegation
 	other.MaxENI, other.MaxPods, other.FirstInterfaceIndex = p.MaxENI, p.MaxPods, p.FirstInterfaceIndex

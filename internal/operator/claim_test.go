@@ -19,7 +19,7 @@ import (
 
 // attached lists an instance's ENIs with their secondary addresses.
 func (c *cluster) attached(instance string) (out []string) {
-	for _, e := range c.lab.Cloud.Snapshot().InstanceENIs(c.lab.Cloud.InstanceID(instance)) {
+	for _, e := range c.lab.Cloud.Snapshot().InstanceENIs(c.lab.Cloud.Instances.ID(instance)) {
 		out = append(out, fmt.Sprintf("%s %v", e.ID, e.Secondary))
 	}
 	slices.Sort(out)
@@ -52,7 +52,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy())) // a person did
 	harness.Eventually(t, limit, "it makes the object anew", func() error {
 		// eth0 is for those only whom berthd-allowed lists
-		return thief.Create(t.Context(), objectOf("node-b", c.lab.Cloud.InstanceID("node-a"), v1alpha1.ENISpec{PreAllocate: new(int32)}))
+		return thief.Create(t.Context(), objectOf("node-b", c.lab.Cloud.Instances.ID("node-a"), v1alpha1.ENISpec{PreAllocate: new(int32)}))
 	})
 	harness.Eventually(t, limit, "the operator says that it will not work for that object", func() error {
 		if now := c.attached("node-a"); !slices.Equal(now, before) {
@@ -79,7 +79,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	// Without a provider ID it is EC2 that tells: a Node of the private DNS name
 	// of the other instance has that one.
 	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy()))
-	id := c.lab.Cloud.InstanceID("node-b")
+	id := c.lab.Cloud.Instances.ID("node-b")
 	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
 	name := fmt.Sprintf("ip-%s.%s.compute.internal", strings.ReplaceAll(primary.String(), ".", "-"), c.lab.Cloud.Region())
 	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))

@@ -12,42 +12,42 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/fleet"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/egress/clients"
-	egressplan "github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/internal/operator/nodeaddress"
-	"github.com/berthnet/berth/internal/operator/nodenetwork"
-	"github.com/berthnet/berth/internal/operator/vpcport"
-	"github.com/berthnet/berth/internal/operator/vpcport/branches"
-	"github.com/berthnet/berth/internal/operator/vpcport/nicpolicy"
-	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
-	"github.com/berthnet/berth/internal/operator/vpcport/warm"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook"
-	"github.com/berthnet/berth/internal/operator/vpcport/webhook/callers"
+	"github.com/berthnet/berth/internal/operator/nodeenis"
+	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/internal/operator/podnics/branchcapacity"
+	"github.com/berthnet/berth/internal/operator/podnics/nicpolicy"
+	"github.com/berthnet/berth/internal/operator/podnics/providers"
+	"github.com/berthnet/berth/internal/operator/podnics/warm"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook"
+	"github.com/berthnet/berth/internal/operator/podnics/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
-	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/web"
 )
 
-// feature is one thing that the operator may work for.
+// feature is a part of the operator that the settings can enable.
 type feature struct {
-	isOn     func(config.Operator) bool // whether the settings have the operator work for it
+	isOn     func(config.Operator) bool // whether the settings enable it
 	families []metric.Family            // of all its metrics
-	// counters are registered also while the operator does not work for it: they
-	// stay at 0 then.
+	// counters are registered whether it is enabled or not: they stay at 0 while it is not.
 	counters []prometheus.Collector
 	watches  func() []*watched.Kind
 	setup    func(context.Context, manager.Manager, environment) (part, error)
 }
 
-// environment is what all features are set up with.
+// environment is the input of all features' setup.
 type environment struct {
 	cfg  config.Operator
 	log  *slog.Logger
@@ -55,38 +55,38 @@ type environment struct {
 	ec2  *openedEC2
 }
 
-// openedEC2 is EC2, for features that are set up after the one that works for ENIs, which
-// opens it: all calls of the process keep the same rate limits.
-type openedEC2 struct{ api cloud.API } // nil: nobody did
+// openedEC2 is the client of EC2 once the ENI feature has opened it. Features that are set up later
+// share it, so that all calls of the process keep the same rate limits.
+type openedEC2 struct{ api cloud.API } // nil: not opened
 
-// part is a feature at work.
+// part is a feature that was set up.
 type part struct {
-	alive  check // fails once it hangs
+	alive  check // fails while it hangs
 	gauges []prometheus.Collector
 }
 
-// newFeatures are all there are. A new one is added here and in config.Operator.
+// newFeatures are all features. A new one is added here and in config.Operator.
 func newFeatures() []feature {
 	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
 
-// inIPAM tells of settings whether --ipam has a name.
+// inIPAM tells whether --ipam lists a name.
 func inIPAM(name string) func(config.Operator) bool {
 	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
 }
 
-// hasBranches tells of settings whether pods may have branch interfaces of EC2: ports on the
-// trunks of nodes whose ENIs are the operator's.
+// hasBranches tells whether pods may have EC2 branch interfaces, which are ports on the trunks of
+// nodes whose ENIs the operator manages.
 func hasBranches(cfg config.Operator) bool {
 	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)
 }
 
-// configured are those that the operator is to work for.
+// configured are the features that the settings enable.
 func configured(features []feature, cfg config.Operator) []feature {
 	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !f.isOn(cfg) })
 }
 
-// watches are the kinds that some features watch.
+// watches are the kinds that features watch.
 func watches(features []feature) ([]*watched.Kind, error) {
 	var kinds []*watched.Kind
 	for _, f := range features {
@@ -95,18 +95,18 @@ func watches(features []feature) ([]*watched.Kind, error) {
 	return watched.Set(kinds...)
 }
 
-// eniFeature is the work for nodes with ENIs.
+// eniFeature manages the ENIs of nodes.
 func eniFeature() feature {
-	m := nodenetwork.NewMetrics()
+	m := nodeenis.NewMetrics()
 	return feature{
-		isOn: inIPAM(config.IPAMENIOperator), families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
+		isOn: inIPAM(config.IPAMENIOperator), families: nodeenis.Families, counters: m.Collectors(), watches: nodeenis.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupENIs(ctx, mgr, env, m)
 		},
 	}
 }
 
-// poolFeature is cutting address pools into blocks.
+// poolFeature cuts address pools into blocks.
 func poolFeature() feature {
 	m := addresspool.NewMetrics()
 	return feature{
@@ -117,14 +117,14 @@ func poolFeature() feature {
 	}
 }
 
-// portFeature is having ports of VPCs made for pods.
+// portFeature creates VPC ports for pods.
 func portFeature() feature {
-	calls, nics, reviews := vpc.NewMetrics(), vpcport.NewMetrics(), webhook.NewMetrics()
+	calls, nics, reviews := providers.NewMetrics(), podnics.NewMetrics(), webhook.NewMetrics()
 	return feature{
-		isOn: inIPAM(config.IPAMPort), families: slices.Concat(vpc.Families, vpcport.Families, warm.Families, webhook.Families),
+		isOn: inIPAM(config.IPAMPort), families: slices.Concat(providers.Families, podnics.Families, warm.Families, webhook.Families),
 		counters: slices.Concat(calls.Collectors(), nics.Collectors(), reviews.Collectors()),
 		watches: func() []*watched.Kind {
-			return slices.Concat(vpc.Watches(), vpcport.Watches(), nicpolicy.Watches())
+			return slices.Concat(providers.Watches(), podnics.Watches(), nicpolicy.Watches())
 		},
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPorts(ctx, mgr, env, calls, nics, reviews)
@@ -132,17 +132,17 @@ func portFeature() feature {
 	}
 }
 
-// branchFeature is telling the scheduler of branch interfaces.
+// branchFeature advertises branch interfaces to the scheduler.
 func branchFeature() feature {
 	return feature{
-		isOn: hasBranches, watches: branches.Watches,
+		isOn: hasBranches, watches: branchcapacity.Watches,
 		setup: func(_ context.Context, mgr manager.Manager, env environment) (part, error) {
-			return part{alive: all(nil)}, branches.Setup(mgr, env.log)
+			return part{alive: all(nil)}, branchcapacity.Setup(mgr, env.log)
 		},
 	}
 }
 
-// egressFeature is having gateways for Egresses, and telling them and nodes of clients.
+// egressFeature runs gateways for Egresses, and connects pods with them.
 func egressFeature() feature {
 	gateways, members := egress.NewMetrics(), clients.NewMetrics()
 	return feature{
@@ -155,8 +155,8 @@ func egressFeature() feature {
 	}
 }
 
-// setupENIs makes what works for nodes with ENIs.
-func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodenetwork.Metrics) (part, error) {
+// setupENIs sets up the ENI feature.
+func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodeenis.Metrics) (part, error) {
 	cfg, log := env.cfg, env.log
 	client, err := env.deps.Cloud(ctx, aws.Options{
 		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
@@ -168,15 +168,17 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	env.ec2.api = ec2
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
-		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
-		CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
+		Timing: eni.Timing{
+			ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
+			CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
+		},
 	})
 	if err != nil {
 		return part{}, err
 	}
-	networks, err := nodenetwork.Setup(mgr, nodenetwork.Options{
+	networks, err := nodeenis.Setup(mgr, nodeenis.Options{
 		Fleet: fl, Clock: clock.Real{}, Logger: log,
-		Identity: nodenetwork.Identity{
+		Identity: nodeenis.Identity{
 			NodeTag: cfg.InstanceNodeTag, ClusterTag: cfg.InstanceClusterTag.Key, ClusterValue: cfg.InstanceClusterTag.Value,
 		},
 		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
@@ -184,20 +186,20 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nod
 	if err != nil {
 		return part{}, err
 	}
-	// A runnable that does not say otherwise runs while leading only.
+	// A runnable runs only while leading unless it says otherwise.
 	if err := mgr.Add(manager.RunnableFunc(fl.Run)); err != nil {
 		return part{}, fmt.Errorf("adding the fleet: %w", err)
 	}
 	return part{
 		alive: answers("the fleet", func() {
-			fl.Kick("") // no node's name; what it locks, all work for nodes needs
+			fl.Kick("") // of no node: it takes the lock that all work needs
 			fl.Subnets()
 		}),
 		gauges: []prometheus.Collector{networks.Gauges(fl.Subnets)},
 	}, nil
 }
 
-// setupPools makes what cuts address pools into blocks.
+// setupPools sets up the address pool feature.
 func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *addresspool.Metrics) (part, error) {
 	cfg := env.cfg
 	pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
@@ -208,32 +210,32 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 		return part{}, err
 	}
 	return part{
-		alive:  answers("the book of blocks", func() { pools.Usage() }),
+		alive:  answers("the controller of address pools", func() { pools.Usage() }),
 		gauges: []prometheus.Collector{pools.Gauges()},
 	}, nil
 }
 
-// firstOf is what pods with NICs have for their first interface: a port always, or an address of
-// elsewhere, unless they have a branch interface of its name.
-func firstOf(cfg config.Operator) podnic.First {
-	return podnic.First{Name: podnic.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
+// firstOf is the first interface of pods with NICs: a port always, or an address from another
+// source unless the pod asks for a branch interface of that name.
+func firstOf(cfg config.Operator) nicrequest.First {
+	return nicrequest.First{Name: nicrequest.FirstInterface, IsPort: cfg.FirstIsPort, MayBePort: hasBranches(cfg) && !cfg.FirstIsPort}
 }
 
-// ofEC2 is by what VPCs of EC2 are reached; nil: not at all.
-func ofEC2(ctx context.Context, env environment) *vpc.EC2 {
+// ofEC2 is the access to VPCs of EC2; nil: none.
+func ofEC2(ctx context.Context, env environment) *providers.EC2 {
 	if env.ec2.api == nil {
 		return nil
 	}
-	return &vpc.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
+	return &providers.EC2{Cloud: env.ec2.api, Cluster: env.cfg.ClusterName, Settle: env.cfg.SettleTime, Cooling: env.cfg.BranchCooling, Ended: ctx.Done()}
 }
 
-// setupPorts makes what opens VPCs and has their ports made.
-func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *vpc.Metrics, nics *vpcport.Metrics, reviews *webhook.Metrics) (part, error) {
+// setupPorts sets up the VPC port feature.
+func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls *providers.Metrics, nics *podnics.Metrics, reviews *webhook.Metrics) (part, error) {
 	cfg := env.cfg
-	if err := vpcport.Index(ctx, mgr.GetFieldIndexer()); err != nil {
+	if err := podnics.Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return part{}, err
 	}
-	vpcs, err := vpc.Setup(mgr, vpc.Options{
+	vpcs, err := providers.Setup(mgr, providers.Options{
 		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
 		EC2: ofEC2(ctx, env), Provider: env.deps.VPC, Observer: calls, Clock: clock.Real{}, Logger: env.log,
 	})
@@ -244,7 +246,7 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	if err != nil {
 		return part{}, err
 	}
-	ports, err := vpcport.Setup(mgr, vpcport.Options{
+	ports, err := podnics.Setup(mgr, podnics.Options{
 		Cluster: cfg.ClusterName, Networks: vpcs.Networks(), First: firstOf(cfg), PoliciesSince: policies.Since,
 		Clock: clock.Real{}, Logger: env.log, Metrics: nics,
 		Settle: cfg.SettleTime, UnplugGrace: cfg.UnplugGrace, Listing: cfg.ListingInterval,
@@ -259,15 +261,15 @@ func setupPorts(ctx context.Context, mgr manager.Manager, env environment, calls
 	}
 	return part{
 		alive: all([]check{
-			answers("the book of VPCs", vpcs.Alive),
-			answers("the book of NICs", func() { ports.Known() }),
+			answers("the controller of VPCs", vpcs.Alive),
+			answers("the controller of NICs", func() { ports.Known() }),
 		}),
 		gauges: append([]prometheus.Collector{vpcs.Gauges(), ports.Gauges()}, hook...),
 	}, nil
 }
 
-// setupWebhook makes what judges pods that ask for NICs, and has them ask for the NICs of
-// policies and for branch interfaces, where there are such.
+// setupWebhook sets up the webhook, which validates pods that ask for NICs, and adds the NICs of
+// policies and requests for branch interfaces to pods.
 func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Policies, reviews *webhook.Metrics) ([]prometheus.Collector, error) {
 	cfg := env.cfg
 	listener, err := web.Listen("webhook-address", cfg.WebhookAddr)
@@ -286,8 +288,8 @@ func setupWebhook(mgr manager.Manager, env environment, policies *nicpolicy.Poli
 	})
 }
 
-// setupPolicies makes what has the API server ask the webhook about pods of certain
-// namespaces, and tells whether policies are in force.
+// setupPolicies sets up NIC policies: it has the API server call the webhook for pods of the
+// namespaces concerned, and reports whether policies are in force.
 func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Policies, serves bool) error {
 	o := nicpolicy.Options{
 		Namespace: env.cfg.LeaseNamespace, Clock: clock.Real{}, Logger: env.log,
@@ -309,14 +311,14 @@ func setupPolicies(mgr manager.Manager, env environment, policies *nicpolicy.Pol
 	return nicpolicy.Setup(mgr, o)
 }
 
-// setupEgress makes what has gateways made for Egresses, and tells of their clients.
+// setupEgress sets up the egress feature.
 func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gateways *egress.Metrics, members *clients.Metrics) (part, error) {
 	cfg := env.cfg
 	if err := errors.Join(egress.Index(ctx, mgr.GetFieldIndexer()), clients.Index(ctx, mgr.GetFieldIndexer())); err != nil {
 		return part{}, err
 	}
 	egresses, err := egress.Setup(mgr, egress.Options{
-		Settings: egressplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
+		Settings: gatewayplan.Settings{Image: cfg.EgressImage, Port: uint16(cfg.EgressPort)},
 		Clock:    clock.Real{}, Logger: env.log, Metrics: gateways,
 	})
 	if err != nil {
@@ -329,8 +331,8 @@ func setupEgress(ctx context.Context, mgr manager.Manager, env environment, gate
 	}
 	return part{
 		alive: all([]check{
-			answers("the book of Egresses", func() { egresses.Known() }),
-			answers("the book of clients of Egresses", func() { pods.Known() }),
+			answers("the controller of Egresses", func() { egresses.Known() }),
+			answers("the controller of Egress clients", func() { pods.Known() }),
 		}),
 		gauges: []prometheus.Collector{egresses.Gauges(), pods.Gauges()},
 	}, nil

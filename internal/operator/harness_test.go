@@ -26,10 +26,10 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -73,9 +73,9 @@ func (c *cluster) use(cfg *rest.Config) {
 func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.t.Helper()
 	n := &corev1.Node{}
-	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.InstanceID(instance)
+	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.Instances.ID(instance)
 	harness.OK(c.t, c.client.Create(c.t.Context(), n))
-	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.InstanceID(instance), eni)))
+	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.Instances.ID(instance), eni)))
 }
 
 // objectOf is a node's object as its daemon makes it.
@@ -209,7 +209,25 @@ func (p *process) until(is func() error) {
 	harness.OK(p.c.t, p.Wait(ctx, is))
 }
 
-// answers is nil when a path of an address answers with a status.
+// logsNone checks that the operator has logged none of some words since it leads: before, the API
+// server may not know the roles yet. It may be late in reading a policy that another test
+// installed without egress, too: an Event may come before.
+func (p *process) logsNone(words ...string) {
+	p.c.t.Helper()
+	_, log, leads := strings.Cut(p.LogTail(1000), "leading:")
+	if !leads {
+		p.c.t.Error("the log does not say that the operator leads")
+	}
+	for line := range strings.SplitSeq(log, "\n") {
+		for _, word := range words {
+			if strings.Contains(line, word) && !strings.Contains(line, "ValidatingAdmissionPolicy 'berth-operator-leads-and-tells'") {
+				p.c.t.Errorf("the operator logs: %s", line)
+			}
+		}
+	}
+}
+
+// answersWith is nil when a path of an address answers with a status.
 func answersWith(address, path string, status int) func() error {
 	return func() error {
 		code, body, err := get(address, path)

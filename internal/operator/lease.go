@@ -15,21 +15,27 @@ import (
 	"github.com/berthnet/berth/internal/config"
 )
 
+// Besides the rights of its features, the operator needs those for leader election by a Lease in its
+// own namespace.
+//
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=kube-system,resources=leases,verbs=create
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=kube-system,resources=leases,resourceNames=berth-operator,verbs=get;update
+
 // LeaseName is the Lease that the leading operator holds.
 const LeaseName = "berth-operator"
 
-// lease is the Lease as the leader election uses it, and says what becomes of it.
+// lease is the lock of the leader election, and logs its events.
 type lease struct {
 	resourcelock.Interface
-	running context.Context // ends when the operator is asked to end
+	running context.Context // ends when the operator is told to stop
 	cfg     config.Operator
 	log     *slog.Logger
 }
 
-// newLease takes a name that no other process has, as the holder.
+// newLease makes a lock whose holder's name no other process has.
 func newLease(ctx context.Context, c *rest.Config, cfg config.Operator, log *slog.Logger) (*lease, error) {
 	c = rest.AddUserAgent(c, "leader-election")
-	// One request that hangs must leave time for another.
+	// A request that hangs must leave time for another one.
 	c.Timeout = max(cfg.RenewDeadline/2, time.Second)
 	client, err := coordination.NewForConfig(c)
 	if err != nil {
@@ -55,9 +61,40 @@ const (
 func (l *lease) RecordEvent(event string) {
 	switch {
 	case event == becameLeader:
-		l.log.Info("leading: nodes are this operator's now", "lease", l.Describe(), "holder", l.Identity())
+		l.log.Info("leading: this operator is the leader now", "lease", l.Describe(), "holder", l.Identity())
 	case event == stoppedLeading && l.running.Err() == nil:
-		l.log.Error("lost the Lease: ending at once, as another operator may lead", "lease", l.Describe(),
+		l.log.Error("lost the Lease: exiting at once, as another operator may lead", "lease", l.Describe(),
 			"renew-deadline", l.cfg.RenewDeadline)
 	}
+}
+
+// afterStop is controller-runtime's message for an error of a part after the program was told to
+// stop. The leader election reports the Lease as lost then, which it has released.
+const afterStop = "error received after stop sequence was engaged"
+
+// quietStop is a handler for controller-runtime's log in which errors after the program was told to
+// stop are debug messages.
+type quietStop struct {
+	slog.Handler
+	running context.Context // ends when the program is told to stop
+}
+
+// Handle implements slog.Handler.
+func (h quietStop) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == afterStop && h.running.Err() != nil {
+		if r.Level = slog.LevelDebug; !h.Enabled(ctx, r.Level) {
+			return nil
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h quietStop) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return quietStop{h.Handler.WithAttrs(attrs), h.running}
+}
+
+// WithGroup implements slog.Handler.
+func (h quietStop) WithGroup(name string) slog.Handler {
+	return quietStop{h.Handler.WithGroup(name), h.running}
 }

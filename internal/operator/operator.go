@@ -1,21 +1,20 @@
-// Package operator is berth-operator: it owns the ENIs of all nodes of a
-// cluster, by their NodeNetwork objects, cuts address pools into blocks for
-// them, or has the ports of VPCs made that pods have for NICs (design:
-// docs/architecture.md).
+// Package operator is berth-operator: it manages the ENIs of all nodes of a cluster by their
+// NodeNetwork objects, cuts address pools into blocks for nodes, creates the VPC ports of pods'
+// NICs, and runs egress gateways, as its settings say (design: docs/architecture.md).
 //
-//	operator.go  puts the parts together and runs them
-//	feature.go   what it may work for: each feature's metrics, watches and set-up
-//	metrics.go   the page of all metrics
-//	reach.go     waiting for the Kubernetes API
-//	lease.go     leading, of several operators
-//	log.go       what of controller-runtime's log is no error
+//	operator.go  putting the parts together and running them
+//	feature.go   the features: their metrics, watches and setup
+//	reach.go     waiting for the Kubernetes API, and kinds that cannot be watched any more
+//	lease.go     leader election
 //	serve.go     metrics and probes
 package operator
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -28,25 +27,25 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// endTimeout is how long calls under way may take once the operator was asked
-// to end; less than the 30 s that Kubernetes gives a pod, as the Lease is
-// released after it.
+// endTimeout is how long calls in flight may take once the operator was told to stop. It is less
+// than the 30 s that Kubernetes gives a pod, as the Lease is released after it.
 const endTimeout = 25 * time.Second
 
-// Run works until ctx ends, lets calls under way finish, and releases the
-// Lease. It returns an error when it cannot start, or lost the Lease: the
-// process must end then, as EC2 calls may still be under way. It may be called
-// once a process, whose logs and metrics it takes for its own.
+// Run works until ctx ends, lets calls in flight finish, and releases the
+// Lease. The error is that it cannot start, or lost the Lease: the
+// process must exit then, as EC2 calls may still be in flight. It may be called
+// once in a process, as it sets the process's logger and uses its global metrics.
 func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
-	logger := logr.FromSlogHandler(orderly{log.Handler(), ctx})
+	logger := logr.FromSlogHandler(quietStop{log.Handler(), ctx})
 	ctrl.SetLogger(logger)
 	klog.SetLogger(logger) // client-go's
 	return RunWith(ctx, cfg, log, Dependencies{
@@ -55,20 +54,19 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 	})
 }
 
-// Dependencies are what an operator needs outside the program. Run uses the machine's; a
-// test that runs operators inside its own process injects others. The settings name the
-// Kubernetes API server.
+// Dependencies are what an operator uses outside the program, except the Kubernetes API server,
+// which the settings name. A test that runs operators in its own process injects fakes.
 type Dependencies struct {
 	Metrics ctrlmetrics.RegistererGatherer
 	// Cloud is the client of EC2.
 	Cloud func(ctx context.Context, o aws.Options) (pace.Calls, error)
 	// VPC is the provider of all VPCs; nil: each is reached as its spec says.
 	VPC vpcport.Provider
-	// Several tells that the process runs more than one operator.
+	// Several allows more than one operator in the process.
 	Several bool
 }
 
-// RunWith is Run with other dependencies than the machine's.
+// RunWith is Run with other dependencies.
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
@@ -92,7 +90,7 @@ func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps De
 		return err
 	}
 	if ctx.Err() != nil {
-		log.Info("ended")
+		log.Info("stopped")
 		return nil
 	}
 	mgr, err := newManager(ctx, api, kinds, cfg, log, deps)
@@ -105,7 +103,7 @@ func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps De
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running: %w", err)
 	}
-	log.Info("ended")
+	log.Info("stopped")
 	return nil
 }
 
@@ -128,7 +126,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 		RenewDeadline:                 &cfg.RenewDeadline,
 		RetryPeriod:                   &cfg.RetryPeriod,
 		GracefulShutdownTimeout:       &grace,
-		// One that stands by, and so only with leader election, has its caches filled when it takes over.
+		// With leader election, a standby fills its caches before it takes over.
 		Controller: ctrlconfig.Controller{EnableWarmup: &warmup, SkipNameValidation: &deps.Several},
 	}
 	if cfg.LeaderElect {
@@ -143,7 +141,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 	return mgr, nil
 }
 
-// assemble makes the parts of the features that the operator works for.
+// assemble sets up the features that the settings enable.
 func assemble(ctx context.Context, mgr manager.Manager, f *front, features []feature, kinds []*watched.Kind, env environment) error {
 	var alive []check
 	var collectors []prometheus.Collector
@@ -165,19 +163,19 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 	filled := cachesFilled(mgr.GetCache(), kinds)
 	f.watch(filled, all(alive))
 	return mgr.Add(watcher(func(ctx context.Context) error {
-		_ = filled(ctx) // it says what is not read yet, and is asked again
+		_ = filled(ctx) // it starts the watches; the error is that they are not synced yet
 		return nil
 	}))
 }
 
-// watcher is what begins when a process starts, whether it leads or not: so what is only
-// read is in memory before it is asked for.
+// watcher runs when the process starts, whether it leads or not, so that caches are filled before
+// they are needed.
 type watcher func(context.Context) error
 
 func (w watcher) Start(ctx context.Context) error { return w(ctx) }
 func (watcher) NeedLeaderElection() bool          { return false }
 
-// all is a check that fails with the first of some that does.
+// all is a check that fails with the first of some that fails.
 func all(checks []check) check {
 	return func(ctx context.Context) error {
 		for _, c := range checks {
@@ -189,8 +187,8 @@ func all(checks []check) check {
 	}
 }
 
-// cachesFilled is a check whether all that is watched was read once; one that
-// stands by is ready then to take over. It begins to watch what is not watched yet.
+// cachesFilled is a check that all watches are synced, so that a standby is ready to take over. It
+// starts watches that have not been started yet.
 func cachesFilled(c cache.Cache, kinds []*watched.Kind) check {
 	return func(ctx context.Context) error {
 		var missing error
@@ -200,9 +198,32 @@ func cachesFilled(c cache.Cache, kinds []*watched.Kind) check {
 				return fmt.Errorf("starting: watching %T: %w", k.Object, err)
 			}
 			if !informer.HasSynced() && missing == nil {
-				missing = fmt.Errorf("starting: %T objects are not read yet", k.Object)
+				missing = fmt.Errorf("starting: the cache of %T is not synced yet", k.Object)
 			}
 		}
 		return missing
 	}
+}
+
+// WriteMetricsReference writes the metrics of all features as the page docs/reference/operator-metrics.md.
+func WriteMetricsReference(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(`# Metrics of berth-operator
+
+<!-- Generated from internal/operator by "make generate". -->
+
+Served at /metrics on --metrics-address in the Prometheus text format, with
+those of the Go runtime, the process and controller-runtime
+(controller_runtime_*, workqueue_*, rest_client_*, leader_election_*). Durations
+are in seconds. Only the leading operator has values of nodes and subnets: those of
+a standby are 0 or missing.
+
+`)
+	var all []metric.Family
+	for _, f := range newFeatures() {
+		all = append(all, f.families...)
+	}
+	metric.WriteTable(&b, all)
+	_, err := io.WriteString(w, b.String())
+	return err
 }

@@ -88,8 +88,8 @@ func TestEndIsNoError(t *testing.T) {
 		if ended {
 			end()
 		}
-		log := slog.New(orderly{slog.NewTextHandler(&b, nil), ctx}).With("a", 1).WithGroup("g")
-		log.Error(afterEnd)
+		log := slog.New(quietStop{slog.NewTextHandler(&b, nil), ctx}).With("a", 1).WithGroup("g")
+		log.Error(afterStop)
 		log.Error("another")
 		if got := strings.Count(b.String(), "level=ERROR"); (got == 1) != ended {
 			t.Errorf("ended: %t, logged:\n%s", ended, b.String())

@@ -14,13 +14,12 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
-// front is what the operator shows to those who watch it: metrics, probes and
-// settings, from its first moment until it ends.
+// front serves metrics, probes and settings, from the start of the operator to its end.
 type front struct {
 	log     *slog.Logger
 	serving sync.WaitGroup
@@ -30,7 +29,7 @@ type front struct {
 	ready, alive check
 }
 
-// check is nil while all is well. It may take until ctx ends.
+// check returns nil while all is well. It may block until ctx ends.
 type check func(ctx context.Context) error
 
 // probeTimeout is shorter than what the Deployment's probes wait.
@@ -39,7 +38,7 @@ const probeTimeout = 5 * time.Second
 var errStarting = errors.New("starting")
 
 // newFront serves at once, until close. The error names the flag of an address
-// that is not to be had.
+// that cannot be listened on.
 func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger) (*front, error) {
 	f := &front{
 		log:   log,
@@ -54,7 +53,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 	servers := []struct {
 		flag, address string
 		mux           *http.ServeMux
-		local         map[string]http.Handler // what is served besides, by pattern, at a loopback address
+		local         map[string]http.Handler // served as well on a loopback address, by pattern
 		listener      net.Listener
 	}{
 		{flag: "metrics-address", address: cfg.MetricsAddr, mux: monitoring, local: map[string]http.Handler{settingsPattern: settings(cfg)}},
@@ -84,7 +83,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 		log.Info("serving", "flag", s.flag, "address", s.listener.Addr().String())
 		f.serving.Go(func() {
 			if err := web.Serve(ctx, s.listener, s.mux, web.Options{}); err != nil {
-				log.Error("a web server ended", "flag", s.flag, "err", err)
+				log.Error("a web server failed", "flag", s.flag, "err", err)
 			}
 		})
 	}
@@ -102,7 +101,7 @@ func (f *front) watch(ready, alive check) {
 	f.ready, f.alive = ready, alive
 }
 
-// wait has the readiness probe say why the operator is not ready yet.
+// wait sets the reason why the operator is not ready yet, for the readiness probe.
 func (f *front) wait(why error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -111,13 +110,13 @@ func (f *front) wait(why error) {
 
 const settingsPattern = "GET " + introspect.SettingsPath
 
-// settings tells those that the operator runs with.
+// settings serves the settings that the operator runs with.
 func settings(cfg config.Operator) http.Handler {
 	s := introspect.Settings{Version: version.String(), Settings: cfg.Effective, Unknown: cfg.Unknown}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, s) })
 }
 
-// probes are served on every listener but that of profiles.
+// probes are served on every listener except that of profiles.
 func (f *front) probes() *http.ServeMux {
 	mux := http.NewServeMux()
 	ask := func(which *check) func() error {
@@ -141,10 +140,10 @@ func (f *front) close() {
 	f.serving.Wait()
 }
 
-// answers is a check whether work, which is quick, ends at all: it does not
-// while a lock that everything needs is held for ever.
+// answers is a check that fails while work, which is quick otherwise, does not return, such as
+// while a lock that everything needs is never released.
 func answers(what string, work func()) check {
-	var attempts singleflight.Group // those that hang must not pile up
+	var attempts singleflight.Group // calls that hang must not pile up
 	return func(ctx context.Context) error {
 		done := attempts.DoChan("", func() (any, error) {
 			work()
@@ -156,7 +155,7 @@ func answers(what string, work func()) check {
 		case <-ctx.Done():
 		}
 		select {
-		case <-done: // it did, while this process was held still
+		case <-done: // it did, while this process was suspended
 			return nil
 		default:
 			return fmt.Errorf("%s does not answer", what)

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
 	"github.com/berthnet/berth/test/harness"
@@ -63,7 +63,7 @@ func TestAttacksOnOperators(t *testing.T) {
 }
 
 func TestProbesFollowTheChecks(t *testing.T) {
-	cfg := config.Operator{MetricsAddr: freeAddress(t), HealthAddr: freeAddress(t), PprofAddr: freeAddress(t)}
+	cfg := config.Operator{OperatorWatching: config.OperatorWatching{MetricsAddr: freeAddress(t), HealthAddr: freeAddress(t), PprofAddr: freeAddress(t)}}
 	f, err := newFront(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 	harness.OK(t, err)
 	t.Cleanup(f.close)
@@ -140,7 +140,7 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.OK(t, err)
 	defer l.Close()
-	cfg := config.Operator{MetricsAddr: freeAddress(t), HealthAddr: l.Addr().String()}
+	cfg := config.Operator{OperatorWatching: config.OperatorWatching{MetricsAddr: freeAddress(t), HealthAddr: l.Addr().String()}}
 	if _, err := newFront(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "--health-address "+cfg.HealthAddr) {
 		t.Errorf("err = %v", err)
 	}

@@ -35,7 +35,7 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 	forbidden := fmt.Errorf("failed to list *v1.Pod: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "",
 		errors.New(`User "system:serviceaccount:kube-system:berth-operator" cannot list resource "pods" in API group "" at the cluster scope`)))
 	for range 1000 {
-		if !u.tell("*v1.Pod", forbidden) {
+		if !u.report("*v1.Pod", forbidden) {
 			t.Fatal("left to client-go")
 		}
 	}
@@ -44,18 +44,18 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 		!strings.Contains(got[0], "refuses berth-operator") || !strings.Contains(got[0], "ClusterRole and ClusterRoleBinding berth-operator of deploy/chart") {
 		t.Errorf("%d lines: %q", len(got), got)
 	}
-	u.tell("*v1.Node", forbidden)
-	u.tell("*v1.Pod", apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""))
+	u.report("*v1.Node", forbidden)
+	u.report("*v1.Pod", apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, ""))
 	if got := lines(); len(got) != 2 || !strings.Contains(got[0], "kind=*v1.Node") || !strings.Contains(got[1], "lacks kinds") {
 		t.Errorf("another kind and another reason: %q", got)
 	}
-	fake.Advance(sayAgain)
-	u.tell("*v1.Node", forbidden)
+	fake.Advance(logAgain)
+	u.report("*v1.Node", forbidden)
 	if got := lines(); len(got) != 1 || got[0] == "" {
-		t.Errorf("it is not told again after %v", sayAgain)
+		t.Errorf("it is not told again after %v", logAgain)
 	}
 	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
-		if u.tell("*v1.Pod", other) || out.Len() > 0 {
+		if u.report("*v1.Pod", other) || out.Len() > 0 {
 			t.Errorf("%v: %q", other, out.String())
 		}
 	}

@@ -1,5 +1,5 @@
-// Package retry has what loops need that come back to their work: a wait that
-// doubles with each failure, its spread, and a signal that there is work.
+// Package retry has loops that repeat work until it succeeds, and their parts: waits that
+// double with each failure, random spread, and signals that wake a loop.
 package retry
 
 import (
@@ -7,44 +7,43 @@ import (
 	"time"
 )
 
-// First and Most bound the usual wait after failures of a request to the API
-// server, or to the kernel: see Delay.
+// First and Most are the usual bounds of the wait after a failed request to the API
+// server or the kernel: see Delay.
 const (
 	First = 250 * time.Millisecond
 	Most  = 10 * time.Second
 )
 
-// Delay is how long to wait after some failures in a row, of which the last is
-// not counted: first, then twice as long, and so on up to most.
+// Delay is how long to wait after a failure that so many failures in a row precede: first, then
+// twice as long each time, up to most.
 func Delay(first, most time.Duration, failures int) time.Duration {
 	return min(most, first<<min(failures, 10))
 }
 
-// Jitter spreads d over half to one and a half of it, so that nodes that
+// Jitter varies d between half of it and one and a half, so that nodes that
 // started together do not act together.
 func Jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
 
-// Seeded is Jitter by a source of random numbers, which one goroutine uses at a time.
+// Seeded is Jitter with a source of random numbers, which is not used concurrently.
 func Seeded(r *rand.Rand, d time.Duration) time.Duration {
 	return d/2 + time.Duration(r.Int64N(int64(d)+1))
 }
 
-// Backoff spaces attempts that fail. The zero value lets the first one go at
-// once.
+// Backoff is the wait after failed attempts. The zero value allows an attempt at once.
 type Backoff struct {
 	failures int
-	// Until is before when there is to be no attempt.
+	// Until is when the next attempt may be made.
 	Until time.Time
 }
 
-// Fail notes a failure at now: the next attempt is after the Delay of all
+// Fail counts a failure at now: the next attempt is after the Delay of all
 // failures so far, with Jitter.
 func (b *Backoff) Fail(now time.Time, first, most time.Duration) {
 	b.Until = now.Add(Jitter(Delay(first, most, b.failures)))
 	b.failures++
 }
 
-// Earliest is the first of some moments that are after now; zero: there is none.
+// Earliest is the first of some moments that is after now; zero: none is.
 func Earliest(now time.Time, moments ...time.Time) (first time.Time) {
 	for _, t := range moments {
 		if t.After(now) && (first.IsZero() || t.Before(first)) {
@@ -54,8 +53,7 @@ func Earliest(now time.Time, moments ...time.Time) (first time.Time) {
 	return first
 }
 
-// Signal wakes its one receiver, who may be awake: several signals before it
-// receives are one.
+// Signal wakes its one receiver. Several signals before it receives are one.
 type Signal chan struct{}
 
 // NewSignal returns one that is not set.

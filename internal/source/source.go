@@ -1,6 +1,5 @@
-// Package source is where a node's pod addresses come from: one interface, of
-// which the folders eni and pool are the implementations. What the others are is in
-// docs/architecture.md, "Who does what".
+// Package source defines where a node's pod addresses come from: one interface, implemented by enisource, pool and none,
+// and wrapped by nodelocal. The map of the packages is docs/architecture.md, "Who does what".
 package source
 
 import (
@@ -11,120 +10,109 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Lease is one attachment's hold on its addresses, kept in its record.
+// Lease is the addresses that an attachment has. It is part of the attachment's record.
 type Lease = attachment.Lease
 
-// Request asks for the addresses of one attachment.
+// Request identifies an attachment that asks for addresses, and its pod.
 type Request struct {
-	Key  attachment.Key
-	Pod  attachment.Pod
-	Wish Wish
+	Key     attachment.Key
+	Pod     attachment.Pod
+	Options PodOptions
 }
 
-// Wish is what a user asks for, in the runtime's words: on its own node the
-// runtime speaks for every pod.
-type Wish struct {
-	Told bool // the runtime tells the pod's annotations; else nothing is known of them
-	// Annotations are those of the pod that the daemon's parts look at, by key.
+// PodOptions is what a user asks for, as the runtime passes it. The runtime is trusted for the pods of its own node.
+type PodOptions struct {
+	AnnotationsKnown bool // the runtime passes the pod's annotations; else they are not known
+	// Annotations are those of the pod that parts of the daemon read, by key.
 	Annotations map[string]string
-	// NetworkPool is the pool that the network's configuration names; empty
-	// without. It comes before the annotation, and is as much a user's word: Multus
-	// takes configurations from objects in the pods' namespaces.
+	// NetworkPool is the pool that the network's configuration names, if any. It takes precedence over the annotation,
+	// and is trusted as little: Multus reads configurations from objects in the pods' namespaces.
 	NetworkPool string
 }
 
 // Source hands out addresses. All methods may be called concurrently.
 type Source interface {
-	// Annotations are the keys of pods' annotations that the source looks at, below
-	// berth.dev; nil: none, and the runtime need not tell them. Always the same.
+	// Annotations returns the keys of pods' annotations that the source reads; nil: none, and the runtime need not pass
+	// any. The result is always the same.
 	Annotations() []string
-	// CheckWish refuses, before anything is done about an ADD, what no pod can have.
-	// The error names the annotation or the field, and what was expected.
-	CheckWish(wish Wish) error
-	// Restore marks a lease as held, as found in a record at start, before Run
-	// and before any Acquire. An address that the source does not know (yet)
-	// is held all the same and never handed to another. It fails when another
-	// key holds one of the addresses. The pod may be unknown.
+	// CheckOptions returns an error if no pod can have what a pod asks for. It is called before anything else is done for
+	// an ADD. The error names the annotation or the field, and what was expected.
+	CheckOptions(wish PodOptions) error
+	// Restore takes over a lease from a record, at start, before Run and any Acquire. Also an address that the source
+	// does not know (yet) is never handed to another attachment. It fails when another key has one of the addresses.
+	// The pod may be unknown.
 	Restore(req Request, lease Lease) error
-	// RestoreCooling marks an address as cooling since a moment, as found in
-	// a record at start. A moment longer ago than the period says that it has
-	// cooled: it is handed out after those of which nothing is told. Such
-	// addresses are told in the order of their release.
+	// RestoreCooling takes over an address that cools since some time, from a record, at start. If the time is longer
+	// ago than the period, the address is handed out after those without such a call. Calls come in the order of
+	// the addresses' release.
 	RestoreCooling(addr netip.Addr, since time.Time)
-	// Withhold tells all addresses that the node has itself. Those of the source that are among
-	// them and that no pod holds are handed to none until a later call leaves them out; it returns
-	// these. Until then they are kept as addresses that cool are.
+	// Withhold passes all addresses that the node has itself. Those of the source among them that no pod has are not
+	// handed out until a later call omits them, and are kept like cooling addresses. It returns these.
 	Withhold(addrs []netip.Addr) (kept []netip.Addr)
-	// NodeAddresses are the addresses of the node's Node object that the source knows to be among its own. They are
-	// never removed from the node.
+	// NodeAddresses returns the addresses of the node's Node object that the source knows to be its own. They are never
+	// removed from the node.
 	NodeAddresses() []netip.Addr
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
-	// Kick says that links of the node may have come or gone: what the data path
-	// still lacks for the source's addresses is tried again soon. It returns at
-	// once, may do nothing, and may be called before Run and after it.
+	// Kick says that links of the node may have been added or removed, so that what the data path lacks for the
+	// source's addresses is retried soon. It does not block, and may be called before and after Run.
 	Kick()
-	// Acquire gives the addresses for a new attachment: at once, from memory,
-	// while one is warm, else as soon as one becomes so. When ctx ends first the
-	// error is an *Exhausted that names the reason, and no waiter is left.
-	// Acquire for a key that already holds a lease returns that lease.
+	// Acquire returns the addresses for a new attachment: at once, from memory, while any are free, else as soon as
+	// any are. When ctx ends first the error is an *Exhausted. For a key that already has a lease it returns that
+	// lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
-	// Why tells why the Acquire of key that waits has got nothing yet; nil when
-	// none waits.
+	// Why returns why the Acquire of a key is still waiting; nil when none waits.
 	Why(key attachment.Key) *Exhausted
-	// Release ends the hold of key: its addresses cool from now on. A key that
-	// holds nothing is no error.
+	// Release ends the lease of a key; its addresses cool from now on. Without a lease it does nothing.
 	Release(key attachment.Key)
-	// Cancel ends a hold whose addresses never reached a pod: they do not cool
-	// and are handed out again at once, as if never taken.
+	// Cancel ends a lease whose addresses never reached a pod: they do not cool, and may be handed out at once.
 	Cancel(key attachment.Key)
-	// CoolingPeriod tells how long a released address is kept back.
+	// CoolingPeriod returns how long a released address is not handed out.
 	CoolingPeriod() time.Duration
-	// Ready is nil once an address was usable on this node, now or before a
-	// restart; exhaustion does not make it fail. Else it says what is missing.
+	// Ready returns nil once an address was usable on this node, now or before a restart, even if none are free.
+	// Otherwise it says what is missing.
 	Ready() error
-	// Snapshot is the source's view for introspection and metrics.
+	// Snapshot returns the state for introspection and metrics.
 	Snapshot() Snapshot
 }
 
-// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
-// the source has not set up yet, but may.
-var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")
+// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that the source has not set up yet, but may.
+var ErrSupplyUnknown = errors.New("the address source has not set up its ENIs or blocks yet")
 
 // ErrNoLink: the node has no link with the MAC address of an ENI.
 var ErrNoLink = errors.New("the ENI has no link on this node")
 
-// LinkChange is what became of the link of an ENI since its data path was set up.
+// LinkChange is what happened to the link of an ENI since its data path was set up.
 type LinkChange int
 
 const (
-	// LinkGone: the node has no link of the ENI any more.
+	// LinkGone: the node no longer has the link.
 	LinkGone LinkChange = iota + 1
-	// LinkReplaced: it has another one, without what was set up on the first.
+	// LinkReplaced: the node has another link, without what was set up on the first.
 	LinkReplaced
 )
 
-// Exhausted says that no address became free in time, and why.
+// Exhausted is the error of an ADD that got no addresses, NICs or egress in time, or never can, with the reason.
 type Exhausted struct {
 	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,
 	// max-pods, cooling, permission, unreachable, starting; of pools also
 	// pool-unknown, pool-not-allowed, pool-exhausted, namespace-unknown and their like.
 	Reason string
-	// Message tells a person what is wrong and what to do about it.
+	// Message says what is wrong and what to do about it.
 	Message string
 	Err     error // the context's error, or the cloud's last one
 }
 
-// Error is the message.
+// Error returns the message.
 func (e *Exhausted) Error() string { return e.Message }
 
-// Unwrap gives the error behind it.
+// Unwrap returns the cause.
 func (e *Exhausted) Unwrap() error { return e.Err }
 
 // State of one address.
@@ -135,8 +123,8 @@ const (
 	Used      State = "used"
 	Warm      State = "warm"
 	Cooling   State = "cooling"
-	NotReady  State = "not-ready" // assigned by the cloud, its ENI's data path not programmed yet
-	Withdrawn State = "withdrawn" // on its way back to the cloud
+	NotReady  State = "not-ready" // assigned to the node, but its ENI or block has no data path yet
+	Withdrawn State = "withdrawn" // being returned to the cloud or the pool, or withheld
 )
 
 // AddressInfo is one address in a Snapshot.
@@ -144,12 +132,12 @@ type AddressInfo struct {
 	Addr  netip.Addr
 	State State
 	introspect.Origin
-	Prefix netip.Prefix    // the delegated prefix that it is of
+	Prefix netip.Prefix    // the delegated prefix that contains it, if any
 	Key    *attachment.Key // when used
 	Since  time.Time       // when it entered the state, if known
 }
 
-// Info is an address of a group of an allocator. Withdrawn wins over ready.
+// Info returns the state of an address of an allocator. Withdrawn takes precedence over ready.
 func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo {
 	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
 	switch {
@@ -166,15 +154,14 @@ func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo 
 	return a
 }
 
-// Group is addresses that come and go together, such as an ENI or a block.
+// Group is addresses that are added and removed together, such as those of an ENI or a block.
 type Group struct {
 	Name     string
 	Uplink   int // the number of the uplink that carries them; 0: the node's own
 	Capacity int // usable addresses at most
 }
 
-// Condition is a condition of the node that the source keeps. Reason is a word in
-// CamelCase.
+// Condition is a condition of the node that the source reports. Reason is in CamelCase.
 type Condition struct {
 	Type            string
 	Healthy         bool
@@ -187,30 +174,52 @@ type Snapshot struct {
 	Addresses  []AddressInfo
 	Count      map[State]int // of all addresses, listed or not
 	Waiting    int           // Acquires that wait
-	LastError  string        // the last trouble with the supply, empty when healed
+	LastError  string        // the current problem with the supply; empty: none
 	Conditions []Condition
-	Detail     Detail // nil: nothing more
+	Detail     Detail // nil: none
 }
 
-// Detail is what a source has to tell beyond what all of them do.
+// Detail is what a Snapshot has beyond the common fields.
 type Detail interface {
-	// Describe adds to the document at /ip-manager what is of this source alone.
+	// Describe adds to the document at /ip-manager what only this source has.
 	Describe(doc *introspect.Document)
-	// Metrics are the gauges of this source alone.
+	// Metrics returns the gauges that only this source has.
 	Metrics() []prometheus.Metric
 }
 
-// Reference is what a source adds to the page of berthd's metrics.
+// Reference is what a source adds to the reference of berthd's metrics.
 type Reference struct {
 	Families   []metric.Family
-	Conditions [][2]string // types, and when each is healthy
+	Conditions [][2]string // type, and when the condition is healthy
 }
 
-// Count counts addresses by state. Every state is there.
+// Count counts addresses by state. The result has every state.
 func Count(addresses []AddressInfo) map[State]int {
 	count := map[State]int{Used: 0, Warm: 0, Cooling: 0, NotReady: 0, Withdrawn: 0}
 	for _, a := range addresses {
 		count[a.State]++
 	}
 	return count
+}
+
+// Details combines several Details.
+type Details []Detail
+
+// Describe implements Detail.
+func (d Details) Describe(doc *introspect.Document) {
+	for _, one := range d {
+		if one != nil {
+			one.Describe(doc)
+		}
+	}
+}
+
+// Metrics implements Detail.
+func (d Details) Metrics() (all []prometheus.Metric) {
+	for _, one := range d {
+		if one != nil {
+			all = append(all, one.Metrics()...)
+		}
+	}
+	return all
 }

@@ -1,11 +1,13 @@
 package source
 
 import (
+	"cmp"
+	"fmt"
 	"strings"
 	"unicode"
 )
 
-// OneLine is a text of elsewhere on one line, and of some bytes at most.
+// OneLine returns a text of others on one line, with up to most bytes before an ellipsis.
 func OneLine(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -19,8 +21,8 @@ func OneLine(s string, most int) string {
 	return s
 }
 
-// ASCII is a text as the messages in status.node of Berth's kinds may be: one line of printable
-// ASCII, of some bytes at most.
+// ASCII returns a text as the messages in status.node of Berth's kinds accept it: one line of printable ASCII, of up to most
+// bytes.
 func ASCII(s string, most int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
@@ -29,4 +31,34 @@ func ASCII(s string, most int) string {
 		return r
 	}, s)
 	return s[:min(len(s), most)]
+}
+
+// CheckPoolName returns an error for what cannot be the name of an AddressPool, before it gets into a log or a message. by
+// says where the name comes from.
+func CheckPoolName(by, pool string) error {
+	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
+	if len(pool) > 63 || strings.ContainsFunc(pool, outside) {
+		return fmt.Errorf("%s is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", by, pool)
+	}
+	return nil
+}
+
+// CheckNetworkPool is CheckPoolName for the pool of the network's configuration, if it names one.
+func (w PodOptions) CheckNetworkPool() error {
+	return CheckPoolName("pool of the network's configuration", w.NetworkPool)
+}
+
+// ReasonOf converts a condition's reason (PoolExhausted, ENILimit) to one of Exhausted (pool-exhausted, eni-limit).
+func ReasonOf(reason string) string {
+	var b strings.Builder
+	letters := []rune(reason)
+	for i, r := range letters {
+		begins := i > 0 && unicode.IsUpper(r) &&
+			(!unicode.IsUpper(letters[i-1]) || i+1 < len(letters) && unicode.IsLower(letters[i+1]))
+		if begins {
+			b.WriteByte('-')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return cmp.Or(b.String(), "degraded")
 }

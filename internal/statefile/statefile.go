@@ -1,6 +1,5 @@
-// Package statefile reads and makes the files in which programs keep what must
-// outlast them. A FIFO or a device at the place of one would hold a program for
-// good, or never end: nothing is read and written but regular files.
+// Package statefile reads and writes the files that programs need after a restart. It only reads
+// regular files: a FIFO or a device in their place would block a program or never end.
 package statefile
 
 import (
@@ -15,11 +14,11 @@ import (
 	"syscall"
 )
 
-// Largest is the most bytes that a file may have to be read: some ten times what
-// the largest of them, an inventory of a big node, has.
+// Largest is the maximum size of a file, about ten times the largest in use, the inventory of a big
+// node.
 const Largest = 16 << 20
 
-// Read returns what a regular file has. A missing one is fs.ErrNotExist.
+// Read returns the content of a regular file. The error for a missing one is fs.ErrNotExist.
 func Read(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -47,7 +46,7 @@ func Read(path string) ([]byte, error) {
 // is of the first, which had none at the beginning.
 const Version = 1
 
-// Encode writes an object as JSON with its version.
+// Encode returns an object as JSON with its version.
 func Encode(v any) ([]byte, error) {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -60,7 +59,7 @@ func Encode(v any) ([]byte, error) {
 	return append(fmt.Appendf(nil, "{\n  \"version\": %d,\n", Version), rest...), nil
 }
 
-// Decode reads what Encode wrote.
+// Decode parses what Encode returned.
 func Decode(data []byte, into any) error {
 	var v struct {
 		Version *int `json:"version"`
@@ -74,7 +73,7 @@ func Decode(data []byte, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// LoadJSON reads the value that a file of a folder has. It tells whether there is one.
+// LoadJSON reads a value from a file of a folder, and reports whether there is one.
 func LoadJSON(dir, name string, into any) (bool, error) {
 	data, err := Read(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,9 +88,8 @@ func LoadJSON(dir, name string, into any) (bool, error) {
 	return true, nil
 }
 
-// ReplaceJSON writes a value beside a file of a folder, which is made if it is
-// missing, and moves it there. Nothing is synced: the folder is meant to be on a
-// tmpfs, and to vanish with the kernel state.
+// ReplaceJSON writes a value to a temporary file and renames it. It creates the folder if needed. It
+// does not sync, as the folder should be on a tmpfs and vanish with the kernel state.
 func ReplaceJSON(dir, name string, v any) error {
 	data, err := Encode(v)
 	if err != nil {
@@ -110,8 +108,8 @@ func ReplaceJSON(dir, name string, v any) error {
 	return nil
 }
 
-// Create makes a new file with these bytes in place of whatever has the name, which
-// a crash may have left. It may fail with a part of them written.
+// Create writes a new file in place of one that a crash may have left. On an error the file may be
+// incomplete.
 func Create(path string, data []byte, mode fs.FileMode) error {
 	open := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode) }
 	f, err := open()

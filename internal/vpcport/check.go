@@ -1,8 +1,11 @@
 package vpcport
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
-// Mismatch names what a port has other than it was asked for; empty: nothing.
+// Mismatch names the property in which a port differs from its request; empty: none.
 func Mismatch(n NewPort, p Port) string {
 	switch {
 	case p.NetworkID != n.NetworkID:
@@ -21,7 +24,29 @@ func Mismatch(n NewPort, p Port) string {
 	return ""
 }
 
-// hasAddresses tells whether each address that was asked for is there. A network whose
+// Unmet describes the part of a change that a port does not have; empty: none.
+func (c Change) Unmet(p Port) string {
+	for _, f := range []struct {
+		name string
+		want *string
+		got  string
+	}{{"host", c.Host, p.Host}, {"device", c.Device, p.Device}, {"owner", c.Owner, p.Owner}} {
+		if f.want != nil && *f.want != f.got {
+			return fmt.Sprintf("port %s has the %s %q after a change to %q", p.ID, f.name, f.got, *f.want)
+		}
+	}
+	if c.Groups != nil && !SameSet(c.Groups, p.Groups) {
+		return fmt.Sprintf("port %s has the groups %q after a change to %q", p.ID, p.Groups, c.Groups)
+	}
+	return ""
+}
+
+// Empty reports whether a change changes nothing.
+func (c Change) Empty() bool {
+	return c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil
+}
+
+// hasAddresses reports whether each address that was asked for is there. A network whose
 // IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
 func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	left := slices.Clone(got)
@@ -37,7 +62,7 @@ func hasAddresses(asked []NewAddress, got []FixedIP) bool {
 	return true
 }
 
-// SameSet tells whether two lists have the same values.
+// SameSet reports whether two lists have the same values.
 func SameSet(a, b []string) bool {
 	unique := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
 	return slices.Equal(unique(a), unique(b))

@@ -7,50 +7,50 @@ import (
 	"time"
 )
 
-// Class sorts the failure of a call by what is to be done about it (PolicyOf).
+// Class sorts failed calls by how to react (PolicyOf).
 type Class int
 
 // The classes.
 const (
-	// Unknown: no error of a provider. Treated as Transient.
+	// Unknown: not an error of a provider. Treated as Transient.
 	Unknown Class = iota
 	// Transient: the call may or may not have taken effect (time-outs, 5xx, lost
-	// replies). Look before repeating what is not idempotent.
+	// replies). Look before repeating a call that is not idempotent.
 	Transient
 	// Throttled: too many calls; this one had no effect.
 	Throttled
 	// Unauthorized: the credentials are missing, wrong, or expired and cannot be
 	// renewed.
 	Unauthorized
-	// Forbidden: the credentials are right and may not do this.
+	// Forbidden: the credentials are valid but lack the permission.
 	Forbidden
-	// Invalid: the request asks for what cannot be, such as an address outside its
+	// Invalid: the request asks for something impossible, such as an address outside its
 	// subnet.
 	Invalid
-	// NetworkGone: there is no such network.
+	// NetworkGone: the network does not exist.
 	NetworkGone
-	// ReferenceGone: there is no such subnet or security group.
+	// ReferenceGone: a subnet or security group does not exist.
 	ReferenceGone
-	// PortGone: there is no such port (any more).
+	// PortGone: the port does not exist (any more).
 	PortGone
 	// SubnetFull: the subnet has no free address.
 	SubnetFull
-	// AddressTaken: another port has the address that was asked for.
+	// AddressTaken: another port has the requested address.
 	AddressTaken
-	// MACTaken: another port of the network has the MAC address that was asked for.
+	// MACTaken: another port of the network has the requested MAC address.
 	MACTaken
-	// OverQuota: the project has as many ports as it may have.
+	// OverQuota: the project has reached its quota of ports.
 	OverQuota
-	// Conflict: the port is in a state in which this is refused for now.
+	// Conflict: the call is refused in the current state of the port.
 	Conflict
-	// Stale: somebody changed the port since it was looked at.
+	// Stale: another client has changed the port since it was read.
 	Stale
-	// TooLarge: the request has too much at once.
+	// TooLarge: the request is too large.
 	TooLarge
-	// Bug: Berth asked, or the provider answered, what cannot be right.
+	// Bug: the request of Berth or the reply of the provider is wrong.
 	Bug
 
-	classes // how many there are
+	classes // their number
 )
 
 var classNames = [classes]string{
@@ -71,14 +71,14 @@ func (c Class) String() string {
 // Error is a failed call.
 type Error struct {
 	Class   Class
-	Op      string // in the provider's words, such as "Neutron POST ports"
+	Op      string // the operation, such as "Neutron POST ports"
 	Status  int    // of HTTP; 0 when no reply came
 	Type    string // the provider's name for it, such as OverQuota; empty when it gave none
-	Message string // the provider's, for people; bounded by whoever reads it
-	// About is the ID or address of what it is about, such as a subnet's, as far as
-	// the provider tells; of a request for several ports it tells which to leave out.
+	Message string // of the provider, for people; of bounded length
+	// About is the ID or address that caused the error, such as that of a full subnet; empty if it
+	// is unknown. The caller can repeat a request for several ports without it.
 	About string
-	// RetryAfter is how long the provider asked to wait; 0 when it did not.
+	// RetryAfter is how long the provider asked the client to wait; 0: it did not.
 	RetryAfter time.Duration
 	Err        error // the cause, if there is one
 }
@@ -99,11 +99,11 @@ func (e *Error) Error() string {
 	}
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// ClassOf returns the class of err: that of the *Error in its chain, Transient for a
-// context's end, Unknown for nil and everything else.
+// ClassOf returns the class of the *Error in err's chain; Transient for the end of a context;
+// Unknown for nil and for all other errors.
 func ClassOf(err error) Class {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Class
@@ -112,4 +112,57 @@ func ClassOf(err error) Class {
 		return Transient
 	}
 	return Unknown
+}
+
+// Scope is what a failure affects.
+type Scope int
+
+// The scopes, the narrowest first.
+const (
+	ScopeNIC    Scope = iota // the one NIC
+	ScopeSubnet              // NICs that are to get an address of the same subnet
+	ScopeVPC                 // new ports of the VPC, or the whole VPC if no call can succeed
+	ScopeCaller              // all calls with the same credentials
+)
+
+// Policy is the reaction to a failure.
+type Policy struct {
+	Scope Scope
+	// First and Last bound the backoff, which doubles with each attempt; both 0: retry at once.
+	First, Last time.Duration
+	// Look: look at the actual state before the request is repeated.
+	Look bool
+	// Edit: a person has to change something. The backoff is for changes that Berth is not notified
+	// of.
+	Edit bool
+	// Reason is the reason of the Kubernetes condition, in CamelCase.
+	Reason string
+}
+
+var policies = [classes]Policy{
+	Unknown:       {Scope: ScopeNIC, First: 500 * time.Millisecond, Last: 30 * time.Second, Look: true, Reason: "ProviderFailed"},
+	Transient:     {Scope: ScopeNIC, First: 500 * time.Millisecond, Last: 30 * time.Second, Look: true, Reason: "ProviderFailed"},
+	Throttled:     {Scope: ScopeCaller, First: time.Second, Last: time.Minute, Reason: "Throttled"},
+	Unauthorized:  {Scope: ScopeCaller, First: 10 * time.Second, Last: 5 * time.Minute, Edit: true, Reason: "CredentialsRefused"},
+	Forbidden:     {Scope: ScopeVPC, First: 30 * time.Second, Last: 5 * time.Minute, Edit: true, Reason: "Forbidden"},
+	Invalid:       {Scope: ScopeNIC, First: time.Minute, Last: 10 * time.Minute, Edit: true, Reason: "Invalid"},
+	NetworkGone:   {Scope: ScopeVPC, First: 10 * time.Second, Last: 5 * time.Minute, Edit: true, Reason: "NetworkNotFound"},
+	ReferenceGone: {Scope: ScopeNIC, First: 10 * time.Second, Last: 5 * time.Minute, Edit: true, Reason: "NotFound"},
+	PortGone:      {Scope: ScopeNIC, Look: true, Reason: "PortDeleted"},
+	SubnetFull:    {Scope: ScopeSubnet, First: 2 * time.Second, Last: time.Minute, Reason: "SubnetFull"},
+	AddressTaken:  {Scope: ScopeNIC, First: 2 * time.Second, Last: time.Minute, Look: true, Reason: "AddressTaken"},
+	MACTaken:      {Scope: ScopeNIC, Look: true, Reason: "MACTaken"},
+	OverQuota:     {Scope: ScopeVPC, First: 5 * time.Second, Last: 2 * time.Minute, Reason: "OverQuota"},
+	Conflict:      {Scope: ScopeNIC, First: time.Second, Last: 30 * time.Second, Look: true, Reason: "Conflict"},
+	Stale:         {Scope: ScopeNIC, Look: true, Reason: "Conflict"},
+	TooLarge:      {Scope: ScopeCaller, Reason: "TooLarge"},
+	Bug:           {Scope: ScopeNIC, First: time.Minute, Last: 10 * time.Minute, Look: true, Reason: "UnexpectedAnswer"},
+}
+
+// PolicyOf is the reaction to failures of a class.
+func PolicyOf(c Class) Policy {
+	if c >= 0 && c < classes {
+		return policies[c]
+	}
+	return policies[Unknown]
 }

@@ -7,21 +7,21 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 )
 
-// Port is a port as its provider described it at one moment. Slices are the receiver's.
+// Port is a port as its provider described it at one moment. Its slices belong to the receiver.
 type Port struct {
 	ID        string
 	NetworkID string
 	Name      string
-	Device    string // whose it is, in the words of whoever has it; Device makes Berth's
-	Owner     string // what kind of thing has it: Owner where Berth does
+	Device    string // identifies the user of the port; for Berth's ports see Device
+	Owner     string // the kind of its user: Owner for Berth's ports
 	MAC       mac.Addr
 	Addresses []FixedIP
 	Groups    []string // IDs of security groups
 	Tags      []string // one of them may be a NamespaceTag
-	Host      string   // that it is to be bound to; empty: none
+	Host      string   // the host to bind it to; empty: none
 	Binding   Binding
 	Status    Status
-	Revision  int // 0 where there are none
+	Revision  int // 0 without revisions
 	CreatedAt time.Time
 }
 
@@ -36,27 +36,27 @@ type Status int
 
 // The statuses.
 const (
-	StatusDown   Status = iota // or not said
-	StatusBuild                // on its way
-	StatusActive               // it does
-	StatusError                // it will not without somebody's help
+	StatusDown   Status = iota // or unknown
+	StatusBuild                // being set up
+	StatusActive               // carries packets
+	StatusError                // failed; needs help
 )
 
-// Binding is what came of binding a port to its host.
+// Binding is the result of binding a port to its host.
 type Binding struct {
 	Result BindingResult
 	Plug   Plug   // when bound
-	Why    string // when it failed, for a person; empty: nobody knows
+	Why    string // why it failed, for people; empty: unknown
 }
 
-// BindingResult tells whether a port is bound.
+// BindingResult reports whether a port is bound.
 type BindingResult int
 
-// What may come of it.
+// The results.
 const (
-	Unbound       BindingResult = iota // it has no host, or nothing is decided yet
+	Unbound       BindingResult = iota // no host, or not decided yet
 	Bound                              // the host may plug it
-	BindingFailed                      // no agent of the provider at the host takes it
+	BindingFailed                      // no agent of the provider on the host accepts it
 )
 
 // Plug is how the host connects a port.
@@ -64,7 +64,7 @@ type Plug struct {
 	Kind   PlugKind
 	Bridge string // the integration bridge, of OVS and OVSHybrid
 	Netns  string // the name of a network namespace, of Netns
-	OVN    bool   // the host's OVN tells when the port carries packets
+	OVN    bool   // OVN on the host reports when the port carries packets
 	Trunk  string // the MAC address, such as 02:00:00:00:00:01, of the host's link that carries the VLAN, of VLAN
 	VLAN   int    // its ID (IEEE 802.1Q), 1 to 4094, of VLAN
 }
@@ -72,34 +72,34 @@ type Plug struct {
 // PlugKind is a way to connect a port.
 type PlugKind int
 
-// The ways that there are.
+// The ways to connect a port.
 const (
-	PlugUnknown PlugKind = iota // one that Berth cannot do; Binding then is BindingFailed
-	OVS                         // straight on the integration bridge
-	OVSHybrid                   // by a Linux bridge in between, which filters
+	PlugUnknown PlugKind = iota // not supported by Berth; Binding is BindingFailed
+	OVS                         // directly on the integration bridge
+	OVSHybrid                   // through a Linux bridge that filters
 	Netns                       // from a network namespace of the provider's agent
 	VLAN                        // as a VLAN on a link of the host's
 )
 
-// NewPort asks for a port.
+// NewPort is a request for a port.
 type NewPort struct {
 	NetworkID string
 	Name      string // for people
-	Device    string // of Device; a port is found again by it
+	Device    string // see Device; identifies the port in later listings
 	MAC       mac.Addr
-	Addresses []NewAddress // nil: as the provider chooses
-	Subnets   []string     // IDs, of which it is in one where Addresses is nil; nil: as the provider chooses
-	Groups    []string     // nil: as the provider chooses
-	Host      string       // to bind it to at once; empty: none yet
+	Addresses []NewAddress // nil: the provider chooses
+	Subnets   []string     // IDs of the subnets to choose from if Addresses is nil; nil: the provider chooses
+	Groups    []string     // nil: the provider chooses
+	Host      string       // the host to bind it to at once; empty: none
 }
 
-// NewAddress asks for an address of a subnet: a certain one, or any.
+// NewAddress is a request for an address of a subnet: IP, or any if that is zero.
 type NewAddress struct {
 	SubnetID string
 	IP       netip.Addr
 }
 
-// Change is what is to be other of a port. Nil fields stay as they are.
+// Change is a change of a port. Nil fields stay as they are.
 type Change struct {
 	Host   *string // empty: bound to none
 	Device *string
@@ -107,9 +107,9 @@ type Change struct {
 	Groups []string
 }
 
-// Filter narrows a listing of ports: to those that match all fields that are set, and of
-// each list one value. Lists have Traits.MaxFilter values at most. An empty filter is
-// refused: it would list what others have.
+// Filter selects ports that match all fields that are set; a list matches if one of its values does.
+// A list has at most Traits.MaxFilter values. Providers refuse an empty filter: it would list the
+// ports of all users.
 type Filter struct {
 	IDs       []string
 	Devices   []string
@@ -118,7 +118,40 @@ type Filter struct {
 	Owner     string
 }
 
-// Empty tells whether a filter lets all ports through.
+// Empty reports whether a filter lets all ports through.
 func (f Filter) Empty() bool {
 	return len(f.IDs) == 0 && len(f.Devices) == 0 && len(f.MACs) == 0 && f.NetworkID == "" && f.Owner == ""
+}
+
+// Network is a network with its subnets, in the order of their IDs.
+type Network struct {
+	ID, Name string
+	MTU      int // bytes; 0: unknown
+	Subnets  []Subnet
+}
+
+// Subnet is one of a network.
+type Subnet struct {
+	ID, Name string
+	CIDR     netip.Prefix
+	Gateway  netip.Addr // zero without one
+	// IPv6CIDR and IPv6Gateway are the IPv6 block and gateway of a dual-stack subnet of EC2, whose
+	// CIDR and Gateway are IPv4. Zero: the subnet has the family of CIDR only.
+	IPv6CIDR    netip.Prefix
+	IPv6Gateway netip.Addr
+	Routes      []Route // without those to the gateways
+}
+
+// For is the block of an address's family, and the gateway.
+func (s Subnet) For(ip netip.Addr) (cidr netip.Prefix, gateway netip.Addr) {
+	if s.IPv6CIDR.IsValid() && ip.Is6() {
+		return s.IPv6CIDR, s.IPv6Gateway
+	}
+	return s.CIDR, s.Gateway
+}
+
+// Route is a host route of a subnet.
+type Route struct {
+	Destination netip.Prefix
+	Gateway     netip.Addr
 }

@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// bodyTimeout is how long a body may take from its request's header to its last byte.
+	// bodyTimeout bounds the time from a request's header to the last byte of its body.
 	bodyTimeout = 2 * time.Second
-	// allBodies bounds the bodies in memory, in bytes: those that are read and those
-	// whose requests are being answered. Peers that are not preferred may have half.
+	// allBodies bounds the memory of all bodies, in bytes, until their requests are answered. Peers
+	// that are not preferred may use half.
 	allBodies = 64 << 20
-	firstRead = 8 << 10 // bytes of memory that a body has first; it doubles
+	firstRead = 8 << 10 // initial buffer in bytes, which doubles
 )
 
-// bodies hands requests on once their bodies have come, and from then on has the connection
-// count as at work: whoever begins a request and does not end it holds no place. Bodies that
-// are not expected, too large or late are refused at once.
+// bodies reads the body of a request before it calls the handler, and marks the connection as busy
+// from then on: a peer that does not finish a request occupies no place. Bodies that are unexpected,
+// too large or late are rejected at once.
 type bodies struct {
 	next http.Handler
 	most int          // bytes of one
@@ -70,8 +70,7 @@ func statusOf(err error) int {
 	return http.StatusBadRequest
 }
 
-// read puts a request's body into memory, and tells how many bytes of allBodies it holds,
-// also after an error.
+// read reads a body into memory, and returns how many bytes of allBodies it holds, also with an error.
 func (b *bodies) read(w http.ResponseWriter, r *http.Request, preferred bool) (held int, err error) {
 	if r.ContentLength == 0 {
 		return 0, nil

@@ -11,24 +11,22 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// HandleMetrics answers a scrape of /metrics. The answer is not compressed,
-// which would cost more memory than all else of it.
+// HandleMetrics serves /metrics. The reply is not compressed, which would need most of the memory.
 func HandleMetrics(mux *http.ServeMux, metrics prometheus.Gatherer) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(&paced{metrics: metrics}, promhttp.HandlerOpts{DisableCompression: true}))
 }
 
 const (
-	// gatherPause is the least time from the end of one gathering to the next.
+	// gatherPause is the minimum pause between two gatherings.
 	gatherPause = 100 * time.Millisecond
-	// gatherTimeout is how long a scrape waits: Prometheus waits 10 s by default.
+	// gatherTimeout bounds a scrape. Prometheus waits 10 s by default.
 	gatherTimeout = 8 * time.Second
 )
 
 var errGathering = errors.New("the metrics were not gathered in time")
 
-// paced gathers metrics once at a time and with pauses, however many ask: those
-// who ask while it waits or works share the next gathering, so that none gets
-// what was true before it asked.
+// paced runs one gathering at a time, with pauses. Scrapes that arrive meanwhile share the next
+// gathering, so that none gets values from before it.
 type paced struct {
 	metrics prometheus.Gatherer
 
@@ -44,7 +42,7 @@ type gathering struct {
 	err      error
 }
 
-// Gather implements prometheus.Gatherer. The answer is shared: nobody may change it.
+// Gather implements prometheus.Gatherer. The result is shared and must not be changed.
 func (p *paced) Gather() ([]*dto.MetricFamily, error) {
 	g := p.join()
 	select {
@@ -55,7 +53,7 @@ func (p *paced) Gather() ([]*dto.MetricFamily, error) {
 	}
 }
 
-// join returns the gathering that has not begun, one that it plans if there is none.
+// join returns the next gathering, which has not started yet.
 func (p *paced) join() *gathering {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +64,7 @@ func (p *paced) join() *gathering {
 	return p.next
 }
 
-// run gathers once the gathering before, if any, is over for long enough.
+// run gathers after the pause since the former gathering.
 func (p *paced) run(g, before *gathering) {
 	if before != nil {
 		<-before.done

@@ -1,9 +1,10 @@
-// Package web is what the HTTP servers of Berth's programs have in common.
+// Package web has what the HTTP servers of Berth's programs share.
 package web
 
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,29 +17,26 @@ import (
 	"github.com/berthnet/berth/internal/listener"
 )
 
-// What one listener takes. A request is one of a few paths and has no body but where
-// Options.MaxBody says so, its answer some kilobytes; a scraper has one connection, and
-// keeps it.
+// Limits of a listener. A request has one of a few paths, and no body unless Options.MaxBody is set;
+// its reply is some kilobytes. A scraper keeps its one connection.
 const (
-	// Connections is how many a listener has at a time: of its descriptors a
-	// program needs the others for its work.
+	// Connections bounds the connections of a listener: the program needs its other descriptors.
 	Connections = 128
 	perPeer     = 8
 
 	headerTimeout = 5 * time.Second  // for a request's header
 	readTimeout   = 10 * time.Second // for the whole request
-	writeTimeout  = 20 * time.Second // from there to the end of the answer; probes take 5 s at most, start-up probes 19 s
+	writeTimeout  = 20 * time.Second // from there to the end of the reply; probes take up to 5 s, startup probes 19 s
 	idleTimeout   = time.Minute      // between requests
 	maxHeader     = 16 << 10         // bytes
-	// work is how long a connection is safe from others that want its place once its
-	// request is complete.
+	// work is how long a connection is protected from replacement once its request is complete.
 	work = time.Second
-	// maxStreams is of one HTTP/2 connection, each of which costs a goroutine.
+	// maxStreams bounds the streams of an HTTP/2 connection, each of which costs a goroutine.
 	maxStreams = 64
 )
 
-// Listen listens on host:port. Empty, which turns the listener off, gives
-// nil. The error names the flag.
+// Listen listens on host:port. It returns nil for "", which disables the listener. The error names the
+// flag.
 func Listen(flag, address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
@@ -50,21 +48,19 @@ func Listen(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// Options are what a server has besides its handler. The zero value is one whose requests
-// have no bodies.
+// Options configure a server. With the zero value, requests have no bodies.
 type Options struct {
 	// TLS is served where it is set, with HTTP/2.
 	TLS *tls.Config
-	// MaxBody is the size of a request's body in bytes. 0: requests with a body are refused.
+	// MaxBody is the maximum size of a request body in bytes. 0: requests with a body are rejected.
 	MaxBody int
 	// Allowed and Preferred are those of listener.Limits.
 	Allowed, Preferred func(netip.Addr) bool
 }
 
-// Serve serves until ctx ends. A nil listener is one that is turned off. One at
-// a loopback address answers this machine's programs only, whatever packets
-// reach it: a packet to 127.0.0.1 can come from a pod where the kernel's route_localnet
-// is on (ip-sysctl).
+// Serve serves until ctx ends. A nil listener is disabled. On a loopback address it serves this
+// machine's programs only: where route_localnet is on (ip-sysctl), a packet to 127.0.0.1 can come from
+// a pod.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	if l == nil {
 		return nil
@@ -93,7 +89,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, o Options) error
 		return ended(server.Serve(limited))
 	}
 	server.TLSConfig = o.TLS
-	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // handshakes of whoever connects
+	server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug) // failed handshakes of any peer
 	return ended(server.ServeTLS(limited, "", ""))
 }
 
@@ -108,7 +104,7 @@ func below(c net.Conn) *listener.Conn {
 	return c.(*listener.Conn)
 }
 
-// ended is nil for a server that was closed.
+// ended returns nil for the error of a server that was closed.
 func ended(err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -116,8 +112,7 @@ func ended(err error) error {
 	return err
 }
 
-// HandleProbe answers a probe: with 200, or while check returns an error with
-// 503 and that error.
+// HandleProbe answers a probe with 200, or with 503 and the error that check returns.
 func HandleProbe(mux *http.ServeMux, path string, check func() error) {
 	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 		if err := check(); err != nil {
@@ -135,4 +130,94 @@ func HandleProfiles(mux *http.ServeMux) {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+}
+
+// OnLoopback reports whether a listener has a loopback address, where Serve serves this machine's
+// programs only. False for nil.
+func OnLoopback(l net.Listener) bool {
+	if l == nil {
+		return false
+	}
+	tcp, ok := l.Addr().(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// LocalOnly rejects requests for other host names: a web page in a browser on this machine must not
+// read local data through a name that resolves to 127.0.0.1.
+func LocalOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLocalHost(r.Host) {
+			http.Error(w, fmt.Sprintf("host %q is not this machine's loopback address", r.Host), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func isLocalHost(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	} else if len(host) > 2 && host[0] == '[' && host[len(host)-1] == ']' {
+		host = host[1 : len(host)-1]
+	}
+	if host == "localhost" || host == "localhost." {
+		return true
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsLoopback()
+}
+
+// WriteJSON replies with a value, indented for people.
+func WriteJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // the client is gone
+}
+
+// StartupPatience is how long a startup probe waits, time enough to attach an ENI. Together with a
+// last check of 5 s it must not exceed the 20 s of the chart's probes, nor writeTimeout.
+const StartupPatience = 14 * time.Second
+
+const (
+	startupEvery = 100 * time.Millisecond // interval of check
+	// startupWaiting bounds the requests that wait: a kubelet has one, and others must not occupy the
+	// listener's connections.
+	startupWaiting = 4
+)
+
+// HandleStartup answers a startup probe with 200 as soon as check returns nil, and otherwise after
+// StartupPatience, since a program that waits for something outside has started. Beyond startupWaiting
+// it answers at once. The kubelet writes an Event for each failed probe; a probe that waits avoids
+// these, and learns at once when the program is ready.
+func HandleStartup(mux *http.ServeMux, path string, check func() error) {
+	waiting := make(chan struct{}, startupWaiting)
+	mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+		patience, cancel := context.WithTimeout(r.Context(), StartupPatience)
+		defer cancel()
+		select {
+		case waiting <- struct{}{}:
+			defer func() { <-waiting }()
+		default:
+			cancel()
+		}
+		again := time.NewTicker(startupEvery)
+		defer again.Stop()
+		for {
+			err := check()
+			if err == nil {
+				fmt.Fprintln(w, "ok")
+				return
+			}
+			select {
+			case <-again.C:
+			case <-patience.Done():
+			}
+			if patience.Err() != nil {
+				fmt.Fprintln(w, "started, and not ready yet:", err)
+				return
+			}
+		}
+	})
 }

@@ -21,11 +21,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/egress/gateway"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -160,7 +160,7 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 	harness.OK(t, err)
 	t.Cleanup(func() { harness.OK(t, server.Close()) })
 	harness.OK(t, ns.Do(ns.Path(gatewayNetns), func() error { return ns.SetSysctls(ns.Forwarding...) }))
-	kernel, err := gateway.Open(ns.Path(gatewayNetns))
+	kernel, err := egressgateway.Open(ns.Path(gatewayNetns))
 	harness.OK(t, err)
 	t.Cleanup(kernel.Close)
 
@@ -181,8 +181,8 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 		t.Fatalf("the node says that the pod has %v", own)
 	}
 	destinations := []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:113::/64")}
-	harness.OK(t, kernel.Apply(ctx, gateway.Setup{
-		Link: "eth0", Addrs: gatewayAddrs, Port: 5555, Destinations: destinations, Clients: []gateway.Client{{UID: "pod", Addrs: own}},
+	harness.OK(t, kernel.Apply(ctx, egressgateway.Setup{
+		Link: "eth0", Addrs: gatewayAddrs, Port: 5555, Destinations: destinations, Clients: []egressgateway.Client{{UID: "pod", Addrs: own}},
 	}))
 	seen(t, rt, gatewayAddrs...)
 	harness.OK(t, h.cni.CheckNetworkList(ctx, list, rt))
@@ -224,7 +224,7 @@ func patch(t *testing.T, api any, o client.Object, body map[string]any) {
 func nothingIn(netns string) error {
 	return ns.Netlink(netns, func(h *netlink.Handle) error {
 		var errs []error
-		for _, name := range []string{egress.Link4, egress.Link6} {
+		for _, name := range []string{tunnel.Link4, tunnel.Link6} {
 			if _, err := h.LinkByName(name); err == nil {
 				errs = append(errs, fmt.Errorf("link %s is there", name))
 			}

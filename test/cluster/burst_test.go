@@ -18,10 +18,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/host"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/test/bench/objects"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -37,7 +37,7 @@ func TestBurstWhileBerthdIsKilled(t *testing.T) {
 	t.Logf("slowest pod without kills: %v", w.burst(t, "calm", 0))
 	t.Logf("slowest pod with two kills on each node: %v", w.burst(t, "killed", 2))
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		shorterBackOff(t, h)
 		w.restartDaemon(t, n.Name) // the back-off is a pod's
@@ -106,7 +106,7 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 // begin with prefix have sandboxes than at the kill before, or all: some ADDs have been
 // answered by each berthd, and others wait for the next. It tells when that was.
 func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills int) (at []time.Time, err error) {
-	h, err := w.Host(node)
+	h, err := w.Machine(node)
 	if err != nil {
 		return nil, err
 	}

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -66,7 +66,7 @@ func (w *world) underCalls(t *testing.T, by string, do func()) {
 func (w *world) callsInside(t *testing.T) (statuses []string) {
 	t.Helper()
 	harness.Eventually(t, soon, "read the client's calls", func() error {
-		out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "cat", callFile)
+		out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "cat", callFile)
 		statuses = strings.Fields(out)
 		return err
 	})

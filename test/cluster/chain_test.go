@@ -22,7 +22,7 @@ const (
 // chainedPlugins has a pod with a host port and limits of its bandwidth. Where machines
 // have no plugins, it is those of Berth's image that see to both.
 func chainedPlugins(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	conflist := sh(t, h, "cat /etc/cni/net.d/10-berth.conflist")
 	for _, plugin := range []string{"portmap", "bandwidth"} {
@@ -53,7 +53,7 @@ func chainedPlugins(t *testing.T, w *world) {
 	harness.OK(t, w.Kube.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p))
 	url := "http://" + netip.AddrPortFrom(netip.MustParseAddr(p.Status.HostIP), hostPort).String() + "/hostname"
 	harness.Eventually(t, soon, "the host port answers", func() error {
-		out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-s", "-m", "5", url) // from another node
+		out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-s", "-m", "5", url) // from another node
 		if err == nil && strings.TrimSpace(out) != p.Name {
 			err = fmt.Errorf("%s answers %q", url, out)
 		}
@@ -71,7 +71,7 @@ func chainedPlugins(t *testing.T, w *world) {
 		}
 		return nil
 	})
-	out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "sh", "-c", "curl -s -m 1 "+url+"; echo exit $?")
+	out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "sh", "-c", "curl -s -m 1 "+url+"; echo exit $?")
 	if gone := strings.TrimSpace(out); err != nil || gone != "exit 7" && gone != "exit 28" { // curl(1): not connected, or no answer in time
 		t.Errorf("the host port still answers: %s (%v)", out, err)
 	}

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/demo"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/cgroup"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/run/cgroup"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -37,7 +37,7 @@ func (w *world) restartDaemon(t *testing.T, node string) {
 // fullState has no room for records on a node: pods that are there go, new ones wait and
 // come up once there is room.
 func fullState(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	there := w.makePods(t, "before-full", brokenNode, 1)
 	w.podReady(t, there...)
@@ -68,7 +68,7 @@ func fullState(t *testing.T, w *world) {
 
 // fullPlugins has no room for the plugin: pods wait until there is.
 func fullPlugins(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	sh(t, h, `mkdir /run/plugins; cp /opt/cni/bin/loopback /run/plugins/; mount -t tmpfs -o size=64k tmpfs /opt/cni/bin; ln -s /run/plugins/loopback /opt/cni/bin/`)
 	w.restartDaemon(t, brokenNode)

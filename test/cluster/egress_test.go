@@ -19,10 +19,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -107,7 +107,7 @@ func TestEgress(t *testing.T) {
 	})
 	t.Run("gateways are replaced by a rollout restart", func(t *testing.T) {
 		w.kubectl(t, "rollout", "restart", "deployment/"+internet.Name, "--namespace", internet.Namespace)
-		harness.OK(t, w.WaitDeployment(harness.Deadline(t, 2*soon), internet.Namespace, internet.Name))
+		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, 2*soon), internet.Namespace, internet.Name))
 		// Those of before may serve what they have for a while.
 		harness.Eventually(t, soon, "others are seen", func() error {
 			now := w.gatewaysNow(t)
@@ -149,7 +149,7 @@ func TestEgress(t *testing.T) {
 func (w *world) tellGateways(t *testing.T) {
 	for _, more := range []string{"--previous=true", "--previous=false"} {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		out, err := w.Kubectl(ctx, "logs", "--namespace", internet.Namespace, "--selector="+v1alpha1.LabelEgress, "--tail=20", "--prefix", "--ignore-errors", more)
+		out, err := w.Kube.Kubectl(ctx, "logs", "--namespace", internet.Namespace, "--selector="+v1alpha1.LabelEgress, "--tail=20", "--prefix", "--ignore-errors", more)
 		cancel()
 		t.Logf("logs of gateways, %s: %v\n%s", more, err, out)
 	}
@@ -220,7 +220,7 @@ func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]str
 	var errs []error
 	for _, to := range []netip.Addr{site.OutsideHost, site.OutsideHost6} {
 		url := "http://" + netip.AddrPortFrom(to, echo.HTTPPort).String() + "/"
-		out, err := w.Kubectl(ctx, "exec", "--namespace", shop, name, "--", "curl", "--silent", "--show-error", "--max-time", "20", url)
+		out, err := w.Kube.Kubectl(ctx, "exec", "--namespace", shop, name, "--", "curl", "--silent", "--show-error", "--max-time", "20", url)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -238,7 +238,7 @@ func (w *world) isSeenBy(ctx context.Context, name string, by map[netip.Addr]str
 func (w *world) leads(t *testing.T, name string, to ...string) {
 	t.Helper()
 	harness.Eventually(t, soon, fmt.Sprintf("the tunnel of pod %s leads to %v", name, to), func() error {
-		out, err := w.Kubectl(t.Context(), "exec", "--namespace", shop, name, "--", "ip", "route", "show", "table", "117")
+		out, err := w.Kube.Kubectl(t.Context(), "exec", "--namespace", shop, name, "--", "ip", "route", "show", "table", "117")
 		if err == nil && !slices.ContainsFunc(to, func(a string) bool { return strings.Contains(out, " via "+a+" ") }) {
 			err = fmt.Errorf("its routes are\n%s", out)
 		}

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -26,7 +26,7 @@ func foreignImage(t *testing.T, w *world) {
 	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
 	harness.OK(t, errors.Join(err, atLeastOne(archives)))
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		for _, archive := range archives {
 			// As from a registry, which has it for that platform only.
@@ -35,7 +35,7 @@ func foreignImage(t *testing.T, w *world) {
 		}
 	}
 	w.underCalls(t, brokenNode, func() {
-		harness.OK(t, w.InstallBerth(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
+		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
 		var broken []string
 		harness.Eventually(t, soon, "the kubelet refuses the image", func() error {
 			broken, err = w.refusals(t)
@@ -48,7 +48,7 @@ func foreignImage(t *testing.T, w *world) {
 		daemon, err := w.daemon(t.Context(), strings.Split(broken[0], ":")[0])
 		harness.OK(t, err)
 		w.shows(t, []string{"exec format error"}, "logs", daemon.Name, "--namespace="+addons.Namespace)
-		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		harness.OK(t, w.Chart.Install(t.Context(), nil))
 		w.rolledOut(t, lab.DefaultTag)
 	})
 	w.rest(t)
@@ -86,7 +86,7 @@ func missingKind(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
 		w.saysAll(t, "lacks kinds of Berth's: apply deploy/chart")
-		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		harness.OK(t, w.Chart.Install(t.Context(), nil))
 		harness.Eventually(t, soon, "every node has its object again", func() error {
 			list, err := w.Kube.NodeNetworks(t.Context())
 			if err == nil && len(list) < len(w.Nodes()) {
@@ -109,14 +109,14 @@ func olderKind(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
 		w.comesAndGoes(t)
-		if err := w.InstallBerth(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
+		if err := w.Chart.Install(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
 			t.Errorf("helm upgrade: %v, want it to name who has changed the definition", err)
 		}
-		_, err := w.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace,
+		_, err := w.Chart.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace,
 			"--reuse-values", "--force-conflicts")
 		harness.OK(t, err)
 		harness.Eventually(t, soon, "the definition is whole again", func() error {
-			out, err := w.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
+			out, err := w.Kube.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
 			return errors.Join(err, contains(out, "waiting"))
 		})
 	})
@@ -133,7 +133,7 @@ func contains(text, word string) error {
 // missingRole takes the programs' rights away: pods go on, nodes give out the addresses
 // that they have, and the chart's next application puts it right.
 func missingRole(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	pods := w.makePods(t, "role", brokenNode, 1)
 	w.podReady(t, pods...)
@@ -141,7 +141,7 @@ func missingRole(t *testing.T, w *world) {
 		w.kubectl(t, "delete", "clusterrolebinding", daemonName, operator)
 		w.newSandbox(t, h, pods[0])
 		w.saysAll(t, "is forbidden: User")
-		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		harness.OK(t, w.Chart.Install(t.Context(), nil))
 	})
 	w.podReady(t, pods...)
 	w.removePods(t, pods...)
@@ -152,8 +152,8 @@ func missingRole(t *testing.T, w *world) {
 func (w *world) saysAll(t *testing.T, words string) {
 	t.Helper()
 	harness.Eventually(t, soon, "what a person sees", func() error {
-		events, err := w.Kubectl(t.Context(), "get", "events", "--namespace="+addons.Namespace)
-		logs, logErr := w.Kubectl(t.Context(), "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=40", "--prefix", "--ignore-errors")
+		events, err := w.Kube.Kubectl(t.Context(), "get", "events", "--namespace="+addons.Namespace)
+		logs, logErr := w.Kube.Kubectl(t.Context(), "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=40", "--prefix", "--ignore-errors")
 		if strings.Contains(events+logs, words) {
 			for line := range strings.Lines(events + logs) {
 				if strings.Contains(line, words) {

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -53,7 +53,7 @@ func (w *world) nicOf(t *testing.T, p *corev1.Pod) (v1alpha1.PodNIC, error) {
 // asks calls an address from the client.
 func (w *world) asks(t *testing.T, address string) error {
 	t.Helper()
-	out, err := w.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-sf", "-m", "2", "http://"+net.JoinHostPort(address, strconv.Itoa(webPort))+"/hostname")
+	out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "curl", "-sf", "-m", "2", "http://"+net.JoinHostPort(address, strconv.Itoa(webPort))+"/hostname")
 	if err != nil {
 		return fmt.Errorf("ask %s: %w: %s", address, err, out)
 	}
@@ -193,7 +193,7 @@ func portOperatorAway(t *testing.T, w *world) {
 		}
 		w.shows(t, []string{"FailedCreatePodSandBox", "PodNIC"}, "describe", "pod", good.Name)
 		w.scaleOperator(t, max(w.OperatorCount, 1))
-		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
+		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
 		w.podReady(t, good.Name)
 		w.shows(t, []string{refusal}, "describe", "pod", bad.Name)
 	})

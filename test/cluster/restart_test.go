@@ -14,14 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // kubeletDies has the kubelet away while pods are made and removed.
 func kubeletDies(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	before := w.makePods(t, "before-kubelet", brokenNode, 2)
 	w.podReady(t, before...)
@@ -39,7 +39,7 @@ func kubeletDies(t *testing.T, w *world) {
 
 // containerdDies kills the runtime while a burst of pods comes, and again while it goes.
 func containerdDies(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	w.underCalls(t, brokenNode, func() {
 		burst := w.makePods(t, "burst", brokenNode, 8)
@@ -151,7 +151,7 @@ func apiAway(t *testing.T) time.Duration {
 // which sandboxes are made anew. What ten minutes do is tested in virtual time too
 // (internal/kubeapi, internal/source).
 func apiServerAway(t *testing.T, w *world) {
-	h, err := w.Host(brokenNode)
+	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
 	pods := w.makePods(t, "away", brokenNode, 2)
 	w.podReady(t, pods...)
@@ -209,7 +209,7 @@ func operatorAway(t *testing.T, w *world) {
 		pods = w.makePods(t, "no-operator", brokenNode, 2)
 		w.podReady(t, pods...)
 		w.scaleOperator(t, max(w.OperatorCount, 1))
-		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
+		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
 	})
 	w.rest(t)
 	w.removePods(t, pods...)

@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -85,7 +85,7 @@ func sources(t *testing.T, w *world) {
 		}
 		w.kubectl(t, "exec", clientName, "--", "sh", "-c", script.String()+"wait; true")
 		w.kubectl(t, "rollout", "restart", "deployment/"+webName)
-		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
+		harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
 	})
 	w.sentBack(t, "while pods come and go")
 
@@ -100,12 +100,12 @@ func sources(t *testing.T, w *world) {
 			for _, a := range gone {
 				fmt.Fprintf(&script, "curl -s -o /dev/null -m 1 http://%s & ", netip.AddrPortFrom(a, webPort))
 			}
-			_, _ = w.Kubectl(ctx, "exec", clientName, "--", "sh", "-c", script.String()+"wait; true")
+			_, _ = w.Kube.Kubectl(ctx, "exec", clientName, "--", "sh", "-c", script.String()+"wait; true")
 			_ = poll.Pause(ctx, time.Now(), 100*time.Millisecond)
 		}
 	}()
 	harness.OK(t, w.Reboot(t.Context(), brokenNode))
-	harness.OK(t, w.WaitNodesReady(harness.Deadline(t, soon)))
+	harness.OK(t, w.Kube.WaitNodesReady(harness.Deadline(t, soon), w.Nodes()...))
 	w.podReady(t, pods...)
 	stop()
 	<-asked
@@ -121,7 +121,7 @@ func (w *world) sentBack(t *testing.T, while string) {
 	packets := w.forged(t)
 	var enis []vpc.ENI
 	for _, n := range w.Nodes() {
-		enis = append(enis, w.Books().InstanceENIs(n.InstanceID)...)
+		enis = append(enis, w.Snapshot().InstanceENIs(n.InstanceID)...)
 	}
 	t.Logf("%d packets that the VPC drops for their source %s", len(packets), while)
 	for _, p := range packets {

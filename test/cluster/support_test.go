@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -60,7 +60,7 @@ func supportBundle(t *testing.T, w *world) {
 	for _, n := range w.Nodes() {
 		pod, err := w.daemon(t.Context(), n.Name)
 		harness.OK(t, err)
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		dir := "nodes/" + n.Name + "/"
 		for name, words := range map[string][]string{
@@ -156,7 +156,7 @@ func (w *world) plant(t *testing.T) []string {
 	t.Helper()
 	secrets := []string{planted}
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		// After Berth's, so that no runtime takes it.
 		sh(t, h, `cat >/etc/cni/net.d/99-other.conflist <<'END'

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 // Modes of a trouble: what is the same in all of them is brought in one.

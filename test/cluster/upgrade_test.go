@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -23,9 +23,9 @@ func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
 	w.underCalls(t, brokenNode, func() {
 		w.churn(t, func() {
-			harness.OK(t, w.InstallBerth(t.Context(), withImages(nextTag)))
+			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
 			w.rolledOut(t, nextTag)
-			if _, err := w.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
+			if _, err := w.Chart.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
 				t.Error(err)
 			}
 			w.rolledOut(t, lab.DefaultTag)
@@ -48,7 +48,7 @@ func (w *world) importAll(t *testing.T, folder string) {
 		t.Fatalf("there are no images in %q: %v", folder, err)
 	}
 	for _, n := range w.Nodes() {
-		h, err := w.Host(n.Name)
+		h, err := w.Machine(n.Name)
 		harness.OK(t, err)
 		for _, archive := range archives {
 			harness.OK(t, h.Import(t.Context(), archive))

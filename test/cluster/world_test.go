@@ -20,9 +20,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/addons"
-	"github.com/berthnet/berth/test/bench/objects"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -60,7 +61,7 @@ func raise(t *testing.T, o lab.Options) *world {
 	for _, o := range workload(o.Mode) {
 		harness.OK(t, w.Kube.Client.Create(t.Context(), o))
 	}
-	harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
+	harness.OK(t, w.Kube.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
 	w.podReady(t, clientName)
 	return w
 }
@@ -83,7 +84,7 @@ func raiseEmpty(t *testing.T, o lab.Options) *world {
 		if t.Failed() {
 			w.tell(t)
 		}
-		err := errors.Join(l.Trouble(), l.Close())
+		err := errors.Join(l.Err(), l.Close())
 		if _, swept := lab.Sweep(dir, l.ID); errors.Join(err, swept, os.RemoveAll(dir)) != nil {
 			t.Error(err, swept)
 		}
@@ -240,8 +241,8 @@ func (w *world) daemon(ctx context.Context, node string) (*corev1.Pod, error) {
 func (w *world) rest(t *testing.T) {
 	t.Helper()
 	ctx := harness.Deadline(t, soon)
-	harness.OK(t, w.WaitNodesReady(ctx))
-	harness.OK(t, w.WaitDeployment(ctx, inDefault, webName))
+	harness.OK(t, w.Kube.WaitNodesReady(ctx, w.Nodes()...))
+	harness.OK(t, w.Kube.WaitDeployment(ctx, inDefault, webName))
 	harness.Eventually(t, soon, "all come to agree", func() error {
 		for _, n := range w.Nodes() {
 			p, err := w.daemon(ctx, n.Name)
@@ -252,7 +253,7 @@ func (w *world) rest(t *testing.T) {
 				return fmt.Errorf("berthd of %s is not Ready: %+v", n.Name, c)
 			}
 		}
-		_, err := w.AddressesAgree(ctx)
+		_, err := oracle.Addresses(ctx, w.Lab)
 		return err
 	})
 }
@@ -266,7 +267,7 @@ func (w *world) nodeURL(t *testing.T, name string) string {
 	if w.Site != nil {
 		address = w.Site.Addrs(name).IPv4
 	} else {
-		address = w.Books().InstanceENIs(n.InstanceID)[0].Primary
+		address = w.Snapshot().InstanceENIs(n.InstanceID)[0].Primary
 	}
 	return "http://" + netip.AddrPortFrom(address, webNodePort).String() + "/hostname"
 }
@@ -274,7 +275,7 @@ func (w *world) nodeURL(t *testing.T, name string) string {
 // kubectl runs the real one and returns what a person reads.
 func (w *world) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := w.Kubectl(t.Context(), args...)
+	out, err := w.Kube.Kubectl(t.Context(), args...)
 	harness.OK(t, err)
 	return out
 }
@@ -285,7 +286,7 @@ func (w *world) shows(t *testing.T, words []string, args ...string) string {
 	var out string
 	harness.Eventually(t, soon, "kubectl "+strings.Join(args, " "), func() error {
 		var err error
-		out, err = w.Kubectl(t.Context(), args...)
+		out, err = w.Kube.Kubectl(t.Context(), args...)
 		for _, word := range words {
 			if !strings.Contains(out, word) {
 				return errors.Join(err, fmt.Errorf("it does not say %q:\n%s", word, out))
@@ -304,7 +305,7 @@ func (w *world) tell(t *testing.T) {
 		{"logs", "--namespace=" + addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=12", "--prefix", "--ignore-errors"},
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		out, err := w.Kubectl(ctx, args...)
+		out, err := w.Kube.Kubectl(ctx, args...)
 		cancel()
 		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

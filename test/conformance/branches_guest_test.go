@@ -23,15 +23,15 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -196,7 +196,7 @@ func (b *branches) addrs(e vpc.ENI) (list []netip.Addr) {
 
 // cidrs are the addresses of a branch as a further interface has them.
 func (b *branches) cidrs(e vpc.ENI) string {
-	subnet, _ := b.Books().Subnet(e.SubnetID)
+	subnet, _ := b.Snapshot().Subnet(e.SubnetID)
 	var list []string
 	for _, a := range b.addrs(e) {
 		bits := subnet.CIDR.Bits()
@@ -248,11 +248,11 @@ func (b *branches) branch(p *node.Pod) vpc.ENI {
 func (b *branches) branchOf(p *node.Pod, link string) vpc.ENI {
 	b.Helper()
 	n := harness.PodNIC(b.T, b.Lab, p, link)
-	e, ok := b.Books().ENI(n.Status.PortID)
+	e, ok := b.Snapshot().ENI(n.Status.PortID)
 	if !ok || e.Trunk == nil {
 		b.Fatalf("EC2 has %+v as the branch %q of %s", e, n.Status.PortID, p.Name)
 	}
-	trunk, _ := b.Books().ENI(e.Trunk.TrunkID)
+	trunk, _ := b.Snapshot().ENI(e.Trunk.TrunkID)
 	plug := n.Status.Plug
 	if n.Status.Phase != v1alpha1.PhaseActive || plug == nil || plug.Type != v1alpha1.PlugVLAN || int(plug.VLAN) != e.Trunk.VLAN || plug.TrunkMAC != trunk.MAC.String() {
 		b.Fatalf("the PodNIC of %s is %s, to be plugged as %+v, and EC2 has %+v on %s", p.Name, n.Status.Phase, plug, e.Trunk, trunk.MAC)
@@ -438,7 +438,7 @@ func (b *branches) deleted(n *node.Node, p *node.Pod, link string, eni vpc.ENI) 
 	})
 	var after time.Duration
 	harness.Eventually(b.T, harness.Patience, "branch "+eni.ID+" is deleted", func() error {
-		for _, c := range b.Cloud.CallLog() {
+		for _, c := range b.Cloud.API.CallLog() {
 			if c.Action == "DeleteNetworkInterface" && c.Code == "" && slices.Contains(c.Params["NetworkInterfaceId"], eni.ID) {
 				after = c.Time.Sub(began)
 				return nil
@@ -469,7 +469,7 @@ func (b *branches) empty() {
 // trunk's subnet.
 func (b *branches) defaults() {
 	plain := b.branch(b.add(b.a, "plain", lab.BranchVPC, "[{name: eth1}]"))
-	trunk, _ := b.Books().ENI(plain.Trunk.TrunkID)
+	trunk, _ := b.Snapshot().ENI(plain.Trunk.TrunkID)
 	if !slices.Equal(plain.Groups, []string{b.VPCs[0].Open}) || plain.SubnetID != trunk.SubnetID {
 		b.Errorf("the branch has the groups %v in %s; want %s in %s", plain.Groups, plain.SubnetID, b.VPCs[0].Open, trunk.SubnetID)
 	}
@@ -534,7 +534,7 @@ func (b *branches) moves() {
 		if i == 0 {
 			first = e
 		}
-		trunk, _ := b.Books().ENI(e.Trunk.TrunkID)
+		trunk, _ := b.Snapshot().ENI(e.Trunk.TrunkID)
 		if e.ID != first.ID || !slices.Equal(b.addrs(e), b.addrs(first)) || trunk.Attachment.InstanceID != n.InstanceID {
 			b.Errorf("on %s the NIC is %s with %v at %s, and was %s with %v", n.Name, e.ID, b.addrs(e), trunk.Attachment.InstanceID, first.ID, b.addrs(first))
 		}
@@ -583,7 +583,7 @@ func (b *branches) full() {
 
 // permissions finds none that the operator lacks.
 func (b *branches) permissions() {
-	for _, c := range b.Cloud.CallLog() {
+	for _, c := range b.Cloud.API.CallLog() {
 		if c.Code == "UnauthorizedOperation" {
 			b.Errorf("%s with %v was refused", c.Action, c.Params)
 		}

@@ -8,14 +8,14 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // named has NICs that ask for certain addresses of both families, or of one.
 func (b *branches) named() {
-	subnet, _ := b.Books().Subnet(podsSubnets[0])
+	subnet, _ := b.Snapshot().Subnet(podsSubnets[0])
 	last := subnet.IPv6.Addr().As16()
 	last[15] = 77
 	four, six := netip.MustParseAddr("10.0.64.77"), netip.AddrFrom16(last)

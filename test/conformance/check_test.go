@@ -11,10 +11,10 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -105,8 +105,8 @@ func checkNames(t *testing.T, n *node.Node) {
 
 // mismatch is nil when CHECK answered that the pod is not as it should be, in such words.
 func mismatch(answer error, words []string) error {
-	if node.CNICode(answer) != daemon.CodeMismatch || !harness.Says(answer.Error(), words...) {
-		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), daemon.CodeMismatch, words)
+	if node.CNICode(answer) != cnierror.CodeMismatch || !harness.Says(answer.Error(), words...) {
+		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), cnierror.CodeMismatch, words)
 	}
 	return nil
 }

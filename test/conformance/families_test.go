@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/dnscache"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/network/dnscache"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -58,7 +59,7 @@ func TestDualStack(t *testing.T) {
 					harness.OK(t, onOneENI(families, p, harness.ENIs(l, n)))
 				}
 			}
-			answers, err := l.CheckReach(harness.Deadline(t, patience))
+			answers, err := oracle.Reach(harness.Deadline(t, patience), l)
 			harness.OK(t, err)
 			if want := questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6); answers != want {
 				t.Errorf("%d questions were answered, want %d", answers, want)
@@ -77,7 +78,7 @@ func TestDualStack(t *testing.T) {
 				nodes[0].Args = append(nodes[0].Args, "--enable-v6-egress=false")
 			}
 			harness.Restart(t, nodes[0])
-			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
 				t.Errorf("after a restart of berthd: %v", err)
 			}
 			harness.Settle(t, l)

@@ -20,11 +20,11 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -41,7 +41,7 @@ func TestInstallation(t *testing.T) {
 	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
 	n := l.Nodes()[0]
 	plugin := filepath.Join(n.CNIBinDir(), "berth")
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	harness.OK(t, n.Start())
 	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
 	harness.HasError(t, n)
@@ -54,7 +54,7 @@ func TestInstallation(t *testing.T) {
 	if _, err := os.Stat(plugin); err == nil {
 		t.Error("the plugin is there before the first address")
 	}
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 	harness.Ready(t, n)
 	list := installed(t, n)
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" {

@@ -10,10 +10,11 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -104,7 +105,7 @@ func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	const pods = 3
 	reach := func(when string) {
 		t.Helper()
-		answers, err := l.CheckReach(harness.Deadline(t, patience))
+		answers, err := oracle.Reach(harness.Deadline(t, patience), l)
 		harness.OK(t, err)
 		if want := questions(len(l.Nodes())*pods, ipfamily.OnlyIPv6, nodeLocal); answers != want {
 			t.Errorf("%s: %d questions were answered, want %d", when, answers, want)

@@ -20,13 +20,13 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/ctl/cluster"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
-	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/ctl/kubectl"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -67,11 +67,11 @@ func berth(t *testing.T, l *lab.Lab, into any, args ...string) (code int) {
 	var out bytes.Buffer
 	cfg, err := clientcmd.BuildConfigFromFlags("", l.Kube.Kubeconfig)
 	harness.OK(t, err)
-	cmd := cluster.New(cluster.Options{Config: cfg, Dial: dial})
+	cmd := kubectl.New(kubectl.Options{Config: cfg, Dial: dial})
 	cmd.SetArgs(append(args, "-o", "json", "--node-timeout=1m"))
 	cmd.SetOut(&out)
 	cmd.SetErr(io.Discard)
-	code, err = cluster.ExitCode(cmd.ExecuteContext(harness.Deadline(t, patience)))
+	code, err = kubectl.ExitCode(cmd.ExecuteContext(harness.Deadline(t, patience)))
 	if err != nil {
 		t.Fatalf("kubectl berth %v: %v", args, err)
 	}
@@ -82,9 +82,9 @@ func berth(t *testing.T, l *lab.Lab, into any, args ...string) (code int) {
 }
 
 // verdict of `kubectl berth pod`.
-func verdict(t *testing.T, l *lab.Lab, object string) cluster.PodDetails {
+func verdict(t *testing.T, l *lab.Lab, object string) kubectl.PodDetails {
 	t.Helper()
-	var d cluster.PodDetails
+	var d kubectl.PodDetails
 	if code := berth(t, l, &d, "pod", "default/"+object); (code == 0) != d.Diagnosis.OK {
 		t.Errorf("ended with %d: %+v", code, d.Diagnosis)
 	}
@@ -92,7 +92,7 @@ func verdict(t *testing.T, l *lab.Lab, object string) cluster.PodDetails {
 }
 
 // eventually waits for a verdict.
-func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, says string) (d cluster.PodDetails) {
+func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, says string) (d kubectl.PodDetails) {
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("%s is %s", object, want), func() error {
 		if d = verdict(t, l, object); d.Diagnosis.Verdict != want || !strings.Contains(d.Diagnosis.Summary, says) {
@@ -135,7 +135,7 @@ func TestKubectlBerth(t *testing.T) {
 			if len(d.Attachments) != 1 || d.Attachments[0].Address != first.Addr() || len(d.Attachments[0].Rules) == 0 || d.Attachments[0].Group() == "" {
 				t.Errorf("attachments %+v", d.Attachments)
 			}
-			var s cluster.Status
+			var s kubectl.Status
 			harness.Eventually(t, patience, "status tells of every pod", func() error {
 				berth(t, l, &s, "status", "--details")
 				for _, row := range s.Nodes {
@@ -168,7 +168,7 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	if err := harness.AddOnce(t, n, "extra"); err == nil {
 		t.Fatal("a pod too many got an address")
 	}
-	harness.OK(t, l.BindPods(t.Context(), n, "extra"))
+	harness.OK(t, lab.BindPods(t.Context(), n, "extra"))
 	for _, v := range want {
 		d := eventually(t, l, "extra-"+n.Name, v, "")
 		if d.Diagnosis.Remedy == "" || d.Diagnosis.See == "" {
@@ -213,7 +213,7 @@ func asProgram(t *testing.T, l *lab.Lab, mode lab.Mode) {
 		cmd := exec.CommandContext(harness.Deadline(t, patience), program, args...)
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kube.Kubeconfig)
 		out, err := cmd.CombinedOutput()
-		if code := cmd.ProcessState.ExitCode(); err != nil && code != cluster.ExitUnwell {
+		if code := cmd.ProcessState.ExitCode(); err != nil && code != kubectl.ExitUnwell {
 			t.Errorf("%s %v: %v\n%s", filepath.Base(program), args, err, out)
 		}
 		return string(out)

@@ -14,8 +14,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -50,7 +50,7 @@ func share(a, b []netip.Addr) bool {
 	return slices.ContainsFunc(a, func(a netip.Addr) bool { return slices.Contains(b, a) })
 }
 
-// questions is how many of CheckReach are answered, where each of some pods has another
+// questions is how many of oracle.Reach are answered, where each of some pods has another
 // on its node and one on the next: to two pods, the own node and the internet, by TCP and
 // UDP, in each family that it has; and with a node-local address of the other family to
 // the next node and the internet.
@@ -65,7 +65,7 @@ func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 // eniOf is the ENI that has an address.
 func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) vpc.ENI {
 	t.Helper()
-	for _, e := range l.Books().ENIs {
+	for _, e := range l.Snapshot().ENIs {
 		if e.Owns(a) {
 			return e
 		}

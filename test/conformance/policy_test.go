@@ -11,8 +11,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -39,7 +39,7 @@ func TestPolicySuffices(t *testing.T) {
 		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(few.PerENI+1)) // more than an ENI has room for
 	})
 	harness.Eventually(t, patience, "the operator looks for groups", func() error {
-		if l.Cloud.Calls()["DescribeSecurityGroups"].Count == 0 {
+		if l.Cloud.API.Stats()["DescribeSecurityGroups"].Count == 0 {
 			return errors.New("it did not")
 		}
 		return nil
@@ -59,16 +59,16 @@ func TestPolicySuffices(t *testing.T) {
 	// Whichever ENIs were the first to give addresses back, one has room for this one.
 	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32(1)) })
 	harness.Eventually(t, patience, "surplus ENIs go", func() error {
-		if enis := l.Books().InstanceENIs(first.InstanceID); len(enis) > 2 {
+		if enis := l.Snapshot().InstanceENIs(first.InstanceID); len(enis) > 2 {
 			return fmt.Errorf("%s has %d ENIs", first.Name, len(enis))
 		}
 		return nil
 	})
 	harness.Settle(t, l)
 
-	harness.OK(t, l.Cloud.StopInstance(prefixes.InstanceID))
+	harness.OK(t, l.Cloud.Instances.Stop(prefixes.InstanceID))
 	harness.Eventually(t, patience, "the operator has called what it may, and asked what became of an instance", func() error {
-		calls := l.Cloud.Calls()
+		calls := l.Cloud.API.Stats()
 		var errs []error
 		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
 			// Tags are given at creation, for which EC2 wants this permission too;
@@ -85,7 +85,7 @@ func TestPolicySuffices(t *testing.T) {
 		}
 		return errors.Join(errs...)
 	})
-	for action, c := range l.Cloud.Calls() {
+	for action, c := range l.Cloud.API.Stats() {
 		if c.Errors["UnauthorizedOperation"] > 0 {
 			t.Errorf("%s was refused", action)
 		}

@@ -15,12 +15,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -114,7 +115,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 			arePodsOf(other, false)
 			reach := func(when string) {
 				t.Helper()
-				answers, err := l.CheckReach(harness.Deadline(t, patience))
+				answers, err := oracle.Reach(harness.Deadline(t, patience), l)
 				harness.OK(t, err)
 				if want := questions(2*pods+1, harness.Families(), harness.Families() == ipfamily.OnlyIPv6); answers != want {
 					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
@@ -141,7 +142,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 					t.Errorf("the new ENI is in %s with groups %v, want it as eth0, in %s with %v", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
 				}
 			}
-			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
 				t.Errorf("without the label: %v", err)
 			}
 			harness.Settle(t, l)
@@ -154,7 +155,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 			drained(t, l, there, group)
 			harness.OK(t, harness.AddMany(t, there, "again", 3, node.PodOptions{})) // more than one ENI has addresses for
 			arePodsOf(there, true)
-			if _, err := l.CheckReach(harness.Deadline(t, patience)); err != nil {
+			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
 				t.Errorf("after the drain: %v", err)
 			}
 			harness.Settle(t, l)
@@ -191,7 +192,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 // subnet.
 func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
-	for _, e := range l.Books().ENIs {
+	for _, e := range l.Snapshot().ENIs {
 		if e.Owns(p.Addr()) {
 			enis = append(enis, e)
 		}
@@ -253,7 +254,7 @@ func setFirstIndex(t *testing.T, l *lab.Lab, index int) {
 
 func groupNamed(t *testing.T, l *lab.Lab, name string) string {
 	t.Helper()
-	for _, g := range l.Books().Groups {
+	for _, g := range l.Snapshot().Groups {
 		if g.Name == name {
 			return g.ID
 		}

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -20,7 +20,7 @@ func (b *branches) warm() {
 	b.keepReady(1)
 	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
 	ready := b.inPool("a branch is ready for the next pod", b.a.Name, front)
-	b.Cloud.Outage(true)
+	b.Cloud.API.Outage(true)
 	next := b.add(b.a, "next", b.vpc, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", front))
 	for _, a := range next.Addrs {
 		if !slices.ContainsFunc(ready.Addresses, func(r portcloud.Address) bool { return r.IP == a }) {
@@ -28,7 +28,7 @@ func (b *branches) warm() {
 		}
 	}
 	b.talk(routed{next, b.a, b.branchOf(next, "eth0")}, far)
-	b.Cloud.Outage(false)
+	b.Cloud.API.Outage(false)
 	b.inPool("another takes its place", b.a.Name, front, ready.ID)
 	harness.Settle(b.T, b.Lab)
 	b.deleted(b.a, next, "eth0", b.branchOf(next, "eth0"))

@@ -17,9 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -49,12 +50,12 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 	other, err := n.AddPod(ctx, "other", node.PodOptions{Namespace: "bank"})
 	harness.OK(t, err)
 	harness.Settle(t, l)
-	harness.OK(t, l.CheckEgressTraffic(ctx))
+	harness.OK(t, oracle.EgressTraffic(ctx, l))
 	gateway := l.Gateways(slots[0])[0]
 	harness.OK(t, gateway.Pause()) // nobody mends it
 	harness.OK(t, n.Stop(patience))
 	t.Cleanup(func() { harness.OK(t, errors.Join(gateway.Resume(), n.Start())) })
-	if err := errors.Join(l.CheckEgress(ctx)...); err != nil {
+	if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
 		t.Fatal(err)
 	}
 	stray := func(link string, table int) *netlink.Route {
@@ -69,8 +70,8 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 		make, undo func(*netlink.Handle) error
 		want       string
 	}{
-		{"a route in a client", client, func(h *netlink.Handle) error { return h.RouteAdd(stray(egress.Link4, 117)) },
-			func(h *netlink.Handle) error { return h.RouteDel(stray(egress.Link4, 117)) }, "10.66.0.1/32"},
+		{"a route in a client", client, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
+			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
 		{"a client's rule is gone", client, func(h *netlink.Handle) error { return h.RuleDel(rule) },
 			func(h *netlink.Handle) error { return h.RuleAdd(rule) }, "2100 IPv4 table 118\" is missing"},
 		{"a client's tunnel has another MTU", client, func(h *netlink.Handle) error { return setMTU(h, 1400) },
@@ -79,18 +80,18 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 			func(h *netlink.Handle) error { return h.FouDel(port) }, "udp 5555 of IPv4 has protocol 4\" is there"},
 		{"a rule in a pod that is no client", other, func(h *netlink.Handle) error { return h.RuleAdd(rule) },
 			func(h *netlink.Handle) error { return h.RuleDel(rule) }, "2100 IPv4 table 118\" is there"},
-		{"a way to somebody in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(egress.Link4, 117)) },
-			func(h *netlink.Handle) error { return h.RouteDel(stray(egress.Link4, 117)) }, "10.66.0.1/32"},
+		{"a way to somebody in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
+			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
 		{"somebody whom a gateway serves", gateway.Pod, func(*netlink.Handle) error { return serve(gateway.Pod, true) },
 			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "it serves map["},
 	} {
 		on(t, c.pod, c.make)
-		err := errors.Join(l.CheckEgress(ctx)...)
+		err := errors.Join(oracle.Egress(ctx, l)...)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: found %v, want %q", c.what, err, c.want)
 		}
 		on(t, c.pod, c.undo)
-		if err := errors.Join(l.CheckEgress(ctx)...); err != nil {
+		if err := errors.Join(oracle.Egress(ctx, l)...); err != nil {
 			t.Fatalf("%s, and back: %v", c.what, err)
 		}
 	}
@@ -121,7 +122,7 @@ func indexOf(t *testing.T, p *node.Pod, link string) (index int) {
 }
 
 func setMTU(h *netlink.Handle, mtu int) error {
-	l, err := h.LinkByName(egress.Link6)
+	l, err := h.LinkByName(tunnel.Link6)
 	if err != nil {
 		return err
 	}
@@ -139,7 +140,7 @@ func serve(p *node.Pod, add bool) error {
 	if err != nil {
 		return err
 	}
-	set, err := c.GetSetByName(&nftables.Table{Name: egress.Table, Family: nftables.TableFamilyINet}, "clients-4")
+	set, err := c.GetSetByName(&nftables.Table{Name: tunnel.Table, Family: nftables.TableFamilyINet}, "clients-4")
 	if err != nil {
 		return err
 	}

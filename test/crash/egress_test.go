@@ -25,12 +25,13 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
 	_ "github.com/berthnet/berth/internal/operator/egress" // these register their failpoints
 	_ "github.com/berthnet/berth/internal/operator/egress/clients"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -310,7 +311,7 @@ func (u *egressUsers) addClient(ctx context.Context, book *ledger, n *node.Node,
 
 // quiet waits until the lab agrees with itself, and has all pods talk to the outside.
 func (u *egressUsers) quiet(ctx context.Context) {
-	u.ok("traffic", u.timed("traffic", "", func() error { return u.lab.CheckEgressTraffic(ctx) }))
+	u.ok("traffic", u.timed("traffic", "", func() error { return oracle.EgressTraffic(ctx, u.lab) }))
 }
 
 // removeAll deletes all Egresses.

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -137,12 +137,12 @@ func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pod
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
 	id := makeENI(t, l, n, n.InstanceID) // detached, one of another would be collected
-	enis := l.Books().InstanceENIs(n.InstanceID)
+	enis := l.Snapshot().InstanceENIs(n.InstanceID)
 	index := 1
 	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
 		index++
 	}
-	_, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index})
+	_, err := l.Cloud.ENIs.Attach(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index})
 	harness.OK(t, err)
 	harness.OK(t, l.Cloud.CreateTags([]string{id}, vpc.Tags{eni.TagInstanceID: vanished}))
 }
@@ -152,11 +152,11 @@ const vanished = "i-00000000000000bad"
 
 func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	t.Helper()
-	instance, ok := l.Books().Instance(n.InstanceID)
+	instance, ok := l.Snapshot().Instance(n.InstanceID)
 	if !ok {
 		t.Fatalf("the books have no instance %s", n.InstanceID)
 	}
-	e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{
+	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: instance.SubnetID, Description: eni.Description(owner),
 		Tags: vpc.Tags{
 			eni.TagCluster: n.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: owner,

@@ -12,10 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // In one of how many steps of a long soak a running pod is given a NIC, or loses the one that it
@@ -64,7 +64,7 @@ func (w *worker) hotplug(ctx context.Context) {
 // annotate has a running pod ask for the NICs of a shape, the last ones left out.
 func annotate(ctx context.Context, l *lab.Lab, p *node.Pod, s shape, without int) error {
 	nics := "[" + strings.Join(s.entries[:len(s.entries)-without], ", ") + "]"
-	return kube.Again(ctx, "change the NICs of pod "+p.Name, func() error { return l.Kube.AnnotatePod(ctx, p, v1alpha1.AnnotationNICs, nics) })
+	return kube.Retry(ctx, "change the NICs of pod "+p.Name, func() error { return l.Kube.AnnotatePod(ctx, p, v1alpha1.AnnotationNICs, nics) })
 }
 
 // hotNIC is the PodNIC of the interface that a running pod was given; nil: none.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	_ "github.com/berthnet/berth/internal/plug/tap"
+	_ "github.com/berthnet/berth/internal/kernel/plug/tap"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -11,25 +11,27 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	_ "github.com/berthnet/berth/internal/daemon" // these register their failpoints
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	_ "github.com/berthnet/berth/internal/kernel/plug/nsveth"
+	_ "github.com/berthnet/berth/internal/kernel/plug/ovs"
+	_ "github.com/berthnet/berth/internal/kernel/plug/routedvlan"
+	_ "github.com/berthnet/berth/internal/kernel/plug/vlan"
+	_ "github.com/berthnet/berth/internal/node/daemon" // these register their failpoints
+	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
+	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
+	_ "github.com/berthnet/berth/internal/node/nics"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
-	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
-	_ "github.com/berthnet/berth/internal/operator/vpcport"
-	_ "github.com/berthnet/berth/internal/plug/nsveth"
-	_ "github.com/berthnet/berth/internal/plug/ovs"
-	_ "github.com/berthnet/berth/internal/plug/routedvlan"
-	_ "github.com/berthnet/berth/internal/plug/vlan"
-	_ "github.com/berthnet/berth/internal/source/eni"
-	_ "github.com/berthnet/berth/internal/source/nodenetwork"
+	_ "github.com/berthnet/berth/internal/operator/nodeenis"
+	_ "github.com/berthnet/berth/internal/operator/podnics"
+	_ "github.com/berthnet/berth/internal/source/enisource"
+	_ "github.com/berthnet/berth/internal/source/nodenetworksupplier"
 	_ "github.com/berthnet/berth/internal/source/pool"
-	_ "github.com/berthnet/berth/internal/source/port"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -260,7 +262,7 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 // primaryAlone waits until every node is back to the primary ENI.
 func primaryAlone(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
-		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) != 1 {
+		if enis := l.Snapshot().InstanceENIs(n.InstanceID); len(enis) != 1 {
 			return fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis))
 		}
 		return nil
@@ -272,7 +274,7 @@ func primaryAlone(ctx context.Context, l *lab.Lab) error {
 func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
 		addresses := 0
-		enis := l.Books().InstanceENIs(n.InstanceID)
+		enis := l.Snapshot().InstanceENIs(n.InstanceID)
 		for _, e := range enis {
 			addresses += len(e.Secondary)
 		}
@@ -287,7 +289,7 @@ func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 // prefix that may stay.
 func oneFurtherENI(ctx context.Context, l *lab.Lab) error {
 	return eachNode(ctx, l, func(n *node.Node) error {
-		return harness.Equal("ENIs of "+n.Name, len(l.Books().InstanceENIs(n.InstanceID)), 2)
+		return harness.Equal("ENIs of "+n.Name, len(l.Snapshot().InstanceENIs(n.InstanceID)), 2)
 	})
 }
 

@@ -18,11 +18,11 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -438,7 +438,7 @@ const hybrid = "node-3"
 // setHybrid has a node of a lab have the agent that it should, after it joined.
 func setHybrid(l *lab.Lab, name string) {
 	if model, ok := l.Ports.(*portcloud.Model); ok && name == hybrid {
-		model.Neutron.AddHost(name, neutron.Host{Agent: true, Hybrid: true})
+		model.Neutron.AddHost(name, neutronfake.Host{Agent: true, Hybrid: true})
 	}
 }
 

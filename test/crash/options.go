@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 )
 
 // options are the flags of a soak. With neither a time nor a number of

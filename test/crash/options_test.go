@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 )
 
 func TestOptions(t *testing.T) {

@@ -14,11 +14,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -135,7 +136,7 @@ func (r *round) play() {
 	}
 	defer r.finish(l)
 	for _, f := range r.mode.faults {
-		_, err := l.Cloud.Inject(f)
+		_, err := l.Cloud.API.Inject(f)
 		r.ok("inject", err)
 	}
 	nics, err := newNICPool(ctx, l)
@@ -149,11 +150,11 @@ func (r *round) play() {
 	book := newLedger(r.mode, r.violate)
 	r.operate(ctx, l, book, nics, users)
 	if l.Cloud != nil {
-		r.tally.met(l.Cloud.FaultsMet())
-		l.Cloud.ClearFaults()
+		r.tally.met(l.Cloud.API.FaultsMet())
+		l.Cloud.API.ClearFaults()
 	}
 	if model, ok := l.Ports.(*portcloud.Model); ok {
-		model.Neutron.ClearFaults()
+		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
 		r.rest(ctx, l, book, users)
@@ -230,11 +231,11 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egres
 	r.settle(ctx, l, "settle empty")
 }
 
-// settle waits until the lab agrees with itself (lab.CheckInvariants).
+// settle waits until the lab agrees with itself (oracle.Check).
 func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
 	defer cancel()
-	if err := r.timed(what, "", func() error { return l.WaitInvariants(ctx) }); err != nil {
+	if err := r.timed(what, "", func() error { return oracle.Wait(ctx, l) }); err != nil {
 		k := disagreement
 		if strings.Contains(err.Error(), "leaked") {
 			k = leak
@@ -251,7 +252,7 @@ func (r *round) finish(l *lab.Lab) {
 		}
 	}
 	r.ok("close", l.Close())
-	r.ok("the lab itself", l.Trouble())
+	r.ok("the lab itself", l.Err())
 	if r.keepLogs != "" && len(r.violations()) > 0 {
 		r.ok("keep logs", r.keep(l.Dir))
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 )
 
 // event is what a soak counts.

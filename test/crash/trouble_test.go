@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // trouble is one thing that goes wrong in a soak. It ends what it begins, but for
@@ -106,7 +106,7 @@ func (m *troublemaker) model() *portcloud.Model { return m.lab.Ports.(*portcloud
 
 // neutronFails has Neutron fail a few calls, before or after they take effect.
 var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
-	faults := []neutron.Fault{
+	faults := []neutronfake.Fault{
 		{Path: "/v2.0/*", Status: 503, Message: "busy"},
 		{Path: "/v2.0/*", HangUp: true},
 		{Path: "/v2.0/*", HangUp: true, After: true},
@@ -119,22 +119,22 @@ var neutronFails = trouble{make: func(_ context.Context, m *troublemaker) {
 	}
 	f := faults[m.dice.IntN(len(faults))]
 	f.Times = 1 + m.dice.IntN(3)
-	m.model().Neutron.Inject(f)
+	m.model().Neutron.HTTP.Inject(f)
 	m.tally.count(providerFault, 1)
 }}
 
 // neutronAway has Neutron refuse every call for a while.
 var neutronAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
-	m.model().Neutron.Inject(neutron.Fault{Status: 503, Message: "away"})
+	m.model().Neutron.HTTP.Inject(neutronfake.Fault{Status: 503, Message: "away"})
 	m.pause(ctx, 2*time.Second)
-	m.model().Neutron.ClearFaults()
+	m.model().Neutron.HTTP.ClearFaults()
 }}
 
 // tokensRevoked has Keystone take back all tokens.
 var tokensRevoked = trouble{make: func(_ context.Context, m *troublemaker) {
 	m.tally.count(providerFault, 1)
-	m.model().Neutron.RevokeTokens()
+	m.model().Neutron.Keystone.RevokeTokens()
 }}
 
 // overQuota has the project have as many ports as it may for a while.
@@ -152,7 +152,7 @@ var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 	name := m.node().Name
 	m.model().Neutron.RemoveHost(name)
 	m.pause(ctx, 2*time.Second)
-	m.model().Neutron.AddHost(name, neutron.Host{})
+	m.model().Neutron.AddHost(name, neutronfake.Host{})
 	setHybrid(m.lab, name)
 }}
 
@@ -160,7 +160,7 @@ var hostAway = trouble{make: func(ctx context.Context, m *troublemaker) {
 // back.
 var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	cloud := m.model().Neutron
-	ports := slices.DeleteFunc(cloud.Ports(), func(p neutron.Port) bool { return p.Owner == "" })
+	ports := slices.DeleteFunc(cloud.Ports(), func(p neutronfake.Port) bool { return p.Owner == "" })
 	if len(ports) == 0 {
 		return
 	}
@@ -169,9 +169,9 @@ var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 	elsewhere := m.node().Name
 	switch m.dice.IntN(4) {
 	case 0:
-		cloud.Edit(p.ID, func(p *neutron.Port) { p.Device = "" })
+		cloud.Edit(p.ID, func(p *neutronfake.Port) { p.Device = "" })
 	case 1:
-		cloud.Edit(p.ID, func(p *neutron.Port) { p.Host = elsewhere })
+		cloud.Edit(p.ID, func(p *neutronfake.Port) { p.Host = elsewhere })
 	default:
 		// What a user deletes is gone for good, and an address that nobody asked for is given
 		// to the next who comes.
@@ -182,8 +182,8 @@ var portChanged = trouble{make: func(_ context.Context, m *troublemaker) {
 }}
 
 // askedFor tells whether a port's addresses are of those that pods ask for.
-func askedFor(p neutron.Port) bool {
-	return !slices.ContainsFunc(p.FixedIPs, func(f neutron.FixedIP) bool { return f.IP.As4()[3] < firstFixed })
+func askedFor(p neutronfake.Port) bool {
+	return !slices.ContainsFunc(p.FixedIPs, func(f neutronfake.FixedIP) bool { return f.IP.As4()[3] < firstFixed })
 }
 
 // restartDatabase kills the OVSDB of a node and starts it again.
@@ -231,9 +231,9 @@ var killAPIServer = trouble{kills: apiServerKill, make: func(ctx context.Context
 
 var ec2Away = trouble{make: func(ctx context.Context, m *troublemaker) {
 	m.tally.count(ec2Outage, 1)
-	m.lab.Cloud.Outage(true)
+	m.lab.Cloud.API.Outage(true)
 	m.pause(ctx, 2*time.Second)
-	m.lab.Cloud.Outage(false)
+	m.lab.Cloud.API.Outage(false)
 }}
 
 // makeHasty begins the trouble: operators that stay leaders for long are good for

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 

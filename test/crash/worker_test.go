@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // worker makes and removes the pods of one node.
@@ -148,10 +148,10 @@ func (w *worker) loseNode(ctx context.Context) {
 	w.pods, w.shapes = nil, map[string]shape{}
 	w.tally.count(nodeLoss, 1)
 	w.ok("lose a node", w.timed("lose a node", name, func() error {
-		if err := errors.Join(w.lab.RemoveHost(name), w.lab.Reported(ctx), w.lab.RemoveNodeObject(ctx, name)); err != nil {
+		if err := errors.Join(w.lab.RemoveNode(name), w.lab.WaitReports(ctx), w.lab.RemoveNodeObject(ctx, name)); err != nil {
 			return err
 		}
-		n, err := w.lab.AddHost(name)
+		n, err := w.lab.AddNode(name)
 		if err != nil {
 			return err
 		}

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/portcloud"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -35,7 +35,7 @@ func TestAlcorsAgent(t *testing.T) {
 		runtimes = append(runtimes, c)
 	}
 	ctx := harness.Deadline(t, 5*time.Minute)
-	harness.OK(t, l.WaitVPCs(ctx))
+	harness.OK(t, l.Kube.WaitVPCs(ctx))
 	for _, c := range runtimes {
 		c.networkReady(t)
 	}

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/berthnet/berth/internal/lab/run/cgroup"
+	"github.com/berthnet/berth/lab/run/cgroup"
 )
 
 // treePrefix begins the name of the cgroup that all of one run are below.

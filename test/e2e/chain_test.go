@@ -9,7 +9,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -13,17 +13,17 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/berthnet/berth/internal/datapath"
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // agree waits until CRI, the kernel, the daemon and EC2 tell the same of all
-// sandboxes: lab.CheckInvariants for sandboxes that a real runtime has made.
+// sandboxes: oracle.Check for sandboxes that a real runtime has made.
 func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	t.Helper()
 	harness.Eventually(t, patience, "CRI, kernel, daemon and EC2 agree", func() error {
@@ -31,7 +31,7 @@ func agree(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 		holder := map[netip.Addr]string{}
 		for _, c := range runtimes {
 			sandboxes, err := c.ready(t)
-			errs = append(errs, err, c.compare(t, l.Books(), sandboxes))
+			errs = append(errs, err, c.compare(t, l.Snapshot(), sandboxes))
 			for _, s := range sandboxes {
 				if other, taken := holder[s.addr]; taken {
 					errs = append(errs, fmt.Errorf("%s is in two sandboxes: %s and %s", s.addr, other, s.name))
@@ -59,7 +59,7 @@ func (c *containerd) ready(t *testing.T) (found []*sandbox, err error) {
 }
 
 // compare holds one node's sandboxes against all else that knows of them.
-func (c *containerd) compare(t *testing.T, books vpc.Books, sandboxes []*sandbox) error {
+func (c *containerd) compare(t *testing.T, books vpc.Snapshot, sandboxes []*sandbox) error {
 	doc, err := lab.Document(t.Context(), c.node)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (c *containerd) compare(t *testing.T, books vpc.Books, sandboxes []*sandbox
 }
 
 // owner finds the ENI of a node that has an address.
-func owner(books vpc.Books, n *node.Node, a netip.Addr) (vpc.ENI, bool) {
+func owner(books vpc.Snapshot, n *node.Node, a netip.Addr) (vpc.ENI, bool) {
 	for _, e := range books.InstanceENIs(n.InstanceID) {
 		if e.Owns(a) {
 			return e, true

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/lab/run/cgroup"
+	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/test/harness"
 )
 

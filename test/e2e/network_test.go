@@ -11,8 +11,8 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -95,12 +95,12 @@ func TestNetworkReady(t *testing.T) {
 	}
 	notReady("without a daemon", 0)
 
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	c.startDaemon(t)
 	harness.HasError(t, c.node)
 	notReady("before the first address", 1)
 
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 	c.callsNetworkReady(t)
 	if doc := harness.Document(t, c.node); doc.Totals.Available == 0 {
 		t.Errorf("containerd calls the network ready while no address is: %+v", doc.Totals)
@@ -155,7 +155,7 @@ func TestSandboxAddresses(t *testing.T) {
 
 	used := map[int]int{}
 	for _, s := range sandboxes {
-		eni, _ := owner(l.Books(), c.node, s.addr)
+		eni, _ := owner(l.Snapshot(), c.node, s.addr)
 		used[eni.Attachment.DeviceIndex]++
 		s.answers(t, other.node.Netns, harness.PrimaryAddress(t, l, other.node))
 		s.answers(t, client.netns, client.addr)

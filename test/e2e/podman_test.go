@@ -13,11 +13,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -118,7 +118,7 @@ func TestPodman(t *testing.T) {
 		addr, err := netip.ParseAddr(text)
 		harness.OK(t, err)
 		addrs = append(addrs, addr)
-		if eni, ok := owner(l.Books(), nodes[0], addr); !ok || eni.Primary == addr {
+		if eni, ok := owner(l.Snapshot(), nodes[0], addr); !ok || eni.Primary == addr {
 			t.Errorf("container %s has %s, which is no secondary address of its node at EC2", id, addr)
 		}
 		var reply echo.Reply

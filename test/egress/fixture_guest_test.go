@@ -20,13 +20,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/network/site"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 		for _, p := range harness.Programs(l) {
 			errs = append(errs, harness.BadLog(p))
 		}
-		if err := errors.Join(append(errs, l.Close(), l.Trouble(), os.RemoveAll(l.Dir))...); err != nil {
+		if err := errors.Join(append(errs, l.Close(), l.Err(), os.RemoveAll(l.Dir))...); err != nil {
 			fmt.Println("FAIL: the lab:", err)
 			code = 1
 		}

@@ -22,12 +22,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress"
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/network/site"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -328,10 +328,10 @@ func breakPod(s *scene, named, _ *node.Pod) {
 	bad := s.add(0, "bad", s.named())
 	s.byGateways(bad, outside...)
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error {
-		if err := ns.DeleteLink(h, egress.Link4); err != nil {
+		if err := ns.DeleteLink(h, tunnel.Link4); err != nil {
 			return err
 		}
-		return h.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: egress.Link4}})
+		return h.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: tunnel.Link4}})
 	}))
 	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{site.OutsideHost.String() + "/32"} })
 	s.asItself(named, site.OutsideHost6)
@@ -343,7 +343,7 @@ func breakPod(s *scene, named, _ *node.Pod) {
 	s.byGateways(named, outside...)
 	s.byGateways(other, outside...)
 	// What is in the way is gone, or is put away: the pod is as it should be in the end.
-	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, egress.Link4) }))
+	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, tunnel.Link4) }))
 	s.byGateways(bad, outside...)
 	for _, name := range []string{"bad", "other"} {
 		harness.OK(s.t, s.lab.Nodes()[0].DelPod(s.ctx(), name))

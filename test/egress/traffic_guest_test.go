@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // talks are conversations that go on, each over one connection, until end.

@@ -21,9 +21,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/network/site"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/network/site"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -49,10 +49,10 @@ func TestNodeGone(t *testing.T) {
 	s.reaches(p, by)
 	flood := s.pour(p, 100*time.Millisecond, answerWithin)
 	began := time.Now()
-	harness.OK(t, s.lab.LoseHost(lost.Pod.Node))
+	harness.OK(t, s.lab.LoseNode(lost.Pod.Node))
 	t.Cleanup(func() {
-		s.lab.MissHost(lost.Pod.Node)
-		_, err := s.lab.AddHost(lost.Pod.Node)
+		s.lab.Kube.NodeLost(lost.Pod.Node)
+		_, err := s.lab.AddNode(lost.Pod.Node)
 		harness.OK(t, err)
 	})
 	harness.Eventually(t, harness.Patience, "ten new connections in a row are answered within 2 s", func() error {
@@ -64,7 +64,7 @@ func TestNodeGone(t *testing.T) {
 		return nil
 	})
 	t.Logf("a node gone: all new connections work after %s", time.Since(began))
-	s.lab.MissHost(lost.Pod.Node)
+	s.lab.Kube.NodeLost(lost.Pod.Node)
 	s.reaches(p, s.gateways(2))
 	flood.end()
 	if len(flood.leaked) > 0 {

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/vm"
-	"github.com/berthnet/berth/internal/lab/vm/guestapi"
+	"github.com/berthnet/berth/lab/vm"
+	"github.com/berthnet/berth/lab/vm/guestapi"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/vm"
+	"github.com/berthnet/berth/lab/vm"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -55,7 +55,7 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q\n", []string{filepath.Base(string(image)), fmt.Sprint(cpus, memory, sample() == "all")})
 	err = errors.Join(hashFile(h, "/var/lib/dpkg/status"),
-		hashFiles(h, filepath.Join(module, "internal/lab/vm"), func(name string) bool { return !strings.HasSuffix(name, "_test.go") }),
+		hashFiles(h, filepath.Join(module, "lab/vm"), func(name string) bool { return !strings.HasSuffix(name, "_test.go") }),
 		hashFiles(h, filepath.Join(module, "test/guest"), func(string) bool { return true }))
 	return &verdicts{dir: filepath.Join(cache, "berth", "verdicts"), module: module, bin: bin, common: hex.EncodeToString(h.Sum(nil))}, err
 }
@@ -180,8 +180,8 @@ func TestVerdicts(t *testing.T) {
 		harness.OK(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	in := func(name string) string { return filepath.Join(module, name) }
-	write(in("internal/lab/vm/machine.go"), "machine")
-	write(in("internal/lab/vm/machine_test.go"), "test")
+	write(in("lab/vm/machine.go"), "machine")
+	write(in("lab/vm/machine_test.go"), "test")
 	write(in("test/guest/guest_test.go"), "guest")
 	write(in("a/b/testdata/x"), "data")
 	write(in("a/b/b.go"), "code")
@@ -209,10 +209,10 @@ func TestVerdicts(t *testing.T) {
 	}{
 		"nothing":             {image: "/y/image", pkg: p, want: true},
 		"code that is built":  {change: func() { write(in("a/b/b.go"), "") }, undo: func() { write(in("a/b/b.go"), "code") }, image: "/x/image", pkg: p, want: true},
-		"a test of machines":  {change: func() { write(in("internal/lab/vm/machine_test.go"), "") }, undo: func() { write(in("internal/lab/vm/machine_test.go"), "test") }, image: "/x/image", pkg: p, want: true},
+		"a test of machines":  {change: func() { write(in("lab/vm/machine_test.go"), "") }, undo: func() { write(in("lab/vm/machine_test.go"), "test") }, image: "/x/image", pkg: p, want: true},
 		"the program":         {change: func() { write(filepath.Join(bin, "b.test"), "") }, undo: func() { write(filepath.Join(bin, "b.test"), "program, BERTH_SAMPLE") }, image: "/x/image", pkg: p},
 		"a file of testdata":  {change: func() { write(in("a/b/testdata/x"), "") }, undo: func() { write(in("a/b/testdata/x"), "data") }, image: "/x/image", pkg: p},
-		"the machine":         {change: func() { write(in("internal/lab/vm/machine.go"), "") }, undo: func() { write(in("internal/lab/vm/machine.go"), "machine") }, image: "/x/image", pkg: p},
+		"the machine":         {change: func() { write(in("lab/vm/machine.go"), "") }, undo: func() { write(in("lab/vm/machine.go"), "machine") }, image: "/x/image", pkg: p},
 		"how tests are run":   {change: func() { write(in("test/guest/guest_test.go"), "") }, undo: func() { write(in("test/guest/guest_test.go"), "guest") }, image: "/x/image", pkg: p},
 		"the sample":          {change: func() { t.Setenv(harness.SampleVar, "4") }, undo: func() { t.Setenv(harness.SampleVar, "3") }, image: "/x/image", pkg: p},
 		"verdicts are not on": {change: func() { t.Setenv(VerdictsVar, "none") }, undo: func() { t.Setenv(VerdictsVar, "") }, image: "/x/image", pkg: p},

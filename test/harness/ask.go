@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/echo"
 )
 
 // Asks asks an echo server from the network namespace at path until it answers,

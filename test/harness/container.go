@@ -15,8 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // enter does to berthd what a runtime does to a container: it has a root folder of its own
@@ -87,7 +87,7 @@ func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Contain
 	ctx := Deadline(t, Patience)
 	OK(t, l.WaitReady(ctx))
 	if l.Ports != nil {
-		OK(t, l.WaitVPCs(ctx))
+		OK(t, l.Kube.WaitVPCs(ctx))
 	}
 	return l, c
 }

@@ -10,10 +10,10 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // FamiliesVar is the environment variable that says of which IP families pods have

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/lab"
 )
 
 // Labs of nodes with ENIs have the families that the variable names, unless they name them.

@@ -28,7 +28,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/kube"
 )
 
 // ControlPlane is the package's while Kube runs.
@@ -184,7 +184,7 @@ func kubeClean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return kube.Again(ctx, "clean up", func() error { return kubeCleanOnce(ctx, c) })
+	return kube.Retry(ctx, "clean up", func() error { return kubeCleanOnce(ctx, c) })
 }
 
 func kubeCleanOnce(ctx context.Context, c client.Client) error {

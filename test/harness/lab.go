@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/poll"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/oracle"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test
@@ -61,7 +62,7 @@ func end(l *lab.Lab) error {
 	if err := l.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("remove the lab: %w", err))
 	}
-	if err := l.Trouble(); err != nil {
+	if err := l.Err(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
 	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
@@ -115,12 +116,12 @@ func BadLog(p *proc.Process) error {
 // Rest is the time within which everything must have settled.
 const Rest = 3 * time.Minute
 
-// Settle waits until the lab agrees with itself (lab.CheckInvariants).
+// Settle waits until the lab agrees with itself (oracle.Check).
 func Settle(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Rest)
 	defer cancel()
-	if err := l.WaitInvariants(ctx); err != nil {
+	if err := oracle.Wait(ctx, l); err != nil {
 		t.Fatalf("after %v still not at rest: %v", Rest, err)
 	}
 }

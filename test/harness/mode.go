@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ovn"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/ovn"
 )
 
 // quickDaemon are settings of daemons in every mode under which nothing takes

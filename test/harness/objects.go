@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
 )
 
 // NodeNetwork is a node's, as the API server has it. One that is busy is asked
@@ -46,7 +46,7 @@ func Edit(t *testing.T, l *lab.Lab, name string, change func(*v1alpha1.NodeNetwo
 func Blocks(t *testing.T, l *lab.Lab, n *node.Node) []v1alpha1.AddressBlock {
 	t.Helper()
 	var all []v1alpha1.AddressBlock
-	OK(t, kube.Again(Deadline(t, Patience), "list blocks", func() (err error) {
+	OK(t, kube.Retry(Deadline(t, Patience), "list blocks", func() (err error) {
 		all, err = l.Kube.Blocks(t.Context())
 		return err
 	}))

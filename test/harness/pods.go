@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/proc"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/proc"
 )
 
 // Patience is for what takes a moment on a machine with nothing else to do: far
@@ -149,7 +149,7 @@ func StartedOnce(t *testing.T, programs ...*proc.Process) {
 }
 
 // ENIs are a node's, as EC2 has them: the primary one first.
-func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Books().InstanceENIs(n.InstanceID) }
+func ENIs(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
 // PrimaryAddress is a node's own.
 func PrimaryAddress(t *testing.T, l *lab.Lab, n *node.Node) netip.Addr {

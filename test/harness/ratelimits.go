@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
 // RateLimits counts the links of a namespace, by type, that have a token bucket of a

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // labsAtOnce is how many labs the tests of all packages keep alive at once. On two

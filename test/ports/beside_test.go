@@ -11,11 +11,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	_ "github.com/berthnet/berth/internal/daemon" // registers its failpoints
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	_ "github.com/berthnet/berth/internal/node/daemon" // registers its failpoints
+	_ "github.com/berthnet/berth/internal/node/daemon/egresspart"
+	_ "github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -94,7 +96,7 @@ func (b *bench) leavesBy(p *node.Pod, to, from netip.Addr) (name string) {
 
 // askingForNone has pods that ask for no NIC be as they are where there are no ports.
 func (b *bench) askingForNone() {
-	b.model.Neutron.ResetCalls()
+	b.model.Neutron.HTTP.ResetCalls()
 	near, far := harness.Add(b.T, b.a, "near"), harness.Add(b.T, b.b, "far")
 	if got := slices.Sorted(maps.Keys(b.links(near))); !slices.Equal(got, []string{"eth0"}) {
 		b.Errorf("a pod that asks for no NIC has %v", got)
@@ -103,7 +105,7 @@ func (b *bench) askingForNone() {
 	harness.Settle(b.T, b.Lab)
 	harness.Remove(b.T, b.a, "near")
 	harness.Remove(b.T, b.b, "far")
-	if n := b.model.Neutron.Count("POST", "/v2.0/ports"); n != 0 {
+	if n := b.model.Neutron.HTTP.Count("POST", "/v2.0/ports"); n != 0 {
 		b.Errorf("%d calls made ports", n)
 	}
 	b.empty()

@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -264,7 +264,7 @@ func (b *bench) addressesThatChange() {
 	p, far := b.add(b.a, "moves", "[{}, {name: eth1, subnet: subnet-2, ip: 192.168.1.90}]"), b.add(b.b, "far", "[{subnet: subnet-2}]")
 	b.answers(far, "192.168.1.90")
 	move := func(nic *v1alpha1.PodNIC, to string) {
-		b.model.Neutron.Edit(nic.Status.PortID, func(port *neutron.Port) { port.FixedIPs[0].IP = netip.MustParseAddr(to) })
+		b.model.Neutron.Edit(nic.Status.PortID, func(port *neutronfake.Port) { port.FixedIPs[0].IP = netip.MustParseAddr(to) })
 	}
 	index := b.index(p, "eth1")
 	move(b.nic(p, "eth1"), "192.168.1.91")
@@ -283,7 +283,7 @@ func (b *bench) addressesThatChange() {
 
 	was := p.Addr().String()
 	move(b.nic(p, "eth0"), "192.168.0.99")
-	b.says(p, "eth0", metav1.ConditionFalse, "AddressChanged", "192.168.0.99/24", was, "make the pod anew")
+	b.says(p, "eth0", metav1.ConditionFalse, "AddressChanged", "192.168.0.99/24", was, "recreate the pod")
 	b.event(p, "AddressChanged", "NIC eth0")
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "moves"))
 	move(b.nic(p, "eth0"), was)

@@ -10,10 +10,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -38,8 +38,8 @@ func TestMachines(t *testing.T) {
 // machinesByALinuxBridge has nodes plug as Neutron's hybrid plug does.
 func (b *bench) machinesByALinuxBridge() {
 	for _, n := range b.Nodes() {
-		b.model.Neutron.AddHost(n.Name, neutron.Host{Agent: true, Hybrid: true})
-		defer b.model.Neutron.AddHost(n.Name, neutron.Host{})
+		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
+		defer b.model.Neutron.AddHost(n.Name, neutronfake.Host{})
 	}
 	b.machines("tap")
 	b.machines("bridge")
@@ -157,7 +157,7 @@ func (b *bench) withoutTun() {
 	o := pod("[{binding: tap}]")
 	o.VM = true
 	_, err := b.a.AddPod(ctx, "no-tun", o)
-	harness.Fails(b.T, err, 11, "/dev/net/tun", "no tap device can be made")
+	harness.Fails(b.T, err, 11, "/dev/net/tun", "cannot create a tap device")
 	_, err = b.a.AddPod(ctx, "bridged", pod("[{binding: bridge}]")) // which needs none
 	harness.OK(b.T, err)
 	restore()

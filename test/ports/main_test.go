@@ -14,9 +14,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -129,7 +129,7 @@ func soon(t *testing.T) context.Context { return harness.Deadline(t, time.Second
 // calls are how many calls of a method the provider had so far, of a path below that of ports.
 func (b *bench) calls(method, path string) int {
 	if b.alcor != nil {
-		return b.alcor.Managers.Count(method, "/project/*/ports"+path)
+		return b.alcor.Managers.HTTP.Count(method, "/project/*/ports"+path)
 	}
-	return b.model.Neutron.Count(method, "/v2.0/ports"+path)
+	return b.model.Neutron.HTTP.Count(method, "/v2.0/ports"+path)
 }

@@ -8,18 +8,17 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/demo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/demo"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -162,7 +161,7 @@ func (b *bench) check() {
 }
 
 // flow is one that the demo and the tests of a real Neutron go through too.
-func (b *bench) flow(try func(context.Context, *lab.Lab) (string, error)) {
+func (b *bench) flow(try demo.Flow) {
 	b.Helper()
 	figures, err := try(harness.Deadline(b.T, harness.Patience), b.Lab)
 	harness.OK(b.T, err)
@@ -212,11 +211,13 @@ func (b *bench) refused() {
 		})
 	}
 	_, err := b.a.AddPod(ctx, "nowhere", vpcPod("no-such-vpc", ""))
-	harness.Fails(b.T, err, 11, "nowhere", "no PodNIC", "VPC no-such-vpc", "Events")
+	harness.Fails(b.T, err, 11, "nowhere", "not created a PodNIC", "VPC no-such-vpc", "Events")
 	b.empty()
 }
 
 func (b *bench) otherVPC() { b.flow(demo.OtherVPC) }
+
+func (b *bench) portDeleted() { b.flow(demo.PortDeleted) }
 
 // manyAtOnce makes pods at one moment on both nodes.
 func (b *bench) manyAtOnce() {
@@ -226,24 +227,6 @@ func (b *bench) manyAtOnce() {
 	harness.OK(b.T, harness.AtOnce(2, func(i int) error { return harness.AddMany(b.T, b.Nodes()[i], "many", each, harness.Once) }))
 	after := calls()
 	b.Logf("%d pods by %d calls that create ports, %d that change them, %d that list them", 2*each, after[0]-before[0], after[1]-before[1], after[2]-before[2])
-	harness.Settle(b.T, b.Lab)
-	harness.RemoveAll(b.T, b.a)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
-}
-
-// portDeleted has somebody delete the port of a running pod.
-func (b *bench) portDeleted() {
-	asker, p := b.add(b.b, "asker", ""), b.add(b.a, "robbed", "")
-	before := b.nic(p, "eth0").Status
-	harness.OK(b.T, b.Ports.RemovePort(b.Context(), before.PortID))
-	harness.Eventually(b.T, time.Minute, "another port in its place", func() error {
-		if now := b.nic(p, "eth0").Status; now.PortID == "" || now.PortID == before.PortID || now.MAC != before.MAC {
-			return fmt.Errorf("it has port %q with %s", now.PortID, now.MAC)
-		}
-		return nil
-	})
-	b.reaches(asker, p)
 	harness.Settle(b.T, b.Lab)
 	harness.RemoveAll(b.T, b.a)
 	harness.RemoveAll(b.T, b.b)
@@ -303,7 +286,7 @@ func (b *bench) agentAway() {
 	harness.OK(b.T, b.alcor.Crash(b.a.Name))
 	ctx := harness.Deadline(b.T, harness.Patience)
 	_, err := b.a.AddPod(ctx, "early", pod("[{}]"))
-	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not made the port's link")
+	harness.Fails(b.T, err, 11, "the pod's NICs are not on the node yet", "the agent of the VPC on this node has not created the port's link")
 	added := make(chan error, 1)
 	go func() { _, err := b.a.AddPod(ctx, "late", node.PodOptions{}); added <- err }()
 	harness.Eventually(b.T, harness.Patience, "its ADD waits for the link", func() error {
@@ -323,8 +306,8 @@ func (b *bench) agentAway() {
 // byALinuxBridge has pods of hosts whose firewall is of iptables, as Neutron tells.
 func (b *bench) byALinuxBridge() {
 	for _, n := range b.Nodes() {
-		b.model.Neutron.AddHost(n.Name, neutron.Host{Agent: true, Hybrid: true})
-		defer b.model.Neutron.AddHost(n.Name, neutron.Host{})
+		b.model.Neutron.AddHost(n.Name, neutronfake.Host{Agent: true, Hybrid: true})
+		defer b.model.Neutron.AddHost(n.Name, neutronfake.Host{})
 	}
 	near, far := b.add(b.a, "near", "[{}, {subnet: subnet-2}]"), b.add(b.b, "far", "- subnet: subnet-2")
 	bridge := "qbr" + b.nic(near, "eth0").Status.PortID[:11]

@@ -14,14 +14,14 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -68,14 +68,14 @@ func TestBurst(t *testing.T) {
 	n := l.Nodes()[0]
 	for try := 1; ; try++ {
 		harness.Settle(t, l)
-		l.Cloud.ResetCalls()
+		l.Cloud.API.ResetCalls()
 		burst(t, n, fmt.Sprintf("p%d", try), 20) // 9 + 9 + 2 on three ENIs, or of IPv6 alone 10 + 10 on two
 		harness.Settle(t, l)
 		if got := len(harness.ENIs(l, n)); got != few.ENIs {
 			t.Errorf("%d ENIs, want %d", got, few.ENIs)
 		}
-		err := thrifty(l.Cloud.Calls(), few.ENIs-few.Resting())
-		t.Logf("calls: %v", callCounts(l.Cloud.Calls()))
+		err := thrifty(l.Cloud.API.Stats(), few.ENIs-few.Resting())
+		t.Logf("calls: %v", callCounts(l.Cloud.API.Stats()))
 		harness.Eventually(t, patience, "ENIs are deleted with the instance", func() (err error) { // set when pods run already
 			for _, e := range harness.ENIs(l, n) {
 				if !e.Attachment.DeleteOnTermination {
@@ -91,7 +91,7 @@ func TestBurst(t *testing.T) {
 		}
 		harness.RemoveAll(t, n)
 		harness.Shows(t, n, "the ENIs go back, and one warm address is left", func(doc introspect.Document) error {
-			return errors.Join(harness.Equal("ENIs", len(l.Books().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
+			return errors.Join(harness.Equal("ENIs", len(l.Snapshot().ENIs), few.Resting()), harness.Equal("warm addresses", doc.Totals.Available, 1))
 		})
 		harness.Settle(t, l)
 		if err == nil {
@@ -153,24 +153,24 @@ func TestAddressesRunOut(t *testing.T) {
 	t.Run("subnet", func(t *testing.T) {
 		n, err := l.Node("tiny")
 		harness.OK(t, err)
-		sn, _ := l.Books().Subnet("tiny")
+		sn, _ := l.Snapshot().Subnet("tiny")
 		leave, room := 2, 3                          // one was warm
 		if harness.Families() == ipfamily.OnlyIPv6 { // which only a further ENI takes one of
 			leave, room = 0, few.PerENI
 		}
-		other, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
+		other, err := l.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
 		harness.OK(t, err)
 		for i := range room - 1 {
 			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
 		harness.Eventually(t, patience, "the subnet is full", func() error {
-			sn, _ := l.Books().Subnet("tiny")
+			sn, _ := l.Snapshot().Subnet("tiny")
 			return harness.Equal("free addresses", sn.Free, 0)
 		})
 		harness.Add(t, n, "last")
 		full(t, n, "further", "subnet", "free")
 		takesPods(t, n)
-		harness.OK(t, l.Cloud.DeleteNetworkInterface(other.ID))
+		harness.OK(t, l.Cloud.ENIs.Delete(other.ID))
 		_, err = n.AddPod(harness.Deadline(t, 10*time.Minute), "further", node.PodOptions{}) // its count is asked for once a minute
 		harness.OK(t, err)
 	})

@@ -13,10 +13,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/heartbeat"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/heartbeat"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

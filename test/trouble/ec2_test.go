@@ -12,11 +12,11 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -37,8 +37,8 @@ func TestCloudAwayAtStart(t *testing.T) {
 		failsAtLast(t, types.ErrPluginNotAvailable, words, func() error { return s.Status(t, list) })
 	}
 
-	l.Cloud.IMDSOutage(true)
-	l.Cloud.Outage(true)
+	l.Cloud.IMDS.Outage(true)
+	l.Cloud.API.Outage(true)
 	harness.OK(t, n.Start())
 	harness.Eventually(t, patience, "the daemon says what it waits for", func() error {
 		body, err := n.Get(t.Context(), "http://127.0.0.1:61678/readyz")
@@ -51,14 +51,14 @@ func TestCloudAwayAtStart(t *testing.T) {
 	harness.Fails(t, err, types.ErrTryAgainLater, "starting", "metadata service")
 	statusFails("metadata service")
 
-	l.Cloud.IMDSOutage(false)
+	l.Cloud.IMDS.Outage(false)
 	harness.HasError(t, n)
 	_, err = s.Add(t, list)
 	harness.Fails(t, err, types.ErrTryAgainLater, "EC2")
-	statusFails("no address was usable", "EC2")
+	statusFails("no address has been usable", "EC2")
 	harness.OK(t, s.Del(t, list))
 
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 	harness.Ready(t, n)
 	harness.Add(t, n, "first")
 	harness.Settle(t, l)
@@ -69,16 +69,16 @@ func TestCloudAwayAtStart(t *testing.T) {
 	harness.Shows(t, n, "its address has cooled", func(doc introspect.Document) error {
 		return harness.Equal("cool", len(doc.Cooling), 0)
 	})
-	l.Cloud.Outage(true)
-	l.Cloud.IMDSOutage(true)
+	l.Cloud.API.Outage(true)
+	l.Cloud.IMDS.Outage(true)
 	harness.Restart(t, n)
 	// Warm since before; the cloud gets a moment to say otherwise.
 	if second := harness.Add(t, n, "second").Addr(); second == brief {
 		t.Errorf("%s was given out first, which a pod had last before the restart", second)
 	}
 	harness.OK(t, n.CheckPod(t.Context(), "first"))
-	l.Cloud.Outage(false)
-	l.Cloud.IMDSOutage(false)
+	l.Cloud.API.Outage(false)
+	l.Cloud.IMDS.Outage(false)
 	harness.RemoveAll(t, n)
 	harness.Settle(t, l)
 }
@@ -92,7 +92,7 @@ func TestStaleCloudAtRestart(t *testing.T) {
 	n := l.Nodes()[0]
 	keep := harness.Add(t, n, "keep")
 	harness.Settle(t, l)
-	l.Cloud.SetIMDSDelay(time.Hour) // the metadata knows nothing of what follows
+	l.Cloud.IMDS.SetDelay(time.Hour) // the metadata knows nothing of what follows
 	for round, tries := 0, 0; round < 2; tries++ {
 		if tries == 20 {
 			t.Fatal("EC2 never answered within the seconds that a daemon leaves it")
@@ -101,7 +101,7 @@ func TestStaleCloudAtRestart(t *testing.T) {
 		before := log(t, n)
 		taken := takeAllBut(t, l, n, keep.Addrs)
 		// EC2's answers are late; pods are not.
-		l.Cloud.SetLatency("Describe*", 500*time.Millisecond)
+		l.Cloud.API.SetLatency("Describe*", 500*time.Millisecond)
 		harness.OK(t, n.Start())
 		var lost []netip.Addr
 		for i := range 2 {
@@ -112,7 +112,7 @@ func TestStaleCloudAtRestart(t *testing.T) {
 				}
 			}
 		}
-		l.Cloud.SetLatency("Describe*", 0)
+		l.Cloud.API.SetLatency("Describe*", 0)
 		// Where the machine stood still for longer than that, the daemon takes EC2
 		// for away, and there is nothing to be seen.
 		tooLate := strings.Contains(strings.TrimPrefix(log(t, n), before), "by the stored inventory")
@@ -147,7 +147,7 @@ func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (take
 		if i > 0 { // that of the primary is the node's own
 			gone.IPv6 = slices.DeleteFunc(slices.Clone(e.IPv6), kept)
 		}
-		harness.OK(t, l.Cloud.Unassign(e.ID, gone))
+		harness.OK(t, l.Cloud.ENIs.Unassign(e.ID, gone))
 		taken = append(append(taken, gone.IPv4...), gone.IPv6...)
 	}
 	if len(taken) == 0 {
@@ -165,20 +165,20 @@ func TestThrottled(t *testing.T) {
 	n := l.Nodes()[0]
 	harness.Add(t, n, "first")
 	harness.Settle(t, l)
-	l.Cloud.ResetCalls()
+	l.Cloud.API.ResetCalls()
 	const times = 3
 	for _, action := range []string{"AssignPrivateIpAddresses", "AssignIpv6Addresses", "CreateNetworkInterface", "AttachNetworkInterface"} {
-		_, err := l.Cloud.Inject(spec.Fault{Action: action, Kind: "throttle", Count: times})
+		_, err := l.Cloud.API.Inject(spec.Fault{Action: action, Kind: "throttle", Count: times})
 		harness.OK(t, err)
 	}
 	harness.OK(t, harness.AddMany(t, n, "p", few.PerENI, harness.Once)) // and the first is one too many for an ENI
 	harness.Settle(t, l)
-	calls := l.Cloud.Calls()
+	calls := l.Cloud.API.Stats()
 	if got := len(harness.ENIs(l, n)); got != few.Resting()+1 {
 		t.Errorf("%d ENIs, %d pods need %d", got, few.PerENI+1, few.Resting()+1)
 	}
 	tokens := map[string]bool{}
-	for _, c := range l.Cloud.CallLog() {
+	for _, c := range l.Cloud.API.CallLog() {
 		if c.Action == "CreateNetworkInterface" {
 			tokens[strings.Join(c.Params["ClientToken"], "")] = true
 		}

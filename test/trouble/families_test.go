@@ -12,9 +12,9 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -74,7 +74,7 @@ func takenByOthers(t *testing.T, c *cluster, name string) {
 	c.paired(t, name)
 	e := harness.ENIs(c.Lab, n)[1]
 	free := slices.DeleteFunc(slices.Clone(e.IPv6), func(a netip.Addr) bool { return slices.Contains(p.Addrs, a) })
-	harness.OK(t, c.Cloud.Unassign(e.ID, vpc.Assigned{IPv6: free[:1]}))
+	harness.OK(t, c.Cloud.ENIs.Unassign(e.ID, vpc.Assigned{IPv6: free[:1]}))
 	harness.Becomes(t, c.Lab, name, "what was taken is not available, and another is", func(o *v1alpha1.NodeNetwork) error {
 		if _, ok := o.Spec.IPAM.Available[free[0].String()]; ok {
 			return fmt.Errorf("%s is available", free[0])
@@ -102,13 +102,13 @@ func refusedIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)
 	c.well(t, name)
-	c.Cloud.Deny(action)
+	c.Cloud.API.Deny(action)
 	c.want(t, name, 2)
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Permission", action, "UnauthorizedOperation", "allow the action")
 	c.event(t, name, "NetworkPermission", action)
 	c.paired(t, name)
 	harness.Add(t, c.named(t, name), "meanwhile")
-	c.Cloud.Allow(action)
+	c.Cloud.API.Allow(action)
 	c.healed(t, name, 3)
 }
 
@@ -116,13 +116,13 @@ func refusedIPv6(t *testing.T, c *cluster, name string) {
 func lostIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)
-	c.Cloud.ResetCalls()
-	_, err := c.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1})
+	c.Cloud.API.ResetCalls()
+	_, err := c.Cloud.API.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1})
 	harness.OK(t, err)
 	c.want(t, name, 3)
 	c.has(t, name, 3)
 	c.well(t, name)
-	if met := c.Cloud.FaultsMet(); met["lostReply"] == 0 {
+	if met := c.Cloud.API.FaultsMet(); met["lostReply"] == 0 {
 		t.Errorf("no reply was lost: %v", met)
 	}
 	c.rests(t, name, 3)

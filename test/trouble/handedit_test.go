@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -167,7 +167,7 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 // it have no ENI. Those that it has are seen and used still.
 func otherVPC(t *testing.T, c *cluster, name string) {
 	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(c.few.Further()-1)
-	for _, v := range c.Books().VPCs {
+	for _, v := range c.Snapshot().VPCs {
 		if v.ID != mine {
 			other = v.ID
 		}

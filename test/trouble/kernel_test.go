@@ -12,14 +12,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/daemon"
-	"github.com/berthnet/berth/internal/datapath"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -219,9 +219,9 @@ func TestNodeReboots(t *testing.T) {
 		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	harness.Remove(t, n, fmt.Sprintf("p%d", room-2))
-	harness.OK(t, l.Cloud.StopInstance(n.Name))
+	harness.OK(t, l.Cloud.Instances.Stop(n.Name))
 	harness.Eventually(t, patience, "the node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
-	harness.OK(t, l.Cloud.StartInstance(n.Name))
+	harness.OK(t, l.Cloud.Instances.Start(n.Name))
 	harness.Eventually(t, patience, "the node is on", func() error { return harness.Equal("nodes", len(l.Nodes()), 1) })
 	n = l.Nodes()[0]
 	harness.Ready(t, n)

@@ -9,11 +9,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -25,9 +25,9 @@ const linksPresent = "ENILinksPresent"
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
 	before := e.Attachment.ID
-	harness.OK(t, l.Cloud.DetachNetworkInterface(before, true))
+	harness.OK(t, l.Cloud.ENIs.Detach(before, true))
 	harness.Eventually(t, patience, e.ID+" is attached again", func() error {
-		now, ok := l.Books().ENI(e.ID)
+		now, ok := l.Snapshot().ENI(e.ID)
 		if !ok || now.Attachment == nil || now.Attachment.ID == before {
 			return fmt.Errorf("it is %+v", now)
 		}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -18,8 +18,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -56,15 +56,15 @@ func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 // A full subnet is asked about again until somebody frees addresses. It is full of IPv4:
 // of IPv6 a subnet always has more.
 func subnetFull(t *testing.T, c *cluster, name string) {
-	sn, _ := c.Books().Subnet("tiny")
+	sn, _ := c.Snapshot().Subnet("tiny")
 	room := 1 // for a further ENI, and one pod; with IPv6 alone for neither
 	leave := room + 1
 	if c.IPFamilies == ipfamily.OnlyIPv6 {
 		room, leave = 0, 0
 	}
-	other, err := c.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
+	other, err := c.Cloud.ENIs.Create(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 1 - leave}})
 	harness.OK(t, err)
-	defer func() { _ = c.Cloud.DeleteNetworkInterface(other.ID) }()
+	defer func() { _ = c.Cloud.ENIs.Delete(other.ID) }()
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
 	want := c.few.PerENI + 3
 	c.want(t, name, int32(want)) // three more on an ENI in tiny
@@ -77,7 +77,7 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 	// The event tells what came first: this, or that EC2 refused a call, as counts of free addresses may be old.
 	c.event(t, name, "NetworkSubnetFull", "free", "or configure a further subnet")
 	c.othersGrow(t)
-	harness.OK(t, c.Cloud.DeleteNetworkInterface(other.ID))
+	harness.OK(t, c.Cloud.ENIs.Delete(other.ID))
 	c.healed(t, name, want)
 }
 
@@ -95,17 +95,17 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	instance := n.InstanceID
 	before := len(harness.ENIs(c.Lab, n))
-	harness.OK(t, c.Cloud.StopInstance(instance)) // while it is stopping nothing can be attached
+	harness.OK(t, c.Cloud.Instances.Stop(instance)) // while it is stopping nothing can be attached
 	c.want(t, name, int32(c.few.PerENI+2))
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Conflict", instance, "stopped", "start the instance")
 	// The event tells what came first: this, or that EC2 refused to attach an ENI while it was stopping.
 	c.event(t, name, "NetworkConflict", instance, "stop")
 	c.othersGrow(t)
-	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
-		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
+	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Snapshot().InstanceENIs(instance)) != before {
+		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Snapshot().InstanceENIs(instance)), before)
 	}
-	harness.OK(t, c.Cloud.ForceStop(instance))
-	harness.OK(t, c.Cloud.StartInstance(instance))
+	harness.OK(t, c.Cloud.Instances.ForceStop(instance))
+	harness.OK(t, c.Cloud.Instances.Start(instance))
 	c.healed(t, name, c.few.PerENI+2)
 	harness.Eventually(t, patience, "the node takes pods again", func() error {
 		n, err := c.Node(name)
@@ -122,11 +122,11 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 func idleInstanceStopped(t *testing.T, c *cluster, name string) {
 	instance := c.named(t, name).InstanceID
 	c.ready(t, name, corev1.ConditionTrue)
-	harness.OK(t, c.Cloud.StopInstance(instance))
+	harness.OK(t, c.Cloud.Instances.Stop(instance))
 	c.ready(t, name, corev1.ConditionUnknown) // as the controller manager does when the kubelet is silent
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
-	harness.OK(t, c.Cloud.ForceStop(instance))
-	harness.OK(t, c.Cloud.StartInstance(instance))
+	harness.OK(t, c.Cloud.Instances.ForceStop(instance))
+	harness.OK(t, c.Cloud.Instances.Start(instance))
 	c.ready(t, name, corev1.ConditionTrue)
 	c.healed(t, name, 1)
 }
@@ -153,7 +153,7 @@ func instanceTerminated(t *testing.T, c *cluster, name string) {
 		}
 		return nil
 	})
-	harness.OK(t, c.Cloud.TerminateInstance(n.InstanceID))
+	harness.OK(t, c.Cloud.Instances.Terminate(n.InstanceID))
 	c.gone(t, name, n.InstanceID)
 	c.othersGrow(t)
 }
@@ -169,7 +169,7 @@ func (c *cluster) gone(t *testing.T, name, instance string) {
 		if slices.ContainsFunc(list, func(o v1alpha1.NodeNetwork) bool { return o.Name == name }) {
 			return fmt.Errorf("its NodeNetwork is there")
 		}
-		for _, e := range c.Books().ENIs {
+		for _, e := range c.Snapshot().ENIs {
 			if strings.Contains(e.Description, instance) {
 				return fmt.Errorf("%s (%s) is there", e.ID, e.Description)
 			}

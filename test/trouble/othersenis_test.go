@@ -5,12 +5,12 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -42,7 +42,7 @@ func TestOthersENIs(t *testing.T) {
 			}
 			full(t, n, "further")
 			was := before[n.Name]
-			now, _ := l.Books().ENI(was.ID)
+			now, _ := l.Snapshot().ENI(was.ID)
 			if now.Attachment == nil || !slices.Equal(was.Secondary, now.Secondary) || !slices.Equal(was.IPv6, now.IPv6) || !slices.Equal(was.IPv6Prefixes, now.IPv6Prefixes) || was.Attachment.DeleteOnTermination != now.Attachment.DeleteOnTermination {
 				t.Errorf("it was changed from %+v to %+v", was, now)
 			}
@@ -63,7 +63,7 @@ func TestOthersENIs(t *testing.T) {
 		})
 	}
 	harness.Eventually(t, patience, "Berth's own ENIs go back", func() error {
-		return harness.Equal("ENIs", len(l.Books().ENIs), (1+few.Resting())*len(l.Nodes()))
+		return harness.Equal("ENIs", len(l.Snapshot().ENIs), (1+few.Resting())*len(l.Nodes()))
 	})
 	harness.Settle(t, l)
 }
@@ -72,10 +72,10 @@ func TestOthersENIs(t *testing.T) {
 // and another's not.
 func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
 	t.Helper()
-	groups := l.Books().Groups
+	groups := l.Snapshot().Groups
 	i := slices.IndexFunc(groups, func(g vpc.SecurityGroup) bool { return g.Name == "further" })
 	want := []string{groups[i].ID}
-	harness.OK(t, l.Cloud.ModifyNetworkInterface(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
+	harness.OK(t, l.Cloud.ENIs.Modify(harness.ENIs(l, n)[0].ID, vpc.Modification{Groups: want}))
 	harness.Eventually(t, patience, "Berth's ENIs have the groups of the primary", func() error {
 		for _, e := range harness.ENIs(l, n) {
 			if e.ID != others.ID && !slices.Equal(e.Groups, want) {
@@ -84,7 +84,7 @@ func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
 		}
 		return nil
 	})
-	if now, _ := l.Books().ENI(others.ID); !slices.Equal(now.Groups, others.Groups) {
+	if now, _ := l.Snapshot().ENI(others.ID); !slices.Equal(now.Groups, others.Groups) {
 		t.Errorf("another's ENI has %v, and had %v", now.Groups, others.Groups)
 	}
 	condition(t, n, "SecurityGroupsFollowed", introspect.True)

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -65,7 +65,7 @@ func permissionDeniedToDaemons(t *testing.T) {
 	}
 	for _, action := range denied {
 		others := slices.DeleteFunc(slices.Clone(denied), func(a string) bool { return a == action })
-		l.Cloud.SetRoleActions(action, append(slices.Clone(all), others...))
+		l.Cloud.Keys.SetRoleActions(action, append(slices.Clone(all), others...))
 	}
 	for i, n := range l.Nodes() {
 		t.Run(denied[i], func(t *testing.T) {
@@ -76,7 +76,7 @@ func permissionDeniedToDaemons(t *testing.T) {
 		})
 	}
 	for _, action := range denied {
-		l.Cloud.SetRoleActions(action, []string{"*"})
+		l.Cloud.Keys.SetRoleActions(action, []string{"*"})
 	}
 	ctx := harness.Deadline(t, 10*time.Minute)
 	for i, n := range l.Nodes() {
@@ -167,13 +167,13 @@ func permissionDeniedToOperator(t *testing.T) {
 	}
 
 	// Without this one a node grows by whole ENIs still.
-	c.Cloud.Deny(assign)
+	c.Cloud.API.Deny(assign)
 	c.want(t, nodeOf(assign), 2)
 	c.condition(t, nodeOf(assign), v1alpha1.ConditionDegraded, "True", "Permission", assign, "allow the action")
 	c.event(t, nodeOf(assign), "NetworkPermission", assign)
 	c.want(t, "creator", int32(c.few.PerENI+1))
 	c.has(t, "creator", c.few.PerENI+1)
-	c.Cloud.Allow(assign)
+	c.Cloud.API.Allow(assign)
 
 	c.healed(t, nodeOf(assign), 2)
 	for _, d := range all {
@@ -206,7 +206,7 @@ func (c *cluster) kept(t *testing.T, name string) {
 func (c *cluster) deny(t *testing.T, group []denial) {
 	t.Helper()
 	for _, d := range group {
-		c.Cloud.Deny(d.action)
+		c.Cloud.API.Deny(d.action)
 	}
 	for _, d := range group {
 		harness.Edit(t, c.Lab, nodeOf(d.action), func(s *v1alpha1.NodeNetworkSpec) {
@@ -220,6 +220,6 @@ func (c *cluster) deny(t *testing.T, group []denial) {
 		c.troubled(t, nodeOf(d.action), v1alpha1.ConditionDegraded, "Permission", d.action, "UnauthorizedOperation", "allow the action")
 	}
 	for _, d := range group {
-		c.Cloud.Allow(d.action)
+		c.Cloud.API.Allow(d.action)
 	}
 }

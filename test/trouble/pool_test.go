@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -58,9 +58,9 @@ func TestBlockOfOne(t *testing.T) {
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}), lent}})
 	n := l.Nodes()[0]
 	// Nobody binds pods while the API server is away.
-	harness.OK(t, l.BindPods(harness.Deadline(t, patience), n, "b"))
+	harness.OK(t, lab.BindPods(harness.Deadline(t, patience), n, "b"))
 	a := harness.Add(t, n, "a")
-	harness.OK(t, l.Reported(harness.Deadline(t, patience)))
+	harness.OK(t, l.WaitReports(harness.Deadline(t, patience)))
 	harness.OK(t, l.Kube.KillAPIServer())
 	harness.Remove(t, n, "a")
 	b := harness.Add(t, n, "b")

@@ -9,8 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -44,8 +45,8 @@ func TestTroubleOfServers(t *testing.T) {
 // needs a further one says what is wrong. With it growth goes on.
 func apiServerDown(t *testing.T, c *cluster) {
 	n, other := c.named(t, "node-2"), c.named(t, "node-3")
-	harness.OK(t, c.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
-	harness.OK(t, c.BindPods(t.Context(), other, "a"))
+	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
+	harness.OK(t, lab.BindPods(t.Context(), other, "a"))
 	c.has(t, n.Name, 3) // two wait, and one is to be warm
 	c.has(t, other.Name, 2)
 	knows(t, n, 3)
@@ -99,8 +100,8 @@ func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 
 // Without EC2 nodes that need nothing go on, one that needs something says so.
 func ec2Down(t *testing.T, c *cluster) {
-	c.Cloud.Outage(true)
-	defer c.Cloud.Outage(false)
+	c.Cloud.API.Outage(true)
+	defer c.Cloud.API.Outage(false)
 	c.want(t, "node-2", 3)
 	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
 	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
@@ -108,7 +109,7 @@ func ec2Down(t *testing.T, c *cluster) {
 	harness.Add(t, c.named(t, "node-2"), "warm")
 	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come
 	c.condition(t, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "")
-	c.Cloud.Outage(false)
+	c.Cloud.API.Outage(false)
 	c.healed(t, "node-2", 4)
 	c.healed(t, "node-3", 2)
 	c.othersGrow(t)
@@ -121,8 +122,8 @@ func ec2Down(t *testing.T, c *cluster) {
 // so; others grow by other actions. It ends when EC2 has time.
 func throttled(t *testing.T, c *cluster) {
 	began := time.Now()
-	c.Cloud.ResetCalls()
-	c.Cloud.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
+	c.Cloud.API.ResetCalls()
+	c.Cloud.API.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
 	more := c.few.PerENI + 1
 	c.want(t, "node-2", int32(more)) // a further ENI each
 	c.want(t, "node-3", int32(more))
@@ -144,11 +145,11 @@ func throttled(t *testing.T, c *cluster) {
 	for range 5 {
 		c.othersGrow(t)
 	}
-	calls, took := c.Cloud.Calls()["CreateNetworkInterface"], time.Since(began)
+	calls, took := c.Cloud.API.Stats()["CreateNetworkInterface"], time.Since(began)
 	if most := 20 + int(took/(5*time.Second)); calls.Count > most {
 		t.Errorf("%d calls in %v against an empty bucket, want at most %d: %v", calls.Count, took, most, calls.Errors)
 	}
-	c.Cloud.ClearRateLimit("CreateNetworkInterface")
+	c.Cloud.API.ClearRateLimit("CreateNetworkInterface")
 	c.healed(t, slow, more)
 	c.has(t, "node-2", more)
 	c.has(t, "node-3", more)

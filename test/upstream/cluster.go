@@ -17,12 +17,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab"
-	labspec "github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/control"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/run/host"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab"
+	labspec "github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/control"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/kube"
 )
 
 // modes are those of Berth, in the order of the tables.
@@ -173,7 +173,7 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	}
 	lower := func() error {
 		defer release()
-		return errors.Join(l.Trouble(), l.Close())
+		return errors.Join(l.Err(), l.Close())
 	}
 	// The tests know the API server by its own address alone.
 	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}

@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 var errSpecsFailed = errors.New("specs failed")

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/lab/run/host"
 )
 
 // group is a set of specs that are run and reported together.

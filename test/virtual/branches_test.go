@@ -12,11 +12,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/vpcport"
-	"github.com/berthnet/berth/internal/vpcport/ec2"
+	"github.com/berthnet/berth/internal/vpcport/branch"
 )
 
 // withBranches makes a node in operator mode with a trunk, whose pods have a branch as their
@@ -30,12 +30,12 @@ func withBranches(t *testing.T) *nics {
 	c.cloud = n.cloud
 	one := int32(1)
 	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: cloudfake.VPC, EC2: &v1alpha1.EC2Spec{WarmBranches: &one}}
-	m := withNICs(n, c, podnic.First{Name: podnic.FirstInterface, MayBePort: true}, spec, map[string]string{
+	m := withNICs(n, c, nicrequest.First{Name: nicrequest.FirstInterface, MayBePort: true}, spec, map[string]string{
 		"pod-0": `[{}]`, "pod-1": `[{name: eth0}]`, "pod-2": `[{}]`, "pod-3": `[{}]`, "pod-4": `[{name: eth0}]`,
 	})
 	m.ports = func() (out []port) {
-		for _, e := range n.cloud.Truth() {
-			if e.Tags[eni.TagOwner] == ec2.Owner && !strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
+		for _, e := range n.cloud.State.Truth() {
+			if e.Tags[eni.TagOwner] == branch.Owner && !strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
 				out = append(out, port{e.ID, e.Tags[eni.TagNIC], e.Primary})
 			}
 		}
@@ -51,7 +51,7 @@ var warmDevice = vpcport.Device(clusterName, "warm/")
 func (m *nics) warm(want int) func() error {
 	return func() error {
 		var have []string
-		for _, e := range m.cloud.Truth() {
+		for _, e := range m.cloud.State.Truth() {
 			if strings.HasPrefix(e.Tags[eni.TagNIC], warmDevice) {
 				have = append(have, e.ID)
 			}
@@ -86,7 +86,7 @@ func TestWarmBranches(t *testing.T) {
 		check(t, m.c.admin.Patch(t.Context(), vpc, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ec2":{"warmBranches":0}}}`))))
 		m.settle(m.warm(0))
 		made := 0
-		for _, call := range m.cloud.Calls() {
+		for _, call := range m.cloud.Front.Calls() {
 			if call.Op == "CreateENI" && call.Err == nil {
 				made++
 			}

@@ -14,15 +14,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/lab/oracle"
+	labnode "github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
@@ -151,7 +153,7 @@ func (u *egressUsers) exercise() {
 func (u *egressUsers) make(name string, spec v1alpha1.EgressSpec) {
 	u.t.Helper()
 	one := intstr.FromInt32(1)
-	spec.PodDisruptionBudget = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}
+	spec.PodDisruptionBudget, spec.Replicas = &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}, new(int32(1))
 	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "internet", Name: name}, Spec: spec}
 	check(u.t, u.admin.Create(u.t.Context(), e))
 	u.egresses[name] = e
@@ -340,48 +342,18 @@ func (v *view) wants(format string, args ...any) {
 // agree compares what Egresses and pods ask for with the objects of the operator, the daemon's
 // records, and the pods' tunnels.
 func (u *egressUsers) agree() error {
-	var v view
-	ctx := u.t.Context()
-	pods, clients, parts, egresses := &corev1.PodList{}, &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}, &v1alpha1.EgressList{}
-	for _, list := range []client.ObjectList{pods, clients, parts, egresses} {
-		if err := u.admin.List(ctx, list); err != nil {
-			return err
-		}
+	ctx, pods := u.t.Context(), &corev1.PodList{}
+	if err := u.admin.List(ctx, pods); err != nil {
+		return err
 	}
 	of := map[string]*corev1.Pod{}
 	for i := range pods.Items {
 		of[pods.Items[i].Name] = &pods.Items[i]
 	}
-	counts := u.wantPods(&v, of)
-	u.wantEgresses(&v, of, counts)
-	for _, o := range clients.Items {
-		var refused []string
-		for _, r := range o.Spec.Refused {
-			refused = append(refused, r.Name+" "+r.Reason)
-		}
-		ready := ""
-		if c := meta.FindStatusCondition(o.Status.Conditions, "Ready"); c != nil {
-			ready = string(c.Status)
-		}
-		v.has("EgressClient %s: uid %s, uses %v, refused %v, ready %q", o.Name, o.Spec.PodUID, refs(o.Spec.Egresses), refused, ready)
-		if node := o.Status.Node; node != nil && len(node.Egresses) > 0 {
-			v.has("the node says of %s: %s %v in %s at %v", o.Name, node.State, refs(node.Egresses), node.ContainerID, node.Addresses)
-		}
-	}
-	for _, s := range parts.Items {
-		for _, c := range s.Clients {
-			v.has("Egress %s %s serves %s at %v", s.Labels[v1alpha1.LabelEgress], s.OwnerReferences[0].UID, c.UID, c.Addresses)
-		}
-	}
-	for _, e := range egresses.Items {
-		st := e.Status
-		var gateways []string
-		for _, g := range st.Gateways {
-			gateways = append(gateways, fmt.Sprint(g.Name, g.Addresses, g.Ending))
-		}
-		v.has("Egress %s says generation %d, gateways %v, %d clients and %d refused, available %t, applied %t", e.Name, st.ObservedGeneration, gateways, st.Clients, st.RefusedClients,
-			meta.IsStatusConditionTrue(st.Conditions, v1alpha1.ConditionAvailable), meta.IsStatusConditionTrue(st.Conditions, v1alpha1.ConditionServiceReady))
-	}
+	errs := oracle.EgressObjects(ctx, u.admin, u.running(of), func(e types.NamespacedName) int { return len(u.gateways[e.Name]) })
+	var v view
+	u.wantTunnels(&v, of)
+	u.wantOwned(&v)
 	for _, name := range u.api.Names() {
 		if strings.Contains(name, " internet/") && !strings.HasPrefix(name, "events ") && !strings.HasPrefix(name, "egressclientslices ") {
 			v.has("%s", name)
@@ -393,80 +365,58 @@ func (u *egressUsers) agree() error {
 	slices.Sort(v.have)
 	slices.Sort(v.want)
 	if missing, stray := without(v.want, v.have), without(v.have, v.want); len(missing)+len(stray) > 0 || len(v.have) != len(v.want) {
-		return fmt.Errorf("missing:\n\t%s\nin their place:\n\t%s", strings.Join(missing, "\n\t"), strings.Join(stray, "\n\t"))
+		errs = append(errs, fmt.Errorf("missing:\n\t%s\nin their place:\n\t%s", strings.Join(missing, "\n\t"), strings.Join(stray, "\n\t")))
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// running are the pods on the node, by UID.
+func (u *egressUsers) running(of map[string]*corev1.Pod) map[string]*labnode.Pod {
+	p := &u.n.pods
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := map[string]*labnode.Pod{}
+	for name, s := range p.live {
+		all[string(of[name].UID)] = &labnode.Pod{ContainerID: s.container, Addrs: s.addresses}
+	}
+	return all
 }
 
 func without(list, others []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(others, s) })
 }
 
-// refs are the names of Egresses, with their UIDs.
-func refs(list []v1alpha1.EgressReference) (out []string) {
-	for _, r := range list {
-		out = append(out, r.Name+" "+r.UID)
-	}
-	return out
-}
-
-// wantPods wants what pods on the node are to have, and returns how many clients Egresses have.
-func (u *egressUsers) wantPods(v *view, of map[string]*corev1.Pod) map[string]int {
+// wantTunnels wants what pods on the node are to have.
+func (u *egressUsers) wantTunnels(v *view, of map[string]*corev1.Pod) {
 	p := &u.n.pods
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	counts := map[string]int{}
-	dc, selects := u.egresses["dc"]
 	for name, s := range p.live {
 		w, person := u.wishes[name]
 		if !person {
 			v.wants("%s forwards", s.container)
 			continue
 		}
-		uid := of[name].UID
 		var uses []*v1alpha1.Egress
-		if w.pays && selects {
+		if dc, selects := u.egresses["dc"]; w.pays && selects {
 			uses = append(uses, dc)
 		}
-		refused, ready := []string(nil), ""
 		if named, is := u.egresses[w.named]; is {
 			uses = append(uses, named)
-		} else if w.named != "" {
-			refused = []string{w.named + " " + v1alpha1.EgressNotFound}
 		}
-		var references []v1alpha1.EgressReference
 		for _, e := range uses {
-			references = append(references, v1alpha1.EgressReference{Name: e.Name, UID: string(e.UID)})
-			counts[e.Name]++
-			v.wants("Egress %s %s serves %s at %v", e.Name, e.UID, uid, texts(s.addresses))
 			v.wants("%s has tunnels of Egress %s: %v by %v", s.container, e.Name, e.Spec.Destinations, u.addressesOf(e.Name, of))
 			v.wants("%s has a record of Egress %s %s", s.container, e.Name, e.UID)
-			ready = "True"
-		}
-		if len(refused) > 0 {
-			ready = "False"
-		}
-		if w.named != "" || selects {
-			v.wants("EgressClient %s: uid %s, uses %v, refused %v, ready %q", name, uid, refs(references), refused, ready)
-		}
-		if len(uses) > 0 {
-			v.wants("the node says of %s: %s %v in %s at %v", name, v1alpha1.EgressClientSetUp, refs(references), s.container, texts(s.addresses))
 		}
 	}
-	return counts
 }
 
-// wantEgresses wants what Egresses are to have.
-func (u *egressUsers) wantEgresses(v *view, of map[string]*corev1.Pod, counts map[string]int) {
-	for name, e := range u.egresses {
-		var gateways []string
-		for _, g := range u.gateways[name] {
-			gateways = append(gateways, fmt.Sprint(g, u.addressesOf(g, of)[0], false))
-		}
-		v.wants("Egress %s says generation %d, gateways %v, %d clients and %d refused, available %t, applied %t", name, e.Generation, gateways, counts[name], 0, true, true)
+// wantOwned wants what Egresses are to have, until garbage is collected.
+func (u *egressUsers) wantOwned(v *view) {
+	for name := range u.egresses {
 		v.wants("egresses internet/%s", name)
 	}
-	for name, gateways := range u.gateways { // until its Egress's end, and until garbage is collected
+	for name, gateways := range u.gateways {
 		v.wants("replicasets internet/%s-rs", name)
 		for _, kind := range []string{"serviceaccounts", "roles", "rolebindings", "services", "deployments"} {
 			v.wants("%s internet/%s", kind, name)

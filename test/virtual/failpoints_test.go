@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipfamily"
 )
@@ -122,12 +122,12 @@ var (
 func (n *node) inVPC(kind string) {
 	n.instance = kind
 	n.cloud = cloudfake.New(cloudfake.Options{Latency: 100 * time.Millisecond, AttachTime: time.Second})
-	n.cloud.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
-	n.cloud.SetIPv6(subnetID, "2001:db8::/64")
-	n.cloud.AddInstance(instance, kind, subnetID)
-	n.cloud.SetLag(time.Second)
+	n.cloud.State.AddSubnet(subnetID, "zone-a", "10.0.0.0/20", nil)
+	n.cloud.State.SetIPv6(subnetID, "2001:db8::/64")
+	n.cloud.State.AddInstance(instance, kind, subnetID)
+	n.cloud.State.SetLag(time.Second)
 	n.kernel.HasLink = func(mac net.HardwareAddr) bool {
-		return slices.ContainsFunc(n.cloud.Truth(), func(e cloud.ENI) bool {
+		return slices.ContainsFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool {
 			return slices.Equal(e.MAC, mac) && e.Attachment != nil && e.Attachment.Status == "attached"
 		})
 	}
@@ -196,7 +196,7 @@ func TestPoolMode(t *testing.T) {
 func (n *node) leaveOrphans() {
 	const vanished = "i-0bad"
 	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
-	n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary, tags)
+	n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, tags)
 	tags[eni.TagCreatedAt] = time.Now().Add(-24 * time.Hour).UTC().Format(time.RFC3339)
 	if _, err := n.cloud.CreateENI(n.t.Context(), cloud.CreateENI{SubnetID: subnetID, Description: eni.Description(vanished), Tags: tags}); err != nil {
 		n.t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/vpcport"
 )
@@ -27,7 +27,7 @@ const vpcName = "blue"
 type nics struct {
 	*node
 	c     *cluster
-	first podnic.First
+	first nicrequest.First
 	asks  map[string]string // the annotation with the NICs, by pod
 	ports func() []port     // Berth's ports at the provider
 }
@@ -39,7 +39,7 @@ type port struct {
 }
 
 // withNICs makes a node whose pods ask for NICs in a VPC.
-func withNICs(n *node, c *cluster, first podnic.First, spec v1alpha1.VPCSpec, asks map[string]string) *nics {
+func withNICs(n *node, c *cluster, first nicrequest.First, spec v1alpha1.VPCSpec, asks map[string]string) *nics {
 	m := &nics{node: n, c: c, first: first, asks: asks}
 	c.addNode(n)
 	n.pods.object, n.pods.describe = m.object, m.describe
@@ -138,7 +138,7 @@ func (m *nics) asked() (out []string, err error) {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
 	for pod := range m.pods.live {
-		list, errs := podnic.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: m.asks[pod]}}.NICs(m.first, 0)
+		list, errs := nicrequest.Pod{Annotations: map[string]string{v1alpha1.AnnotationNICs: m.asks[pod]}}.NICs(m.first, 0)
 		err = cmp.Or(err, errs.Err())
 		for _, n := range list {
 			out = append(out, pod+"/"+n.Name)

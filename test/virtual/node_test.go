@@ -19,20 +19,20 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/berthnet/berth/internal/berthd"
-	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/datapath/datapathfake"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/plug/plugfake"
+	"github.com/berthnet/berth/internal/kernel/datapath/datapathfake"
+	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
+	"github.com/berthnet/berth/internal/node/berthd"
+	"github.com/berthnet/berth/internal/node/podegress"
+	"github.com/berthnet/berth/internal/node/podegress/egressfake"
+	"github.com/berthnet/berth/internal/node/uplinks"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source/egress"
-	"github.com/berthnet/berth/internal/source/egress/egressfake"
 	"github.com/berthnet/berth/test/harness/apifake"
 )
 
@@ -51,8 +51,8 @@ type node struct {
 	families ipfamily.Set // of pods' addresses
 	// kubeconfig is the file by which a daemon reaches the API server; nil: none does.
 	kubeconfig func(w *world) string
-	latency    atomic.Int64 // of the daemon's requests to the API server, in nanoseconds
-	askGateway egress.Ask   // nil: there are no gateways
+	latency    atomic.Int64  // of the daemon's requests to the API server, in nanoseconds
+	askGateway podegress.Ask // nil: there are no gateways
 	log        *logBuffer
 
 	mu     sync.Mutex
@@ -146,7 +146,7 @@ func (n *node) launch(w *world) {
 		defer conn.Close()
 		return berthd.RunWith(ctx, cfg, log, berthd.Dependencies{
 			Clock: n.clock,
-			OpenDatapath: func() (carrier.Node, error) {
+			OpenDatapath: func() (uplinks.Node, error) {
 				return n.kernel.Open(func(_ string, effect func()) error { return w.do(effect) }), nil
 			},
 			InspectNetns: n.kernel.InspectNetns,
@@ -158,7 +158,7 @@ func (n *node) launch(w *world) {
 			Cloud: func(context.Context, aws.Options) (pace.Calls, error) {
 				return n.cloud.Client(w.request), nil
 			},
-			Egress:     func(string) egress.Kernel { return n.tunnels.Open(w.do) },
+			Egress:     func(string) podegress.Kernel { return n.tunnels.Open(w.do) },
 			AskGateway: n.askGateway,
 		})
 	})
@@ -196,7 +196,7 @@ type metadata struct {
 // Identity implements cloud.Metadata.
 func (m metadata) Identity(ctx context.Context) (id cloud.Identity, err error) {
 	err = m.world.request(ctx, func(context.Context) error {
-		for _, e := range m.cloud.Truth() {
+		for _, e := range m.cloud.State.Truth() {
 			if e.Attachment != nil && e.Attachment.InstanceID == instance && e.Attachment.DeviceIndex == 0 {
 				id = cloud.Identity{
 					InstanceID: instance, InstanceType: m.instance, Region: "zone", Zone: e.Zone, VPCID: e.VPCID, SubnetID: e.SubnetID,

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
@@ -67,7 +67,7 @@ func inPortMode(t *testing.T) (m *nics) {
 		}
 	}
 	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderNeutron, Network: "blue"}
-	m = withNICs(n, c, podnic.First{Name: podnic.FirstInterface, IsPort: true}, spec, map[string]string{
+	m = withNICs(n, c, nicrequest.First{Name: nicrequest.FirstInterface, IsPort: true}, spec, map[string]string{
 		"pod-0": `[{}, {}]`, "pod-2": fmt.Sprintf(`[{portID: %s}]`, user.ID), "pod-3": `[{name: eth0, nic: kept}]`, "pod-4": `[{}, {}]`, "pod-6": `[{name: eth0, nic: kept}]`,
 	})
 	m.ports = func() (out []port) {
@@ -108,7 +108,7 @@ func (m *nics) exercisePorts() {
 		return nil
 	})
 	made := 0
-	for _, call := range m.c.vpc.Calls() {
+	for _, call := range m.c.vpc.Front.Calls() {
 		if call.Op == "Create" && call.Err == nil {
 			made += call.N
 		}

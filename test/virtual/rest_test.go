@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/enisource"
 	"github.com/berthnet/berth/internal/statefile"
 )
 
@@ -135,13 +135,13 @@ func records(dir string) (out []attachment.Record, err error) {
 // and leases.
 func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	var errs []error
-	inv, ok, err := eni.Files{Dir: dir}.Load()
+	inv, ok, err := enisource.Files{Dir: dir}.Load()
 	if err != nil || !ok {
 		return fmt.Errorf("no inventory: %w", err)
 	}
 	assigned, uplinks := map[netip.Prefix]string{}, n.kernel.Uplinks()
 	var attached []string
-	for _, e := range n.cloud.Truth() {
+	for _, e := range n.cloud.State.Truth() {
 		switch {
 		case e.Attachment == nil:
 			errs = append(errs, fmt.Errorf("%s is left detached", e.ID))
@@ -210,7 +210,7 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 
 // primaryAlone tells whether the node is back to its primary ENI.
 func (n *node) primaryAlone() error {
-	if list := n.cloud.Truth(); len(list) != 1 {
+	if list := n.cloud.State.Truth(); len(list) != 1 {
 		return fmt.Errorf("%d ENIs, want the primary one alone", len(list))
 	}
 	return nil
@@ -218,7 +218,7 @@ func (n *node) primaryAlone() error {
 
 // oneFurther tells whether the node is back to one further ENI with one address.
 func (n *node) oneFurther() error {
-	list := n.cloud.Truth()
+	list := n.cloud.State.Truth()
 	addresses := 0
 	for _, e := range list {
 		addresses += len(e.Addresses)

@@ -11,16 +11,16 @@ import (
 type failure struct {
 	group group // whose flags it is run with
 	pkg   string
-	test  string // one that is no subtest; empty: the package
-	said  string // its output when it failed first
-	bug   string // why it is not run again; empty: it is
+	test  string // top-level test; empty for the package
+	said  string // output of the first failure
+	bug   string // why it is not run again; empty if it is
 	runs  int
-	flaky bool // it passed when it was run again
+	flaky bool // it passed in another run
 }
 
-// bugs are what a line of output says of its package that no second run excuses,
-// if the package failed: a test that passes at times does not make them right.
-// The line may be another test's, since one prints while others run.
+// bugs are texts in the output of a failed package that no further run excuses: a test that
+// sometimes passes does not fix them. The line may belong to another test, because tests
+// run in parallel.
 var bugs = []struct{ text, name string }{
 	{"WARNING: DATA RACE", "a data race"},
 	{"race detected during execution of test", "a data race"},
@@ -31,8 +31,8 @@ var bugs = []struct{ text, name string }{
 	{"[setup failed]", "it does not build"},
 }
 
-// bugIn names what a line of output tells of; empty: nothing. Most begin with it,
-// some, such as "berthd logged \"panic: ...", and test's own lines have it later.
+// bugIn returns the bug that a line of output reports, or "". Most are at the start of the
+// line; some follow a prefix, such as "berthd logged \"panic: ...".
 func bugIn(line string) string {
 	line = strings.TrimSpace(line)
 	for _, b := range bugs {
@@ -43,9 +43,8 @@ func bugIn(line string) string {
 	return ""
 }
 
-// failures of a package: each of its failed tests, or the package itself. None of
-// them is excusable with a bug in the package, or when its program ended before
-// all tests had run.
+// failures returns the failures of a package: each failed test, or the package itself. None
+// is excusable if the package has a bug, or if its program ended before all tests had run.
 func failures(name string, p *testjson.Package, bug string) (all []*failure) {
 	if p.Result() != testjson.ActionFail {
 		return nil
@@ -83,7 +82,7 @@ func (f *failure) name() string {
 	return f.pkg + " " + f.test
 }
 
-// repeated takes note of another run of the test or package.
+// repeated records another run of the test or package.
 func (f *failure) repeated(r outcome) {
 	f.runs++
 	p := r.of(f.pkg)

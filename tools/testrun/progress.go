@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// silence is how long nothing is printed before a word that work goes on.
+	// silence is how long nothing is printed before a progress line.
 	silence = 30 * time.Second
-	// long is how long a package runs before that word has its time.
+	// long is how long a package runs before the progress line shows its time.
 	long = time.Minute
 )
 
-// progress is what all commands of a run print to. It knows how far they are.
+// progress is the shared output of all commands of a run, and tracks their progress.
 type progress struct {
 	out     io.Writer
 	started time.Time
@@ -34,7 +34,7 @@ func newProgress(out io.Writer) *progress {
 	return &progress{out: out, started: time.Now(), running: map[string]time.Time{}}
 }
 
-// watch has a line printed whenever nothing was for a while, until stop is called.
+// watch prints a line whenever there was no output for a while, until stop is called.
 func (p *progress) watch() (stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,7 +81,7 @@ func (p *progress) count(e testjson.TestEvent) {
 	}
 }
 
-// line says how far the run is.
+// line returns the progress of the run.
 func (p *progress) line(now time.Time) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

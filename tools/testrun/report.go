@@ -22,7 +22,7 @@ const (
 	dearestShown = 5
 )
 
-// report collects what the runs of a go test command came to.
+// report collects the results of all go test commands.
 type report struct {
 	out      *progress
 	module   string // path of the module whose packages are tested
@@ -34,13 +34,13 @@ type report struct {
 	notRun   []string // lines with notRun, and skipped tests
 	rotated  int      // tests that another slice of the rotation runs
 	failures []*failure
-	trouble  []string // whatever else makes the run a failed one
+	trouble  []string // other reasons why the run failed
 }
 
 // counts are results of tests or packages.
 type counts struct{ passed, failed int }
 
-// result is that of a package which was run for the first time.
+// result is the result of the first run of a package.
 type result struct {
 	passed, cached bool
 	took           time.Duration
@@ -55,7 +55,7 @@ func (r *report) say(format string, args ...any) {
 	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
-// add takes the outcome of packages that were run for the first time.
+// add records the outcome of the first run of packages.
 func (r *report) add(o outcome) {
 	r.notRun = append(r.notRun, o.notRun...)
 	r.rotated += o.rotated
@@ -82,8 +82,8 @@ func (r *report) add(o outcome) {
 	}
 }
 
-// ok tells whether something was tested and everything passed, at the latest
-// when it was run again.
+// ok reports whether something was tested and everything passed, at the latest when it was
+// run again.
 func (r *report) ok() bool {
 	flaky := r.flaky()
 	return len(r.trouble) == 0 && len(flaky) == len(r.failures) && len(flaky) <= flakyLimit
@@ -93,7 +93,7 @@ func (r *report) flaky() []*failure {
 	return slices.DeleteFunc(slices.Clone(r.failures), func(f *failure) bool { return !f.flaky })
 }
 
-// print ends the output with the summary, and returns whether the run passed.
+// print prints the summary and reports whether the run passed.
 func (r *report) print(took time.Duration) (ok bool) {
 	r.say("\n%-9s %d ok, %d failed", "packages", r.packages.passed, r.packages.failed)
 	r.say("%-9s %d passed, %d failed", "tests", r.tests.passed, r.tests.failed)
@@ -140,8 +140,8 @@ func (r *report) list(title string, lines []string) {
 	}
 }
 
-// writeFlaky writes the names of the flaky tests, and what they said when they
-// failed first. Without any, the file is removed.
+// writeFlaky writes the names of flaky tests with the output of their first failure, or
+// removes the file if there are none.
 func (r *report) writeFlaky(path string) error {
 	if path == "" {
 		return nil

@@ -20,13 +20,14 @@ import (
 // reruns is how often a failed test is run again.
 const reruns = 2
 
-// runner starts go test and hands what it says to a report.
+// runner runs go test and passes the results to a report.
 type runner struct {
 	command []string // that flags and packages are appended to
 	report  *report
 }
 
-// group is packages that one command tests, with flags and environment variables of their own.
+// group is a set of packages tested by one command, with its own flags and environment
+// variables.
 type group struct{ env, flags, packages []string }
 
 // parseGroup reads `[[NAME=VALUE...] [FLAG...] ::] PACKAGE...`.
@@ -46,7 +47,7 @@ func parseGroup(text string) (g group) {
 	return g
 }
 
-// merge makes one group of those with the same flags and variables, and leaves out empty ones.
+// merge joins groups with the same flags and variables, and drops empty groups.
 func merge(groups []group) (merged []group) {
 	for _, g := range groups {
 		same := slices.IndexFunc(merged, func(m group) bool { return slices.Equal(m.env, g.env) && slices.Equal(m.flags, g.flags) })
@@ -61,8 +62,8 @@ func merge(groups []group) (merged []group) {
 	return merged
 }
 
-// later are packages that wait for a command, which prints what they find in an
-// environment variable.
+// later are packages that wait for a command, whose output they find in an environment
+// variable.
 type later struct {
 	groups []group
 	await  string
@@ -116,7 +117,7 @@ func (l later) wait(ctx context.Context) error {
 	return os.Setenv(l.env, strings.TrimSpace(string(out)))
 }
 
-// first runs packages for the first time, all groups side by side.
+// first runs packages for the first time, with all groups in parallel.
 func (r *runner) first(ctx context.Context, groups []group) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -161,7 +162,8 @@ func (r *runner) again(ctx context.Context) {
 	}
 }
 
-// alone is a group of nothing but the failed test. Go's cache may know an earlier run of it that passed.
+// alone returns a group with only the failed test. Go's cache may have an earlier run in
+// which it passed.
 func (f *failure) alone() group {
 	g := group{env: f.group.env, flags: append(slices.Clone(f.group.flags), "-count=1"), packages: []string{f.pkg}}
 	if f.test != "" {
@@ -170,7 +172,7 @@ func (f *failure) alone() group {
 	return g
 }
 
-// outcome is what one go test command came to.
+// outcome is the result of one go test command.
 type outcome struct {
 	*testjson.Execution                   // nil when it did not start
 	bugs                map[string]string // see failures, by package
@@ -190,7 +192,7 @@ func (o outcome) packages() []string {
 	return o.Packages()
 }
 
-// of returns a package's part; nil: there is none.
+// of returns the part of a package, or nil.
 func (o outcome) of(name string) *testjson.Package {
 	if o.Execution == nil {
 		return nil
@@ -198,9 +200,8 @@ func (o outcome) of(name string) *testjson.Package {
 	return o.Package(name)
 }
 
-// test runs the command for a group. That tests fail is no error. That
-// packages were not tested is one, and that the command ends in another way
-// than go test does.
+// test runs the command for a group. Failed tests are no error. It is an error if packages
+// were not tested, or if the command ends in another way than go test does.
 func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) error {
 	cmd := exec.Command(r.command[0], slices.Concat(r.command[1:], g.flags, g.packages)...)
 	cmd.Env = slices.Concat(os.Environ(), g.env, env)
@@ -212,7 +213,7 @@ func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) er
 	if err != nil {
 		return fmt.Errorf("run %s: %w", r.command[0], err)
 	}
-	// A terminal's interrupt reaches go test as well, that of `kill` does not.
+	// An interrupt from the terminal also reaches go test, one from `kill` does not.
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) })()
 
 	p := newPrinter(r.report.out)
@@ -230,8 +231,8 @@ func (r *runner) test(ctx context.Context, o *outcome, g group, env []string) er
 	return o.verdict(ended, g.packages)
 }
 
-// verdict compares how go test ended with what it said of the packages. Its exit
-// code 1 stands for failed packages.
+// verdict checks that the exit code of go test matches its results. Exit code 1 means that
+// packages failed.
 func (o outcome) verdict(ended error, packages []string) error {
 	var untested []string
 	failed := false

@@ -1,5 +1,5 @@
-// Command crdpage writes the reference page of a kind from its
-// CustomResourceDefinition: every field with its type, default, checks and writer.
+// Command crdpage writes the reference page of a kind from its CustomResourceDefinition: every
+// field with its type, default, validation and writer.
 package main
 
 import (
@@ -27,7 +27,7 @@ func run(args []string, w io.Writer) error {
 	if len(args) != 3 {
 		return errors.New("give it the file of one CustomResourceDefinition and, as seen from the top of the tree, that of the policies which say who writes it")
 	}
-	data, err := os.ReadFile(args[1]) //nolint:gosec // whoever generates names the file
+	data, err := os.ReadFile(args[1]) //nolint:gosec // the path comes from go:generate
 	if err != nil {
 		return fmt.Errorf("read the definition: %w", err)
 	}
@@ -43,11 +43,11 @@ func run(args []string, w io.Writer) error {
 	return err
 }
 
-// schema is what a definition says of one field.
+// schema is the definition of one field.
 type schema = apiextensionsv1.JSONSchemaProps
 
-// page is the page of a kind with one version, whose writers are kept apart by
-// the policies of a file.
+// page returns the page of a kind with one version. The file with policies is named in the page as
+// the one that enforces who may write which fields.
 func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (string, error) {
 	if len(crd.Spec.Versions) != 1 {
 		return "", fmt.Errorf("it has %d versions, expected one", len(crd.Spec.Versions))
@@ -63,8 +63,8 @@ func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (strin
 	fmt.Fprintf(&b, "apiVersion `%s/%s`, %s%s.\n\n%s\n", crd.Spec.Group, v.Name,
 		map[bool]string{true: "one for the cluster", false: "namespaced"}[crd.Spec.Scope == apiextensionsv1.ClusterScoped],
 		short, prose(root.Description))
-	b.WriteString("\nThe writer is who sets a field: berthd of the node, berth-operator, or a person. Each of the\n" +
-		"programs writes its own fields only, which " + policies + " enforces.\n")
+	b.WriteString("\nThe column `writer` names who sets a field: berthd of the node, berth-operator, or a person. Each\n" +
+		"program writes only its own fields; " + policies + " enforces this.\n")
 	for _, s := range sections(root) {
 		if err := s.write(&b); err != nil {
 			return "", err
@@ -81,7 +81,7 @@ func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (strin
 	return b.String(), nil
 }
 
-// sections are those of a kind: its own fields and rules, spec and status.
+// sections returns the sections of a kind: its own fields and rules, spec and status.
 func sections(root *schema) (list []section) {
 	own := *root
 	own.Description = ""
@@ -104,16 +104,16 @@ func sections(root *schema) (list []section) {
 type section struct {
 	path   string
 	schema *schema
-	writer string // of all of it; empty: each field's own
+	writer string // of all fields; empty if the fields have different writers
 }
 
-// write writes a section, and one for each object within.
+// write writes a section and the sections of the objects in it.
 func (s section) write(b *strings.Builder) error {
 	if s.path != "" {
 		fmt.Fprintf(b, "\n## %s\n\n%s\n", s.path, prose(s.schema.Description))
 	}
 	if len(s.schema.Properties) > 0 {
-		b.WriteString("\n| field | type | default | meaning | checked | writer |\n|---|---|---|---|---|---|\n")
+		b.WriteString("\n| field | type | default | meaning | validation | writer |\n|---|---|---|---|---|---|\n")
 	}
 	var inner []section
 	blamed, together := rules(s.schema)
@@ -139,7 +139,7 @@ func (s section) write(b *strings.Builder) error {
 		}
 	}
 	for _, r := range together {
-		fmt.Fprintf(b, "\nChecked together: %s.\n", strings.TrimSuffix(r.Message, "."))
+		fmt.Fprintf(b, "\nValidation rule: %s.\n", strings.TrimSuffix(r.Message, "."))
 	}
 	for _, i := range inner {
 		if err := i.write(b); err != nil {
@@ -149,7 +149,7 @@ func (s section) write(b *strings.Builder) error {
 	return nil
 }
 
-// rules are an object's, by the field that each blames, and those that blame none.
+// rules returns the rules of an object: those that name a field, by field, and the others.
 func rules(s *schema) (blamed map[string]apiextensionsv1.ValidationRules, together apiextensionsv1.ValidationRules) {
 	blamed = map[string]apiextensionsv1.ValidationRules{}
 	for _, r := range s.XValidations {
@@ -163,7 +163,7 @@ func rules(s *schema) (blamed map[string]apiextensionsv1.ValidationRules, togeth
 	return blamed, together
 }
 
-// fields are those of an object, in alphabetical order, plain ones before objects.
+// fields returns the fields of an object in alphabetical order, objects last.
 func fields(s *schema) []string {
 	nested := func(name string) int {
 		if f := s.Properties[name]; f.Type == "object" && len(f.Properties) > 0 {
@@ -176,7 +176,7 @@ func fields(s *schema) []string {
 	})
 }
 
-// element is the object of which a map or list has many, and how it is marked.
+// element returns the object that a map or list contains, and the suffix that marks it.
 func element(f *schema) (*schema, string) {
 	switch {
 	case f.AdditionalProperties != nil && f.AdditionalProperties.Schema != nil && len(f.AdditionalProperties.Schema.Properties) > 0:
@@ -208,7 +208,7 @@ func typeOf(f *schema) string {
 	return f.Type
 }
 
-// checks are what the API server refuses otherwise.
+// checks describes the validation of a field.
 func checks(f *schema, required bool) string {
 	var out []string
 	if required {
@@ -233,7 +233,7 @@ func checks(f *schema, required bool) string {
 	return strings.Join(out, "; ")
 }
 
-// writer is who a comment says to write the field.
+// writer returns the writer of a field according to its comment, or "" if there is none.
 func writer(comment string) string {
 	text := prose(comment)
 	switch {
@@ -251,8 +251,8 @@ func writer(comment string) string {
 	return ""
 }
 
-// meaning is a Go comment without the name that it begins with. Of the fields
-// of Kubernetes' own conditions, the first sentence does.
+// meaning returns a Go comment without the leading name. For the fields of Kubernetes' own
+// conditions it returns the first sentence only.
 func meaning(name, comment string) string {
 	text := prose(comment)
 	if first, rest, ok := strings.Cut(text, " "); ok && strings.EqualFold(first, name) {
@@ -273,7 +273,7 @@ func meaning(name, comment string) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// prose is a comment on one line.
+// prose returns a comment on one line.
 func prose(comment string) string { return strings.Join(strings.Fields(comment), " ") }
 
 func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }

@@ -30,28 +30,28 @@ func TestPageOfAKind(t *testing.T) {
 		want       []string
 	}{
 		{"one field of each sort, with all that the page has to say of it", "nodenetworks", []string{
-			"| `firstInterfaceIndex` | integer |  | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1, as when it is not set, leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
+			"| `firstInterfaceIndex` | integer |  | The lowest device index of the ENIs that serve pods. Defaults to 1, which reserves eth0 for the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
 			"| `available[key].resource` | string |  | The ID of the ENI. | required | operator |\n",
 			"| `released` | list of strings |",
 			"| `used[key].cooling` | boolean |",
 			"| `conditions[].type` | string |  | Type of condition",
 			"## status.eni.limits\n",
-			"Checked together: eni.subnetIDs and eni.subnetTags exclude each other.\n",
+			"Validation rule: eni.subnetIDs and eni.subnetTags are mutually exclusive.\n",
 			"| Zone | `spec.eni.availabilityZone` | with `-o wide` |\n",
 		}},
 		{"a kind with fields of its own, beside spec and status, and with rules about its name", "addressblocks", []string{
-			"programs writes its own fields only, which deploy/some-mode/admission.yaml enforces.\n\n| field |",
-			"| `nodeName` | string |  | The node that has the block. | required; not empty; at most 253 characters; nodeName cannot be changed | operator |\n",
+			"program writes only its own fields; deploy/some-mode/admission.yaml enforces this.\n\n| field |",
+			"| `nodeName` | string |  | The node that the block is assigned to. | required; not empty; at most 253 characters; nodeName cannot be changed | operator |\n",
 			"such as 10.2.2.0/27; ipv4, ipv6 or both must be set; ipv4 cannot be changed | operator |\n",
-			"Checked together: metadata.name must be poolName-index, ",
-			"is released when it stops. |  | berthd |\n",
+			"Validation rule: metadata.name must be poolName-index, ",
+			"releases the block when renewals stop. |  | berthd |\n",
 			"For `--field-selector`: `nodeName`, `poolName`.\n",
 		}},
 		{"the rules of a list's elements, below the list's table", "addresspools", []string{
-			"| `subnets` | list of objects |  | The addresses, in the order in which blocks are cut from them.",
+			"| `subnets` | list of objects |  | The address ranges, in the order in which blocks are allocated from them.",
 			"required; not empty; at most 64 of them;",
 			"with blockSizeBits 5, /27 and /123 | a person |\n| `subnets[].ipv4` |",
-			"\nChecked together: a subnet must have ipv4, ipv6 or both.\n",
+			"\nValidation rule: a subnet must have ipv4, ipv6 or both.\n",
 		}},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestPageOfAKind(t *testing.T) {
 	}
 }
 
-// A field that nobody is said to write is a mistake in its comment.
+// A field whose comment names no writer is an error.
 func TestFieldWithoutAWriter(t *testing.T) {
 	crd := definition(t, "nodenetworks")
 	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema

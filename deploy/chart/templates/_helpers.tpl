@@ -1,39 +1,39 @@
-{{/* Settings of the mode, as in files/modes.yaml. */}}
+{{/* The entry of the mode in files/modes.yaml. */}}
 {{- define "berth.mode" -}}
 {{- get (.Files.Get "files/modes.yaml" | fromYaml) .Values.mode | toYaml -}}
 {{- end -}}
 
-{{/* Not empty where pods may have NICs that are ports of VPCs. */}}
+{{/* Not empty if pods may have NICs that are ports of VPCs. */}}
 {{- define "berth.ports" -}}
 {{- if or .Values.ports.enabled (eq .Values.mode "port") }}true{{ end -}}
 {{- end -}}
 
-{{/* Not empty where the operator judges pods that ask for NICs. */}}
+{{/* Not empty if the operator's webhook validates pods that ask for NICs. */}}
 {{- define "berth.webhook" -}}
 {{- if and (include "berth.ports" .) .Values.ports.webhook.enabled }}true{{ end -}}
 {{- end -}}
 
-{{/* Not empty where NICs may be branch interfaces of EC2, on trunks that the operator makes. */}}
+{{/* Not empty if NICs may be EC2 branch interfaces, on trunks that the operator creates. */}}
 {{- define "berth.branches" -}}
 {{- if and .Values.ports.enabled (eq .Values.mode "operator") }}true{{ end -}}
 {{- end -}}
 
-{{/* Not empty where pods may reach networks outside by gateways. */}}
+{{/* Not empty if Egresses are enabled. */}}
 {{- define "berth.egress" -}}
 {{- if or .Values.egress.enabled (eq .Values.mode "egress") }}true{{ end -}}
 {{- end -}}
 
-{{/* Not empty where berthd itself goes by NodeNetworkTemplates. */}}
+{{/* Not empty if berthd itself applies NodeNetworkTemplates. */}}
 {{- define "berth.nodeTemplates" -}}
 {{- if and .Values.nodeNetworkTemplates.enabled (eq .Values.mode "node") }}true{{ end -}}
 {{- end -}}
 
-{{/* Not empty where there is an operator. */}}
+{{/* Not empty if there is an operator. */}}
 {{- define "berth.hasOperator" -}}
 {{- if or (hasKey (include "berth.mode" . | fromYaml) "operator") (include "berth.ports" .) (include "berth.egress" .) }}true{{ end -}}
 {{- end -}}
 
-{{/* The kinds of objects that the operator tells of, as a list in YAML. */}}
+{{/* The kinds about which the operator writes Events, as a YAML list. */}}
 {{- define "berth.eventsOf" -}}
 {{- $mode := include "berth.mode" . | fromYaml -}}
 {{- $kinds := $mode.eventsOf | default list -}}
@@ -43,8 +43,8 @@
 {{- end -}}
 
 {{/*
-Not empty where berthd uses the Kubernetes API: in node mode for NodeNetworkTemplates,
-and for Events of Pods unless it is told not to, and where a token says of which node it is.
+Not empty if berthd uses the Kubernetes API: in node mode for NodeNetworkTemplates,
+and for Events of Pods, if these are enabled and the token names its node.
 */}}
 {{- define "berth.daemonUsesAPI" -}}
 {{- $tells := index .Values.daemon.settings "pod-events" | default "auto" -}}
@@ -58,7 +58,7 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* Labels of an object; of a program's if a name is given: list ROOT [NAME]. */}}
+{{/* Labels of an object, or of a program's object if NAME is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}
 {{- $labels := dict "app.kubernetes.io/part-of" "berth" "app.kubernetes.io/instance" $root.Release.Name "app.kubernetes.io/managed-by" $root.Release.Service "app.kubernetes.io/version" ($root.Chart.AppVersion | trunc 63) "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63) -}}
@@ -76,16 +76,16 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The name by which admission knows a program: list ROOT PROGRAM. */}}
+{{/* The user name of a program in admission requests: list ROOT PROGRAM. */}}
 {{- define "berth.user" -}}
 {{- $root := index . 0 -}}
 system:serviceaccount:{{ $root.Release.Namespace }}:{{ (index $root.Values (index . 1)).serviceAccount.name }}
 {{- end -}}
 
 {{/*
-All settings of a program, by name: list ROOT PROGRAM PORT, of which the port is
-that of its metrics. What the values say wins over what the mode does by default;
-the schema lets them say nothing of what makes the mode.
+All settings of a program, by name: list ROOT PROGRAM PORT, where PORT is the default
+port of its metrics. Values override the defaults of the mode; the schema does not
+allow values for settings that define the mode.
 */}}
 {{- define "berth.settings" -}}
 {{- $root := index . 0 -}}{{- $program := index . 1 -}}
@@ -143,8 +143,8 @@ the schema lets them say nothing of what makes the mode.
 {{- end -}}
 
 {{/*
-Settings, as YAML, as environment variables. An empty text counts as not set in a
-variable, so it is an argument (berth.args).
+Converts settings in YAML to environment variables. An empty variable counts as unset,
+so settings with an empty text are arguments (berth.args).
 */}}
 {{- define "berth.env" -}}
 {{- range $name, $value := fromYaml . }}
@@ -163,7 +163,7 @@ variable, so it is an argument (berth.args).
 {{- end }}
 {{- end -}}
 
-{{/* A value as text: lists and tags as the programs read them. */}}
+{{/* A value as text, with lists and tags in the programs' syntax. */}}
 {{- define "berth.text" -}}
 {{- if kindIs "slice" . }}{{ join "," . }}
 {{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%v" $key $value) }}{{ end }}{{ join "," $pairs }}
@@ -171,7 +171,7 @@ variable, so it is an argument (berth.args).
 {{- else }}{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* An update strategy: the parameters of RollingUpdate are no other's. */}}
+{{/* An update strategy. Parameters of RollingUpdate are dropped for other types. */}}
 {{- define "berth.updateStrategy" -}}
 {{- if eq (.type | default "RollingUpdate") "RollingUpdate" }}{{ toYaml . }}{{ else }}{{ toYaml (omit . "rollingUpdate") }}{{ end -}}
 {{- end -}}
@@ -179,10 +179,10 @@ variable, so it is an argument (berth.args).
 {{/* The port at the end of an address. */}}
 {{- define "berth.port" -}}{{- regexFind "[0-9]+$" . -}}{{- end -}}
 
-{{/* The host before it, this machine if there is none. */}}
+{{/* The host of an address, or 127.0.0.1 if it has none. */}}
 {{- define "berth.host" -}}{{- regexReplaceAll ":[0-9]+$" . "" | trimAll "[]" | default "127.0.0.1" -}}{{- end -}}
 
-{{/* Labels that pods have from the chart: nothing that an upgrade without need changes. */}}
+{{/* Labels of the pods, without labels that every upgrade would change. */}}
 {{- define "berth.podLabels" -}}
 {{- $root := index . 0 -}}
 {{- merge (dict "app.kubernetes.io/name" (index . 1) "app.kubernetes.io/part-of" "berth" "app.kubernetes.io/instance" $root.Release.Name) (index . 2) $root.Values.commonLabels | toYaml -}}
@@ -203,16 +203,16 @@ variable, so it is an argument (berth.args).
 {{- end }}
 {{- end -}}
 
-{{/* Not empty where metrics are at the node's address: a PodMonitor reaches no other. */}}
+{{/* Not empty if metrics are served on the node's own address, which PodMonitors need. */}}
 {{- define "berth.onNodeAddress" -}}
 {{- if or .Values.metrics.onNodeAddress .Values.monitoring.podMonitor.enabled }}true{{ end -}}
 {{- end -}}
 
-{{/* Where the API server is, if that is not left to the Service. */}}
+{{/* The address of the API server, unless the Service is used. */}}
 {{- define "berth.apiServer" -}}
 {{- with .Values.apiServer }}
 {{- if .host }}
-- name: KUBERNETES_SERVICE_HOST # client-go's, which the kubelet sets to the Service's
+- name: KUBERNETES_SERVICE_HOST # read by client-go; the kubelet's default is the Service
   value: {{ .host | quote }}
 - name: KUBERNETES_SERVICE_PORT
   value: {{ include "berth.text" .port | quote }}

@@ -1,11 +1,10 @@
-// Package bundle is `berthctl support-bundle`: all that somebody needs who helps with a
-// node or a cluster, in one archive without secrets.
+// Package bundle implements `berthctl support-bundle`: one archive, without secrets, of what
+// support needs to analyse a node or a cluster.
 //
 //	bundle.go   the command
-//	flags.go    sizes
-//	archive     the archive: limits, deadlines, what could not be read
-//	local       what there is on a node
-//	cluster     what there is in a cluster, and how its nodes are reached
+//	archive     the archive: limits, deadlines, errors
+//	local       what is collected on a node
+//	cluster     what is collected through the API server, and from nodes
 package bundle
 
 import (
@@ -47,17 +46,17 @@ With them it`
 What cannot be read is told, also in errors.txt of the archive, and stops nothing.`
 )
 
-// atOnce is how many parts are collected at a time on a node, where memory is short.
+// atOnce is the number of parts collected at a time on a node, where memory is limited.
 const atOnce = 4
 
-// Options are for a program that finds its cluster in a way of its own.
+// Options are for programs that select the cluster themselves.
 type Options struct {
-	// Config is how to reach the API server. Nil: the command has kubectl's flags
-	// for that, and without --node and --all is of the node that it runs on.
+	// Config returns the client configuration of the API server. If it is nil, the command
+	// has kubectl's flags to select a cluster, and covers the local node without --node and --all.
 	Config func() (*rest.Config, error)
 }
 
-// command is what the flags say.
+// command holds the flags.
 type command struct {
 	Options
 	local   local.Options
@@ -71,7 +70,7 @@ type command struct {
 	isLocal bool
 }
 
-// New is the command.
+// New returns the command support-bundle.
 func New(o Options) *cobra.Command {
 	c := command{Options: o, file: 4 << 20, total: 256 << 20}
 	scope, example := ofCluster, clusterExample
@@ -105,7 +104,7 @@ func New(o Options) *cobra.Command {
 	return cmd
 }
 
-// run collects, and tells a person what it could not read.
+// run writes the bundle and prints what it could not read.
 func (c *command) run(cmd *cobra.Command) error {
 	ctx := cmd.Context()
 	scope, job, err := c.prepare(ctx)
@@ -133,10 +132,10 @@ func (c *command) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// job collects into an archive, and tells of its progress.
+// job collects into an archive and prints its progress.
 type job func(a *archive.Archive, progress io.Writer) error
 
-// prepare finds out what to collect. Its error is that there is nothing to collect from.
+// prepare returns what to collect. It fails if there is nothing to collect from.
 func (c *command) prepare(ctx context.Context) (scope string, do job, err error) {
 	if !c.all && len(c.nodes) == 0 && !c.isLocal && c.Config != nil {
 		return "", nil, errors.New("say --all, --node NODE, or --local for the node that this runs on")
@@ -148,7 +147,7 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 		}
 		return plain(host), func(a *archive.Archive, _ io.Writer) error {
 			parts := local.Parts(ctx, c.local)
-			if c.flagsGiven() { // else the node's objects are left to who has the right
+			if c.flagsGiven() { // a node's own credentials may not read objects
 				parts = append(parts, c.objects(ctx)...)
 			}
 			return a.Collect(ctx, atOnce, parts)
@@ -171,7 +170,7 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 	return scope, func(a *archive.Archive, progress io.Writer) error { return k.Collect(ctx, a, progress) }, nil
 }
 
-// flagsGiven tells whether somebody named a cluster.
+// flagsGiven reports whether flags or environment variables select a cluster.
 func (c *command) flagsGiven() bool { return c.Config == nil && c.flags.Given() }
 
 func (c *command) config() (*rest.Config, error) {
@@ -185,7 +184,7 @@ func (c *command) config() (*rest.Config, error) {
 	return connect.As("berthctl", cfg), nil
 }
 
-// objects are the cluster's, for a bundle of this node.
+// objects returns the parts of the cluster for a bundle of this node.
 func (c *command) objects(ctx context.Context) []archive.Part {
 	failed := func(err error) []archive.Part {
 		return []archive.Part{{Name: "cluster", Timeout: c.local.Timeout, Collect: func(context.Context, *archive.Sink) error { return err }}}
@@ -203,7 +202,7 @@ func (c *command) objects(ctx context.Context) []archive.Part {
 	return k.Objects()
 }
 
-// open gives what the archive goes to, and what to do with it in the end.
+// open returns the output of the archive, and functions that keep or remove it at the end.
 func (c *command) open(cmd *cobra.Command, name string) (out io.Writer, keep, drop func() error, err error) {
 	nothing := func() error { return nil }
 	if c.output == "-" {
@@ -250,7 +249,7 @@ func (c *command) tell(w io.Writer, index archive.Index, name string) {
 // maxTold is how many parts that could not be read are told on the terminal.
 const maxTold = 40
 
-// printable is text on one line that drives no terminal.
+// printable replaces control characters by spaces.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -260,7 +259,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// plain is a name as it may be part of a file's.
+// plain replaces characters that may not be part of a file name.
 func plain(name string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.' {

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// size is a number of bytes, as Kubernetes writes one: 4Mi, 500k.
+// size is a number of bytes in the format of Kubernetes quantities: 4Mi, 500k.
 type size int64
 
 func (s size) String() string { return resource.NewQuantity(int64(s), resource.BinarySI).String() }
@@ -14,7 +14,7 @@ func (s size) String() string { return resource.NewQuantity(int64(s), resource.B
 // Type implements pflag.Value.
 func (s *size) Type() string { return "size" }
 
-// minSize leaves room to say what is in a bundle.
+// minSize leaves room for the index of a bundle.
 const minSize = 4 << 10
 
 // Set implements pflag.Value.

@@ -1,5 +1,5 @@
-// Package connect is how programs for people find a cluster: by the flags and files of
-// kubectl.
+// Package connect reaches a cluster for command-line tools: by kubectl's flags and
+// kubeconfig files, and by port forwarding to Berth's pods.
 package connect
 
 import (
@@ -13,12 +13,11 @@ import (
 
 	"github.com/berthnet/berth/internal/version"
 
-	// Ways to prove who one is that kubeconfig names besides certificates,
-	// tokens and programs, as kubectl has them.
+	// The authentication plugins that kubectl supports in a kubeconfig.
 	_ "k8s.io/client-go/plugin/pkg/client/auth"
 )
 
-// Flags are those of kubectl that say which cluster.
+// Flags are kubectl's flags that select a cluster and namespace.
 type Flags struct {
 	rules     *clientcmd.ClientConfigLoadingRules
 	overrides clientcmd.ConfigOverrides
@@ -31,21 +30,21 @@ func (f *Flags) Register(flags *pflag.FlagSet) {
 	clientcmd.BindOverrideFlags(&f.overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
 }
 
-// Loader reads what the flags say.
+// Loader returns the client configuration that the flags select.
 func (f *Flags) Loader() clientcmd.ClientConfig {
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(f.rules, &f.overrides)
 }
 
-// Given tells whether somebody named a cluster, by a flag or a variable.
+// Given reports whether a flag or environment variable selects a cluster.
 func (f *Flags) Given() bool {
 	return f.rules.ExplicitPath != "" || f.overrides.CurrentContext != "" || f.overrides.Context.Cluster != "" || f.overrides.ClusterInfo.Server != "" ||
 		os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != ""
 }
 
-// NamedNamespace is what --namespace says, or empty.
+// NamedNamespace returns the value of --namespace, or "".
 func (f *Flags) NamedNamespace() string { return f.overrides.Context.Namespace }
 
-// Namespace is the one of --namespace, or else of the context, or else "default".
+// Namespace returns the value of --namespace, or else the context's namespace, or else "default".
 func (f *Flags) Namespace() (string, error) {
 	ns, _, err := f.Loader().Namespace()
 	if clientcmd.IsEmptyConfig(err) {
@@ -56,7 +55,7 @@ func (f *Flags) Namespace() (string, error) {
 
 var errNoCluster = errors.New("no cluster is configured: set --kubeconfig or KUBECONFIG")
 
-// Config is how to reach the API server. The error says what to set.
+// Config returns the client configuration of the API server. The error names what to set.
 func (f *Flags) Config() (*rest.Config, error) {
 	cfg, err := f.Loader().ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
@@ -68,8 +67,8 @@ func (f *Flags) Config() (*rest.Config, error) {
 	return cfg, nil
 }
 
-// As is a copy of a configuration for a program of this name. Requests are paced by what
-// asks, not by the client.
+// As returns a copy of cfg with the user agent of a program. It disables client-side rate
+// limiting: the callers bound their requests.
 func As(program string, cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = program + "/" + version.String()

@@ -21,11 +21,11 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// Dialer opens a connection to a port at the loopback address of a pod's node.
+// Dialer opens a connection to a port on localhost in a pod's network namespace.
 type Dialer func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error)
 
-// Client makes one HTTP request after another to a pod's port, each on a connection of
-// its own. Requests name localhost as their host.
+// Client returns an HTTP client for a pod's port. It opens a new connection for every
+// request. Requests must use localhost as their host.
 func (d Dialer) Client(pod *corev1.Pod, port uint16) *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -33,11 +33,10 @@ func (d Dialer) Client(pod *corev1.Pod, port uint16) *http.Client {
 	}}
 }
 
-// Forwarder dials by the portforward subresource of pods: the API server asks
-// the kubelet, which connects to the port inside the pod's network namespace, and
-// that of a pod on the host's network is its node's. So a daemon listens at
-// loopback addresses only, and Kubernetes says who may ask it. No port is
-// opened here.
+// Forwarder returns a Dialer that uses the portforward subresource of pods: the kubelet
+// connects to the port inside the pod's network namespace, which is the node's for a
+// host-network pod. Daemons can therefore listen on loopback addresses only, and RBAC
+// controls who reaches them. No local port is opened.
 func Forwarder(cfg *rest.Config) (Dialer, error) {
 	cfg = rest.CopyConfig(cfg)
 	transport, upgrader, err := spdy.RoundTripperFor(cfg)
@@ -50,7 +49,7 @@ func Forwarder(cfg *rest.Config) (Dialer, error) {
 	}
 	return func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
 		url := server.JoinPath("api/v1/namespaces", url.PathEscape(pod.Namespace), "pods", url.PathEscape(pod.Name), "portforward")
-		// As kubectl: by WebSocket, or by SPDY where the server or a proxy has only that.
+		// Like kubectl: WebSocket first, then SPDY if the server or a proxy does not support it.
 		web, err := portforward.NewSPDYOverWebsocketDialerForStreaming(url, cfg)
 		if err != nil {
 			return nil, err
@@ -67,7 +66,7 @@ func Forwarder(cfg *rest.Config) (Dialer, error) {
 	}, nil
 }
 
-// dialWithin dials until ctx ends, which the library's own dialling does not know.
+// dialWithin dials until ctx ends. The library's Dial takes no context.
 func dialWithin(ctx context.Context, d httpstream.Dialer) (httpstream.Connection, error) {
 	type result struct {
 		conn httpstream.Connection
@@ -82,7 +81,7 @@ func dialWithin(ctx context.Context, d httpstream.Dialer) (httpstream.Connection
 	case r := <-done:
 		return r.conn, r.err
 	case <-ctx.Done():
-		go func() { // it comes too late
+		go func() { // close a connection that arrives too late
 			if r := <-done; r.conn != nil {
 				_ = r.conn.Close()
 			}
@@ -91,8 +90,7 @@ func dialWithin(ctx context.Context, d httpstream.Dialer) (httpstream.Connection
 	}
 }
 
-// refusalOf is the API server's own answer in an error of the upgrade, where it
-// is one.
+// refusalOf returns the API server's message from an error of the upgrade, if there is one.
 func refusalOf(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		return fmt.Errorf("port forwarding: %s", status.Status().Message)
@@ -100,8 +98,8 @@ func refusalOf(err error) error {
 	return fmt.Errorf("port forwarding: %w", err)
 }
 
-// openStream opens one connection to the port (the protocol
-// portforward.k8s.io: an error and a data stream for each).
+// openStream opens one connection to the port. In the protocol portforward.k8s.io each
+// connection has an error stream and a data stream.
 func openStream(streams httpstream.Connection, port uint16) (net.Conn, error) {
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
@@ -122,10 +120,10 @@ func openStream(streams httpstream.Connection, port uint16) (net.Conn, error) {
 	return c, nil
 }
 
-// maxRefusal bounds what a kubelet says of why it does not forward.
+// maxRefusal bounds the kubelet's error message, in bytes.
 const maxRefusal = 4 << 10
 
-// forwarded is a stream as a connection.
+// forwarded is a net.Conn over a data stream.
 type forwarded struct {
 	httpstream.Stream
 	streams httpstream.Connection
@@ -134,7 +132,7 @@ type forwarded struct {
 	refusal error         // of the kubelet, such as that nobody listens there
 }
 
-// listen hears why the kubelet does not forward.
+// listen reads the kubelet's error from the error stream.
 func (c *forwarded) listen(failed io.Reader) {
 	text, _ := io.ReadAll(io.LimitReader(failed, maxRefusal))
 	if len(text) > 0 {
@@ -143,7 +141,7 @@ func (c *forwarded) listen(failed io.Reader) {
 	close(c.told)
 }
 
-// Read returns the kubelet's refusal in place of an early end.
+// Read returns the kubelet's error instead of an early EOF.
 func (c *forwarded) Read(b []byte) (int, error) {
 	n, err := c.Stream.Read(b)
 	if err == nil || n > 0 {
@@ -152,7 +150,7 @@ func (c *forwarded) Read(b []byte) (int, error) {
 	return n, c.because(err)
 }
 
-// because is the kubelet's refusal where there is one, or else err.
+// because returns the kubelet's error, or err if there is none.
 func (c *forwarded) because(err error) error {
 	select {
 	case <-c.told:
@@ -162,10 +160,10 @@ func (c *forwarded) because(err error) error {
 	}
 }
 
-// refusalPatience is for what a kubelet says after it closed the data.
+// refusalPatience is how long to wait for the kubelet's error after the data stream ended.
 const refusalPatience = time.Second
 
-// Close ends the whole connection, which carries nothing else.
+// Close also closes the underlying connection, which carries no other stream.
 func (c *forwarded) Close() (err error) {
 	c.once.Do(func() {
 		_ = c.Stream.Reset()
@@ -179,8 +177,7 @@ type noAddr struct{}
 func (noAddr) Network() string { return "portforward" }
 func (noAddr) String() string  { return "portforward" }
 
-// What net.Conn has besides. Deadlines are those of the request, whose end
-// closes the connection.
+// Deadlines are not supported: the HTTP client closes the connection when its request ends.
 func (c *forwarded) LocalAddr() net.Addr              { return noAddr{} }
 func (c *forwarded) RemoteAddr() net.Addr             { return noAddr{} }
 func (c *forwarded) SetDeadline(time.Time) error      { return nil }

@@ -8,14 +8,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The label of Berth's pods, and its values, which are the names of their containers too.
+// NameLabel identifies Berth's pods. Its values are also the names of their containers.
 const (
 	NameLabel    = "app.kubernetes.io/name"
 	DaemonName   = "berthd"
 	OperatorName = "berth-operator"
 )
 
-// Container is that of a program in one of Berth's pods: the one of its name, or the only one.
+// Container returns the container of a program in one of Berth's pods: the one with its name, or the only one.
 func Container(pod *corev1.Pod, name string) (corev1.Container, bool) {
 	for _, c := range pod.Spec.Containers {
 		if c.Name == name || len(pod.Spec.Containers) == 1 {
@@ -25,13 +25,13 @@ func Container(pod *corev1.Pod, name string) (corev1.Container, bool) {
 	return corev1.Container{}, false
 }
 
-// Setting is LookupSetting's value, empty if it is not set.
+// Setting returns LookupSetting's value, or "" if it is not set.
 func Setting(c corev1.Container, flag, env string) string {
 	v, _ := LookupSetting(c, flag, env)
 	return v
 }
 
-// LookupSetting is the value of a setting of a container: its flag, or else its variable.
+// LookupSetting returns a setting of a container: the value of the flag, or else of the environment variable.
 func LookupSetting(c corev1.Container, flag, env string) (value string, set bool) {
 	words := append(append([]string{}, c.Command...), c.Args...)
 	for i, w := range words {
@@ -52,7 +52,7 @@ func LookupSetting(c corev1.Container, flag, env string) (value string, set bool
 	return value, set
 }
 
-// LoopbackPort is the port of an address that port forwarding reaches; 0 for others.
+// LoopbackPort returns the port of a loopback address, which port forwarding can reach, or 0.
 func LoopbackPort(address string) uint16 {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host != "localhost" && host != "127.0.0.1" && host != "::1" {

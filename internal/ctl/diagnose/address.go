@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// addressesOf are the addresses in the pod's status that are some.
+// addressesOf returns the valid addresses in the pod's status.
 func addressesOf(f Facts) (out []netip.Addr) {
 	for _, ip := range f.Pod.Status.PodIPs {
 		if a, err := netip.ParseAddr(ip.IP); err == nil {
@@ -23,7 +23,7 @@ func addressesOf(f Facts) (out []netip.Addr) {
 	return out
 }
 
-// ready are the pod's attachments that are whole.
+// ready returns the pod's attachments that are set up completely.
 func ready(f Facts) (out []introspect.Attachment) {
 	if f.View.Value == nil {
 		return nil
@@ -42,13 +42,13 @@ func has(a introspect.Attachment, addr netip.Addr) bool {
 	})
 }
 
-// hasAddress is about a pod that has an address in its status.
+// hasAddress diagnoses a pod that has an address in its status.
 func hasAddress(f Facts) *Diagnosis {
 	mine := addressesOf(f)
 	text := list(mine)
 	switch {
 	case f.Daemon.Absent():
-		return fine(Unchecked, fmt.Sprintf("The pod has %s. No berthd pod runs on node %s, so that its path could not be checked.", text, f.Pod.Spec.NodeName))
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: no berthd pod runs on node %s.", text, f.Pod.Spec.NodeName))
 	case f.View.Value == nil:
 		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: %s", text, f.View.Unread))
 	}
@@ -57,8 +57,8 @@ func hasAddress(f Facts) *Diagnosis {
 	}
 	attachments := ready(f)
 	if len(attachments) == 0 {
-		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s has not given to it.", text, f.Pod.Spec.NodeName),
-			"Look for a network configuration of another plugin on the node, in the runtime's folder (/etc/cni/net.d), whose name sorts before Berth's; then delete the pod.", seeNode)
+		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s did not assign.", text, f.Pod.Spec.NodeName),
+			"Look on the node for a network configuration of another plugin that sorts before Berth's (/etc/cni/net.d); then delete the pod.", seeNode)
 	}
 	holds := func(a netip.Addr) bool {
 		return slices.ContainsFunc(attachments, func(at introspect.Attachment) bool { return has(at, a) })
@@ -70,10 +70,10 @@ func hasAddress(f Facts) *Diagnosis {
 	if d := cmp.Or(broken(attachments), unchecked(attachments, text)); d != nil {
 		return d
 	}
-	return fine(Works, fmt.Sprintf("The pod has %s, and link, addresses, neighbours and routes on node %s are as they were set up.", text, f.Pod.Spec.NodeName))
+	return fine(Works, fmt.Sprintf("The pod has %s, and its link, addresses, neighbours and routes on node %s are intact.", text, f.Pod.Spec.NodeName))
 }
 
-// added is about a pod whose addresses are another network's, and what Berth added to it.
+// added diagnoses a pod whose addresses another network assigned, and what Berth added to it.
 func added(f Facts, text string) *Diagnosis {
 	attachments := f.View.Value.Attachments
 	if len(attachments) == 0 {
@@ -85,7 +85,7 @@ func added(f Facts, text string) *Diagnosis {
 	return fine(Works, fmt.Sprintf("The pod has %s, which another network gave to it; what Berth added on node %s is as it was set up.", text, f.Pod.Spec.NodeName))
 }
 
-// attached is about a pod whose node has an address for it, and whose status has none yet.
+// attached diagnoses a pod whose node has assigned an address that is not in the pod's status yet.
 func attached(f Facts) *Diagnosis {
 	attachments := ready(f)
 	if len(attachments) == 0 {
@@ -94,21 +94,21 @@ func attached(f Facts) *Diagnosis {
 	if d := broken(attachments); d != nil {
 		return d
 	}
-	return fine(Starting, fmt.Sprintf("The pod got %s, which its kubelet has not put into its status yet.", list(held(attachments))))
+	return fine(Starting, fmt.Sprintf("The pod got %s; its kubelet has not reported it in the pod's status yet.", list(held(attachments))))
 }
 
-// broken is about attachments whose path differs from what was set up.
+// broken diagnoses attachments whose kernel state differs from what was set up.
 func broken(attachments []introspect.Attachment) *Diagnosis {
 	for _, a := range attachments {
 		if a.Checked && a.Fault != "" {
 			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", list(held([]introspect.Attachment{a})), a.Fault),
-				"berthd puts back what it sees to be changed; what stays, or comes again, somebody else changes: a network manager, another network plugin, or the pod itself. Else delete the pod.", seePackets)
+				"berthd repairs changes that it sees. If this stays or returns, other software changes it: a network manager, another network plugin, or the pod itself. Otherwise delete the pod.", seePackets)
 		}
 	}
 	return nil
 }
 
-// unchecked is about attachments of which one was not compared with the kernel.
+// unchecked diagnoses attachments of which at least one was not compared with the kernel.
 func unchecked(attachments []introspect.Attachment, text string) *Diagnosis {
 	for _, a := range attachments {
 		if !a.Checked {

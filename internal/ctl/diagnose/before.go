@@ -11,51 +11,51 @@ func finished(f Facts) *Diagnosis {
 	if p := f.Pod.Status.Phase; p != corev1.PodSucceeded && p != corev1.PodFailed {
 		return nil
 	}
-	return fine(Finished, fmt.Sprintf("The pod has ended (%s), and its address has gone back.", f.Pod.Status.Phase))
+	return fine(Finished, fmt.Sprintf("The pod has ended (%s), and its address is released.", f.Pod.Status.Phase))
 }
 
 func hostNetwork(f Facts) *Diagnosis {
 	if !f.Pod.Spec.HostNetwork {
 		return nil
 	}
-	return besides(f, fine(HostNetwork, "The pod is on the host's network: it has its node's address, and Berth has nothing to do with it."))
+	return besides(f, fine(HostNetwork, "The pod is on the host's network: it has its node's address, and Berth does not manage it."))
 }
 
 func notScheduled(f Facts) *Diagnosis {
 	if f.Pod.Spec.NodeName != "" {
 		return nil
 	}
-	why := "no scheduler has said why"
+	why := "the scheduler has given no reason"
 	for _, c := range f.Pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Message != "" {
 			why = c.Message
 		}
 	}
-	return trouble(NotScheduled, "The pod is on no node yet: "+why,
-		"See why the scheduler finds no node for it (kubectl describe pod). A pod gets its address from the node that it is on.", "")
+	return trouble(NotScheduled, "The pod is not scheduled yet: "+why,
+		"Find out why the scheduler finds no node for it (kubectl describe pod). A pod gets its address from its node.", "")
 }
 
 func ending(f Facts) *Diagnosis {
 	if f.Pod.DeletionTimestamp == nil {
 		return nil
 	}
-	return fine(Ending, "The pod is being deleted, and gets no address any more.")
+	return fine(Ending, "The pod is being deleted and gets no address.")
 }
 
 func nodeGone(f Facts) *Diagnosis {
 	if !f.Node.Absent() {
 		return nil
 	}
-	return trouble(NodeGone, fmt.Sprintf("The pod is bound to node %s, and there is no such Node.", f.Pod.Spec.NodeName),
-		"Delete the pod, so that its controller makes another elsewhere, or see to it that the node registers.", seeNode)
+	return trouble(NodeGone, fmt.Sprintf("The pod is bound to node %s, which does not exist.", f.Pod.Spec.NodeName),
+		"Delete the pod, so that its controller creates another elsewhere, or make the node register.", seeNode)
 }
 
 func noDaemon(f Facts) *Diagnosis {
 	if !f.Daemon.Absent() {
 		return nil
 	}
-	return trouble(NoDaemon, fmt.Sprintf("No berthd pod runs on node %s, so that nobody there gives addresses.", f.Pod.Spec.NodeName),
-		"See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+	return trouble(NoDaemon, fmt.Sprintf("No berthd pod runs on node %s, so its pods get no addresses.", f.Pod.Spec.NodeName),
+		"Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
 }
 
 func daemonNotReady(f Facts) *Diagnosis {
@@ -63,7 +63,7 @@ func daemonNotReady(f Facts) *Diagnosis {
 	if d == nil || d.Ready {
 		return nil
 	}
-	return trouble(DaemonNotReady, fmt.Sprintf("berthd on node %s is not ready: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, d.Why, "it has not said why")),
+	return trouble(DaemonNotReady, fmt.Sprintf("berthd on node %s is not ready: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, d.Why, "no reason given")),
 		fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
 }
 
@@ -73,8 +73,8 @@ func nodeNotReady(f Facts) *Diagnosis {
 	}
 	for _, c := range f.Node.Value.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			return trouble(NodeNotReady, fmt.Sprintf("Node %s is not ready (%s): %s", f.Node.Value.Name, c.Reason, cmp.Or(c.Message, "its kubelet has not said why")),
-				"See to the node's kubelet: it starts no pod as long as it is not ready.", seeNode)
+			return trouble(NodeNotReady, fmt.Sprintf("Node %s is not ready (%s): %s", f.Node.Value.Name, c.Reason, cmp.Or(c.Message, "no reason given")),
+				"Repair the node's kubelet: it starts no pod until it is ready.", seeNode)
 		}
 	}
 	return nil

@@ -1,8 +1,7 @@
 package diagnose
 
-// Pod finds what there is to say about a pod: the first of these that applies.
-// What is nearest to the pod comes first, then what its node says, then what the
-// node depends on.
+// Pod diagnoses a pod. The first check that applies determines the result: first the
+// checks of the pod itself, then those of its node, then those of what the node depends on.
 func Pod(f Facts) Diagnosis {
 	steps := []func(Facts) *Diagnosis{finished, hostNetwork, notScheduled}
 	if len(addressesOf(f)) > 0 {

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -139,7 +139,7 @@ func TestPod(t *testing.T) {
 			f.Pod.Spec.NodeName = ""
 			f.Pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available: too many pods"}}
 		}, NotScheduled, "too many pods"},
-		{"no node, no scheduler", waits(NodeMode), func(f *Facts) { f.Pod.Spec.NodeName = "" }, NotScheduled, "no scheduler has said why"},
+		{"no node, no scheduler", waits(NodeMode), func(f *Facts) { f.Pod.Spec.NodeName = "" }, NotScheduled, "the scheduler has given no reason"},
 		{"being deleted", waits(NodeMode), func(f *Facts) { f.Pod.DeletionTimestamp = &metav1.Time{Time: now} }, Ending, "being deleted"},
 
 		// It has an address.
@@ -156,9 +156,9 @@ func TestPod(t *testing.T) {
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "another call is at work"
 		}, Unchecked, "another call"},
 		{"node cannot be asked", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
-		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "No berthd pod"},
+		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
 		{"another plugin's", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
-		{"half removed", runs(), func(f *Facts) { f.View.Value.Attachments[0].State = "releasing" }, NotOfBerth, "not given"},
+		{"half removed", runs(), func(f *Facts) { f.View.Value.Attachments[0].State = "releasing" }, NotOfBerth, "did not assign"},
 		{"other address", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
 		{"address that is none", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
 		{"address on its way into the status", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
@@ -167,7 +167,7 @@ func TestPod(t *testing.T) {
 		}, PathBroken, "bthx is down"},
 
 		// Its node.
-		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "no such Node"},
+		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "which does not exist"},
 		{"Node may not be read", waits(NodeMode), func(f *Facts) { f.Node = Unread[corev1.Node]("forbidden") }, Waiting, "7s"},
 		{"no berthd", waits(NodeMode), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, NoDaemon, "No berthd pod runs on node node-a"},
 		{"pods may not be listed", waits(NodeMode), func(f *Facts) {
@@ -196,8 +196,8 @@ func TestPod(t *testing.T) {
 		}, Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
 		{"refused, with the network's name", waits(NodeMode), func(f *Facts) {
 			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel refused a step of the pod's network`)}
-		}, Refused, "ADD failed: the kernel refused"},
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)}
+		}, Refused, "ADD failed: the kernel rejected"},
 		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}
@@ -334,7 +334,7 @@ func TestPod(t *testing.T) {
 		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "another pod's"},
 		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not given it"},
 		{"at another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
-		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not said"},
+		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not reported"},
 		{"cannot be plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Node.State, o.Status.Node.Message = v1alpha1.NodeFailed, "no bridge"
 		}), PlugFailed, "no bridge"},
@@ -361,7 +361,7 @@ func TestPod(t *testing.T) {
 		{"its tunnels wait for its address", useEgress(waits(NodeMode), isNot("WaitingForNode", "not yet", time.Hour)), nil, Waiting, ""},
 		{"no EgressClient", useEgress(waits(NodeMode), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, "feature egress"},
 		{"no EgressClient, running", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Fact[v1alpha1.EgressClient]{} }, NoEgressClient, ""},
-		{"no operator looks", useEgress(runs(), func(f *ClientFacts) { f.Client.Status.Conditions = nil }), nil, NotLookedAt, "whether berth-operator leads"},
+		{"no operator looks", useEgress(runs(), func(f *ClientFacts) { f.Client.Status.Conditions = nil }), nil, NotLookedAt, "whether berth-operator is the leader"},
 		{"an earlier pod's EgressClient", useEgress(runs(), nil), func(f *Facts) { f.EgressClient.Value.Spec.PodUID = "u-0" }, NoEgressClient, ""},
 		{"no EgressClient yet", useEgress(runs(), nil), func(f *Facts) {
 			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// ClientFacts are what is known of an EgressClient and of what it depends on.
+// ClientFacts are the inputs for the diagnosis of an EgressClient.
 type ClientFacts struct {
 	Now       time.Time
 	Client    *v1alpha1.EgressClient
@@ -19,7 +19,7 @@ type ClientFacts struct {
 	Operators Fact[Operators]
 }
 
-// EgressClient finds what there is to say about a pod that uses Egresses, or would.
+// EgressClient diagnoses a pod that uses Egresses, or requests Egresses that it may not use.
 func EgressClient(f ClientFacts) Diagnosis {
 	ready := meta.FindStatusCondition(f.Client.Status.Conditions, v1alpha1.ConditionReady)
 	spec := f.Client.Spec
@@ -36,16 +36,16 @@ func EgressClient(f ClientFacts) Diagnosis {
 	return *kept(f, *ready)
 }
 
-// notLooked is about a client of which no operator has said how it does.
+// notLooked diagnoses a client whose status no operator has set.
 func notLooked(f ClientFacts) *Diagnosis {
 	since := f.Client.CreationTimestamp.Time
 	if f.Now.Sub(since) < made {
 		return fine(Starting, "It was just made.")
 	}
-	return trouble(NotLookedAt, fmt.Sprintf("No operator has said for %s how it does.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
+	return trouble(NotLookedAt, fmt.Sprintf("berth-operator has not reported on it for %s.", f.Now.Sub(since).Round(time.Second)), operatorRemedy(f.Operators), seeNoEgress)
 }
 
-// kept is about a client that something keeps from its Egresses.
+// kept diagnoses a client that is not ready.
 func kept(f ClientFacts, c metav1.Condition) *Diagnosis {
 	remedy := EgressRemedy(c.Reason)
 	switch c.Reason {
@@ -61,8 +61,8 @@ func kept(f ClientFacts, c metav1.Condition) *Diagnosis {
 	return trouble(NotServed, fmt.Sprintf("Gateways do not serve it (%s): %s", c.Reason, c.Message), remedy, seeEgressClients)
 }
 
-// slow is about a client whose node has not set it up. The condition's time is when the client
-// ceased to be ready, be it for another reason.
+// slow diagnoses a client whose node has not set it up. The condition's transition time is
+// when the client ceased to be ready, possibly for another reason.
 func slow(f ClientFacts, c metav1.Condition) *Diagnosis {
 	waited := f.Now.Sub(c.LastTransitionTime.Time)
 	if waited < patience {
@@ -71,14 +71,12 @@ func slow(f ClientFacts, c metav1.Condition) *Diagnosis {
 	return trouble(NotSetUp, fmt.Sprintf("%s. It has not been ready for %s.", c.Message, waited.Round(time.Second)), EgressRemedy(c.Reason), seeNoEgress)
 }
 
-// EgressRemedy is what to do about the reason of an Egress's condition, or of an
-// EgressClient's.
+// EgressRemedy returns what to do about the reason of a condition of an Egress or EgressClient.
 func EgressRemedy(reason string) string {
-	return cmp.Or(egressRemedies[reason], "See what the message names; it is tried again by itself.")
+	return cmp.Or(egressRemedies[reason], "Fix what the message names; Berth retries.")
 }
 
-// egressRemedies are those of the reasons of Egresses and EgressClients, as in
-// docs/troubleshoot.md, "With Egresses".
+// egressRemedies are the remedies by reason, as in docs/troubleshoot.md, "With Egresses".
 var egressRemedies = map[string]string{
 	"GatewaysReady":    "Nothing.",
 	"Applied":          "Nothing.",

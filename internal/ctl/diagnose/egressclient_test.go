@@ -46,7 +46,7 @@ func TestEgressClient(t *testing.T) {
 		"goes":         {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.DeletionTimestamp = &metav1.Time{Time: now} }}, Ending, ""},
 		"no client":    {[]func(*ClientFacts){func(f *ClientFacts) { f.Client.Spec.Egresses = nil }}, Unused, "uses no Egress"},
 		"just made":    {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Client.CreationTimestamp = metav1.NewTime(now) }}, Starting, ""},
-		"nobody looks": {[]func(*ClientFacts){unsaid}, NotLookedAt, "No operator has said for 1h0m0s"},
+		"nobody looks": {[]func(*ClientFacts){unsaid}, NotLookedAt, "berth-operator has not reported on it for 1h0m0s"},
 		"no operator":  {[]func(*ClientFacts){unsaid, func(f *ClientFacts) { f.Operators = Of(Operators{All: 2}) }}, NotLookedAt, "None of 2"},
 		"no Egress":    {[]func(*ClientFacts){isNot("NotFound", "there is no Egress egress/none", time.Minute)}, EgressRefused, "Create the Egress"},
 		"not allowed":  {[]func(*ClientFacts){isNot("NotAllowed", "Egress egress/bank: not for shop", time.Minute)}, EgressRefused, "not for shop"},

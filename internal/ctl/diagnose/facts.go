@@ -1,19 +1,17 @@
-// Package diagnose tells from what is known of a pod why it has no address, or
-// whether the one that it has works: a function of values. What is to be known
-// is read elsewhere.
+// Package diagnose explains why a pod, PodNIC or EgressClient does not work, and what to
+// do about it. Its functions are pure: the caller reads the facts.
 //
-//	facts.go     what is looked at
-//	diagnose.go  in which order
-//	verdict.go   what may come out
-//	before.go    the pod is not to have an address, or nobody can give one yet
-//	address.go   the pod has one
-//	operator.go  it waits for the operator's ENIs
-//	pool.go      it waits for a pool's blocks
-//	waiting.go   it waits, or was refused
-//	podnics.go   its NICs that are ports of VPCs
-//	nic.go       one such NIC by itself
-//	podegress.go     the Egresses that it is to use
-//	egressclient.go  what its EgressClient says of them
+//	facts.go         inputs, and the order of the checks
+//	verdict.go       results
+//	before.go        pods that need no address, or whose node cannot assign one
+//	address.go       pods with an address
+//	operator.go      waiting for ENIs, in operator mode
+//	pool.go          waiting for blocks of an address pool
+//	waiting.go       waiting for an address, and failed ADDs
+//	podnics.go       NICs in VPCs of a pod
+//	nic.go           one PodNIC
+//	podegress.go     Egresses of a pod
+//	egressclient.go  one EgressClient
 package diagnose
 
 import (
@@ -22,62 +20,62 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Facts are what is known of a pod and of what it depends on.
+// Facts are the inputs for the diagnosis of a pod.
 type Facts struct {
 	Now time.Time
 	Pod *corev1.Pod
 
-	Node      Fact[corev1.Node]      // that the pod is on
+	Node      Fact[corev1.Node]      // the pod's
 	Namespace Fact[corev1.Namespace] // the pod's
-	Daemon    Fact[Daemon]           // berthd of the node
+	Daemon    Fact[Daemon]           // berthd on the node
 	Operators Fact[Operators]
 
-	View     Fact[introspect.Pod]      // the daemon's answer about the pod
-	Document Fact[introspect.Document] // and about its node
+	View     Fact[introspect.Pod]      // berthd's view of the pod
+	Document Fact[introspect.Document] // berthd's introspection document
 
 	NodeNetwork Fact[v1alpha1.NodeNetwork]    // of the node
 	Pools       Fact[[]v1alpha1.AddressPool]  // all
 	Requests    Fact[[]v1alpha1.BlockRequest] // of the node
 
-	NICs Fact[[]v1alpha1.PodNIC]       // of the pod, or that its annotation names
-	VPCs map[string]Fact[v1alpha1.VPC] // of those, and that the pod's are to be in
+	NICs Fact[[]v1alpha1.PodNIC]       // of the pod, or named by its annotation
+	VPCs map[string]Fact[v1alpha1.VPC] // of those NICs, and the VPC that the pod requests
 
 	EgressClient Fact[v1alpha1.EgressClient] // of the pod's name
 
 	Events []corev1.Event // of the pod, oldest first
 }
 
-// Fact is something that was looked for. With neither field set it is not there.
+// Fact is the result of a read. The zero value means that the object does not exist.
 type Fact[T any] struct {
 	Value  *T
-	Unread string // why it is not known; empty where it is
+	Unread string // why the read failed, or ""
 }
 
-// Absent tells that a fact is known and that it is not there.
+// Absent reports whether the object is known not to exist.
 func (f Fact[T]) Absent() bool { return f.Value == nil && f.Unread == "" }
 
-// Of is a fact that is known.
+// Of returns the fact of a successful read.
 func Of[T any](v T) Fact[T] { return Fact[T]{Value: &v} }
 
-// Unread is a fact that is not known, and why.
+// Unread returns the fact of a failed read, and why it failed.
 func Unread[T any](why string) Fact[T] { return Fact[T]{Unread: why} }
 
-// Mode is where a node's addresses come from.
+// Mode is the source of a node's addresses.
 type Mode string
 
 // The modes.
 const (
 	NodeMode     Mode = "node"     // ENIs, by the node's own daemon
-	OperatorMode Mode = "operator" // ENIs, by berth-operator
+	OperatorMode Mode = "operator" // ENIs, managed by berth-operator
 	PoolMode     Mode = "pool"     // blocks of address pools
 	PortMode     Mode = "port"     // ports of VPCs
-	EgressMode   Mode = "egress"   // another network: Berth adds egress to it
+	EgressMode   Mode = "egress"   // another network; Berth adds egress
 )
 
-// Daemon is the berthd of a node, as its pod tells.
+// Daemon is the berthd of a node, as described by its pod.
 type Daemon struct {
 	Pod   string // name
 	Mode  Mode
@@ -85,7 +83,7 @@ type Daemon struct {
 	Why   string // not
 }
 
-// Operators are the pods of berth-operator.
+// Operators counts the pods of berth-operator.
 type Operators struct {
 	Ready, All int
 }

@@ -12,35 +12,34 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// The verdicts of a NIC that is as it should be, or soon, besides Works, Starting and
-// Ending.
+// Verdicts of a NIC that needs no attention, besides Works, Starting and Ending.
 const (
-	Unused      Verdict = "Unused"      // no pod has it
-	Unscheduled Verdict = "Unscheduled" // its pod has no node yet
+	Unused      Verdict = "Unused"      // no pod uses it
+	Unscheduled Verdict = "Unscheduled" // its pod is not scheduled yet
 )
 
-// The verdicts of a NIC that somebody has to see to, besides those of its pod.
+// Verdicts of a NIC that needs attention, besides those of its pod.
 const (
-	PodMissing  Verdict = "PodMissing"  // it did not go with its pod
-	NotReleased Verdict = "NotReleased" // its port is not given back
+	PodMissing  Verdict = "PodMissing"  // its pod is gone, but its port is still bound
+	NotReleased Verdict = "NotReleased" // its port is not released
 )
 
-// patience is how long a step of a NIC's life may take: a node that does not answer is
-// waited for a minute (--unplug-grace), and all else takes seconds.
+// patience is how long each step of a NIC's life may take. The operator waits up to a
+// minute for a node that does not respond (--unplug-grace); everything else takes seconds.
 const patience = 90 * time.Second
 
-// NICFacts are what is known of a PodNIC and of what it depends on.
+// NICFacts are the inputs for the diagnosis of a PodNIC.
 type NICFacts struct {
 	Now       time.Time
 	NIC       *v1alpha1.PodNIC
-	VPC       Fact[v1alpha1.VPC] // that it is in
-	Pod       Fact[corev1.Pod]   // that it is for, or that has it
+	VPC       Fact[v1alpha1.VPC] // the VPC that it is in
+	Pod       Fact[corev1.Pod]   // the pod that it is for, or that uses it
 	Node      Fact[corev1.Node]  // of the pod
 	Daemon    Fact[Daemon]       // of that node
 	Operators Fact[Operators]
 }
 
-// NIC finds what there is to say about a PodNIC: the first of these that applies.
+// NIC diagnoses a PodNIC. The first check that applies determines the result.
 func NIC(f NICFacts) Diagnosis {
 	for _, step := range []func(NICFacts) *Diagnosis{
 		releasing, podGone, ofVPC, portOf, unused, elsewhere, boundOf, notBound, notPlugged, notActive,
@@ -52,7 +51,7 @@ func NIC(f NICFacts) Diagnosis {
 	return *fine(Works, fmt.Sprintf("Port %s is plugged on node %s and carries packets.", f.NIC.Status.PortID, f.NIC.Status.NodeName))
 }
 
-// PodOf is the pod that a PodNIC is for, or that has it; nil: none.
+// PodOf returns the pod that a PodNIC is for, or that uses it, or nil.
 func PodOf(o *v1alpha1.PodNIC) *v1alpha1.PodReference {
 	if o.Spec.Pod != nil {
 		return o.Spec.Pod
@@ -64,11 +63,11 @@ func (f NICFacts) condition(kind string) *metav1.Condition {
 	return meta.FindStatusCondition(f.NIC.Status.Conditions, kind)
 }
 
-// late tells whether something lasts for long.
+// late reports whether a state has lasted longer than patience.
 func (f NICFacts) late(since time.Time) bool { return f.Now.Sub(since) > patience }
 
-// since is when the NIC came to what it is: when it was made, its pod got its node, or a
-// condition changed.
+// since returns when the NIC last progressed: its creation, the scheduling of its pod, or
+// the last change of a condition.
 func (f NICFacts) since() time.Time {
 	at := f.NIC.CreationTimestamp.Time
 	later := func(t time.Time) {
@@ -103,22 +102,22 @@ func releasing(f NICFacts) *Diagnosis {
 		since = t.Time
 	}
 	if !f.late(since) {
-		return fine(Ending, "Its port is being given back.")
+		return fine(Ending, "Its port is being released.")
 	}
 	if c := f.condition(v1alpha1.ConditionBound); c != nil && c.Reason == "StillPlugged" {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s: %s", f.age(since), c.Message), remedies[c.Reason], seeNICs)
 	}
 	if n := f.NIC.Status.Node; n != nil && n.Reason != "" && n.State != v1alpha1.NodeUnplugged {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s: node %s cannot unplug it: %s", f.age(since), f.NIC.Status.NodeName, n.Message), plugRemedy(n.Reason), seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s: node %s cannot unplug it: %s", f.age(since), f.NIC.Status.NodeName, n.Message), plugRemedy(n.Reason), seeNICs)
 	}
 	if c := f.condition(v1alpha1.ConditionPortReady); c != nil && c.Status == metav1.ConditionFalse {
-		return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
+		return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s (%s): %s", f.age(since), c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 	}
-	return trouble(NotReleased, fmt.Sprintf("Its port has not been given back for %s.", f.age(since)),
-		"See whether berth-operator is ready and leads, and its log: it takes the finalizer off once the port is deleted or unbound.", seeNICs)
+	return trouble(NotReleased, fmt.Sprintf("Its port has not been released for %s.", f.age(since)),
+		"Check whether berth-operator is ready and the leader, and its log: it removes the finalizer once the port is deleted or unbound.", seeNICs)
 }
 
-// podGone is about a NIC that should have gone with its pod.
+// podGone diagnoses a NIC whose pod is gone although its port is still bound.
 func podGone(f NICFacts) *Diagnosis {
 	ref := PodOf(f.NIC)
 	if ref == nil || f.NIC.Status.Phase != v1alpha1.PhaseActive && f.NIC.Status.Phase != v1alpha1.PhaseBound {
@@ -129,15 +128,15 @@ func podGone(f NICFacts) *Diagnosis {
 		return nil
 	}
 	return trouble(PodMissing, fmt.Sprintf("It is %s on node %s, and its pod %s is gone.", f.NIC.Status.Phase, f.NIC.Status.NodeName, ref.Name),
-		"Nothing, if the pod went moments ago. Else see whether berth-operator is ready and leads, and its log.", seeNICs)
+		"Nothing, if the pod ended moments ago. Otherwise check whether berth-operator is ready and the leader, and its log.", seeNICs)
 }
 
 func ofVPC(f NICFacts) *Diagnosis {
 	name := f.NIC.Spec.VPC
 	if f.VPC.Absent() {
-		return trouble(VPCNotReady, fmt.Sprintf("There is no VPC %s.", name), "Create it, or correct the annotation berth.dev/vpc of the pod or its namespace.", seeNICs)
+		return trouble(VPCNotReady, fmt.Sprintf("VPC %s does not exist.", name), "Create it, or correct the annotation berth.dev/vpc of the pod or its namespace.", seeNICs)
 	}
-	if f.VPC.Value == nil || f.NIC.Status.Plug != nil { // NICs that are there go on
+	if f.VPC.Value == nil || f.NIC.Status.Plug != nil { // existing NICs keep working
 		return nil
 	}
 	c := meta.FindStatusCondition(f.VPC.Value.Status.Conditions, v1alpha1.ConditionReady)
@@ -147,7 +146,7 @@ func ofVPC(f NICFacts) *Diagnosis {
 	return trouble(VPCNotReady, fmt.Sprintf("VPC %s is not ready (%s): %s", name, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 }
 
-// differs are the reasons of a port that is not as the PodNIC has it.
+// differs are the reasons of a port that differs from its PodNIC.
 var differs = map[string]bool{"PortDeleted": true, "MACTaken": true, "Conflict": true, "UnexpectedAnswer": true}
 
 func portOf(f NICFacts) *Diagnosis {
@@ -162,18 +161,18 @@ func portOf(f NICFacts) *Diagnosis {
 	case !f.late(f.since()):
 		return fine(Starting, "Its port is being made.")
 	}
-	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and no operator has said why.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
+	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and berth-operator has given no reason.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// operatorRemedy is what to do about something that an operator has not done.
+// operatorRemedy returns what to do if the operator has not done its part.
 func operatorRemedy(operators Fact[Operators]) string {
 	if o := operators.Value; o != nil && o.Ready == 0 {
-		return fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+		return fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
-	return "See whether berth-operator leads, and its log."
+	return "Check whether berth-operator is the leader, and its log."
 }
 
-// unused is about a NIC that no pod on a node has.
+// unused diagnoses a NIC that no scheduled pod uses.
 func unused(f NICFacts) *Diagnosis {
 	if PodOf(f.NIC) == nil {
 		return fine(Unused, fmt.Sprintf("It has port %s, and no pod has it.", f.NIC.Status.PortID))
@@ -184,7 +183,7 @@ func unused(f NICFacts) *Diagnosis {
 	return nil
 }
 
-// elsewhere is about a NIC that is at another node than its pod.
+// elsewhere diagnoses a NIC that is bound to another node than its pod's.
 func elsewhere(f NICFacts) *Diagnosis {
 	p, st := f.Pod.Value, f.NIC.Status
 	if p == nil || st.Plug == nil || st.NodeName == "" || st.NodeName == p.Spec.NodeName {
@@ -211,7 +210,7 @@ func boundOf(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s is not bound to the pod's node (%s): %s", f.NIC.Status.PortID, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 }
 
-// notBound is about a port that nobody has bound, and nobody has said why.
+// notBound diagnoses a port that is not bound, without a reason in its conditions.
 func notBound(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	if st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive {
@@ -220,10 +219,10 @@ func notBound(f NICFacts) *Diagnosis {
 	if !f.late(f.since()) {
 		return fine(Starting, fmt.Sprintf("Port %s is being bound.", st.PortID))
 	}
-	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and no operator has said why.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
+	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and berth-operator has given no reason.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// notPlugged is about a port that its node has not plugged, or not as it is to be.
+// notPlugged diagnoses a port that its node has not plugged, or not as desired.
 func notPlugged(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	n := st.Node
@@ -236,7 +235,7 @@ func notPlugged(f NICFacts) *Diagnosis {
 		}
 		return nil
 	}
-	text := fmt.Sprintf("Port %s is bound to node %s, which has not said that it is plugged", st.PortID, st.NodeName)
+	text := fmt.Sprintf("Port %s is bound to node %s, which has not reported it plugged", st.PortID, st.NodeName)
 	if d := withoutDaemon(NotPlugged, text, f.Daemon, st.NodeName); d != nil {
 		return d
 	}
@@ -247,21 +246,21 @@ func notPlugged(f NICFacts) *Diagnosis {
 		"See the pod's events (kubectl describe pod): images, volumes and secrets come before the network. Else berthd's log on the node.", seeNoNIC)
 }
 
-// withoutDaemon is about what a node has not done because no berthd there can; nil: one can.
+// withoutDaemon diagnoses a step that a node has not taken because no berthd is ready there. It returns nil if one is.
 func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnosis {
 	switch {
 	case d.Absent():
-		return trouble(v, text+": no berthd pod runs there.", "See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+		return trouble(v, text+": no berthd pod runs there.", "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
 	case d.Value != nil && !d.Value.Ready:
-		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "it has not said why")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
+		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "no reason given")), fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
 	}
 	return nil
 }
 
-// plugRemedy is what to do about what keeps a node from plugging a port.
+// plugRemedy returns what to do about the reason why a node cannot plug a port.
 func plugRemedy(reason string) string {
-	const again = "berthd tries again by itself; what the message names must be mended first."
-	if reason == "Invalid" { // the port: remedies has what to do about a pod that asks for what cannot be
+	const again = "Fix what the message names; berthd retries."
+	if reason == "Invalid" { // of the port; the remedy in remedies is for an invalid request of a pod
 		return again
 	}
 	return cmp.Or(remedies[reason], again)
@@ -276,7 +275,7 @@ func notActive(f NICFacts) *Diagnosis {
 	if st.Node.Since.After(since) {
 		since = st.Node.Since.Time
 	}
-	text := fmt.Sprintf("Port %s is plugged on node %s, and the provider does not call it active", st.PortID, st.NodeName)
+	text := fmt.Sprintf("Port %s is plugged on node %s, and the provider does not report it active", st.PortID, st.NodeName)
 	if !f.late(since) {
 		return fine(Starting, text+" yet.")
 	}
@@ -284,18 +283,17 @@ func notActive(f NICFacts) *Diagnosis {
 		"See OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
 }
 
-// Remedy is what to do about the reason of a VPC's condition, or of a PodNIC's.
+// Remedy returns what to do about the reason of a condition of a VPC or PodNIC.
 func Remedy(reason string) string {
-	return cmp.Or(remedies[reason], "See what the message names; it is tried again by itself.")
+	return cmp.Or(remedies[reason], "Fix what the message names; Berth retries.")
 }
 
-// remedies are those of the reasons of VPCs and PodNICs, as in
-// docs/troubleshoot.md, "Conditions of VPCs and NICs".
+// remedies are the remedies by reason, as in docs/troubleshoot.md, "Conditions of VPCs and NICs".
 var remedies = map[string]string{
-	"ProviderFailed":         "Nothing: it is tried again. If it stays, see to what the provider says.",
-	"Throttled":              "Nothing: it is tried again. If it stays, raise the rate that the provider allows.",
-	"Conflict":               "Release the port from what has it, if somebody else has; else nothing: it is tried again.",
-	"NoAnswer":               "See to the provider's endpoint, and the way there from berth-operator's node.",
+	"ProviderFailed":         "Nothing: Berth retries. If it persists, fix what the provider reports.",
+	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",
+	"Conflict":               "If somebody else uses the port, release it there; otherwise nothing: Berth retries.",
+	"NoAnswer":               "Check the provider's endpoint, and the path to it from berth-operator's node.",
 	"CertificateRefused":     "Let tls.caBundle of the VPC have the authority that signed the endpoint's certificate, tls.serverName the name in it.",
 	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
 	"ProviderNotSupported":   "Make the VPC anew with a provider that this release has.",
@@ -323,9 +321,9 @@ var remedies = map[string]string{
 	"NodeLimit":              "Raise maxNICsPerNode of the VPC, or let the pod go elsewhere; nothing, if pods on the node are to end.",
 	"BindingFailed":          "See whether the provider's agent on the node lives, and has the Node's name or what hostLabel says; it is tried again.",
 	"StillPlugged":           "See whether berthd runs on the node that had it. Of a node that is gone for good delete the Node, or set the taint node.kubernetes.io/out-of-service.",
-	"AddressChanged":         "Give the port the addresses back that the message names, or make the pod anew.",
+	"AddressChanged":         "Give the port the addresses back that the message names, or recreate the pod.",
 	"InterfaceExists":        "Remove the interface of that name from the pod, or give the NIC another name.",
-	"DefaultRoute":           "Leave defaultRoute out, or make the pod anew: another interface has its default route.",
+	"DefaultRoute":           "Leave defaultRoute out, or recreate the pod: another interface has its default route.",
 	"NoTun":                  "Load the kernel's module tun on the node, and see that berthd may open /dev/net/tun.",
 	"NoVLAN":                 "Load the kernel's module 8021q on the node.",
 	"NotActive":              "See that OVN's controller, or the provider's agent, runs on the node, or that its trunk is attached.",
@@ -333,11 +331,11 @@ var remedies = map[string]string{
 	"NoBridge":               "See that Open vSwitch on the node has the bridge (--ovs-bridges).",
 	"LinkNameTaken":          "Remove what has the link's name, or the VLAN, on the node.",
 	"PortInUse":              "Nothing, if another sandbox of the pod has the port still; else see which attachment has it.",
-	"PlugFailed":             "See to what the message names; it is tried again.",
-	"UnplugFailed":           "See to what the message names; it is tried again.",
+	"PlugFailed":             "Fix what the message names; Berth retries.",
+	"UnplugFailed":           "Fix what the message names; Berth retries.",
 	"Unplugged":              "Nothing: the node has nothing left of it.",
-	"PortDeleted":            "Nothing: another port is made, where Berth made it.",
-	"MACTaken":               "Nothing: it is looked at, and made again.",
+	"PortDeleted":            "Nothing: Berth creates another port if it created this one.",
+	"MACTaken":               "Nothing: Berth creates it again.",
 	"SubnetFull":             "Take another subnet, or give the network a further one; it is tried again once an address is free.",
 	"AddressTaken":           "Ask for another address, or remove the port that has it.",
 	"OverQuota":              "Raise the project's quota of ports.",

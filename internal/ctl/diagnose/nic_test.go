@@ -75,10 +75,10 @@ func TestNIC(t *testing.T) {
 		"works":                        {nil, Works, "Port p-1 is plugged on node node-a"},
 		"its pod was not looked at":    {[]func(*NICFacts){func(f *NICFacts) { f.Pod = Unread[corev1.Pod]("forbidden") }}, Works, ""},
 		"just made":                    {[]func(*NICFacts){bare, young}, Starting, "being made"},
-		"no port, and nobody says why": {[]func(*NICFacts){bare}, NoPort, "no operator has said why"},
+		"no port, and nobody says why": {[]func(*NICFacts){bare}, NoPort, "berth-operator has given no reason"},
 		"no port, no operator": {[]func(*NICFacts){bare, func(f *NICFacts) { f.Operators = Of(Operators{All: 2}) }},
 			NoPort, "None of 2 berth-operator pods"},
-		"no such VPC": {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "no VPC blue"},
+		"no such VPC": {[]func(*NICFacts){bare, young, func(f *NICFacts) { f.VPC = Fact[v1alpha1.VPC]{} }}, VPCNotReady, "VPC blue does not exist"},
 		"VPC that is not reached": {[]func(*NICFacts){bare, func(f *NICFacts) {
 			f.VPC.Value.Status.Conditions[0] = condition(v1alpha1.ConditionReady, metav1.ConditionFalse, "NoAnswer", "connection refused", time.Minute)
 		}}, VPCNotReady, "connection refused"},
@@ -91,7 +91,7 @@ func TestNIC(t *testing.T) {
 		"port of somebody":   {[]func(*NICFacts){is(v1alpha1.ConditionPortReady, "Conflict", "port p-1 is in use by nova")}, PortDiffers, "in use by nova"},
 		"agent is down":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "BindingFailed", "could not bind the port at host host-a")}, NotBound, "agent on the node lives"},
 		"held by a node":     {[]func(*NICFacts){is(v1alpha1.ConditionBound, "StillPlugged", "node node-b says that it has the port plugged still")}, NotBound, "out-of-service"},
-		"no reason known":    {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "tried again by itself"},
+		"no reason known":    {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NewReason", "of a release to come")}, NotBound, "Berth retries"},
 		"not scheduled":      {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", "pod web-0 has no node yet")}, Unscheduled, ""},
 		"not scheduled, too": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "Unscheduled", ""), func(f *NICFacts) { f.Pod.Value.Spec.NodeName = "" }}, Unscheduled, "has no node yet"},
 		"nobody's": {[]func(*NICFacts){is(v1alpha1.ConditionBound, "NoPod", "no pod has it"), func(f *NICFacts) { f.NIC.Spec.Pod, f.NIC.Status.Pod = nil, nil }},
@@ -103,7 +103,7 @@ func TestNIC(t *testing.T) {
 		"its pod is another":           {[]func(*NICFacts){func(f *NICFacts) { f.Pod.Value.UID = "u-2" }}, PodMissing, "pod web-0 is gone"},
 		"nobody binds it":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, NotBound, "has not been bound"},
 		"it is being bound":            {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseCreated }}, Starting, "being bound"},
-		"it is being plugged":          {[]func(*NICFacts){bound, young}, Starting, "has not said that it is plugged yet"},
+		"it is being plugged":          {[]func(*NICFacts){bound, young}, Starting, "has not reported it plugged yet"},
 		"its node is silent":           {[]func(*NICFacts){bound}, NotPlugged, "for 1h0m0s"},
 		"its node speaks of another port": {[]func(*NICFacts){bound, func(f *NICFacts) {
 			f.NIC.Status.Node = &v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: "p-0"}
@@ -124,7 +124,7 @@ func TestNIC(t *testing.T) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 			f.NIC.Status.Node.Reason, f.NIC.Status.Node.Message = "UnplugFailed", "device is busy"
 		}}, NotReleased, "node-a cannot unplug it: device is busy"},
-		"plugged, no packets":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not call it active"},
+		"plugged, no packets":     {[]func(*NICFacts){func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, NotActive, "does not report it active"},
 		"plugged, no packets yet": {[]func(*NICFacts){young, func(f *NICFacts) { f.NIC.Status.Phase = v1alpha1.PhaseBound }}, Starting, "yet"},
 		"given back":              {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Second)} }}, Ending, ""},
 		"not given back":          {[]func(*NICFacts){func(f *NICFacts) { f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)} }}, NotReleased, "for 1h0m0s"},

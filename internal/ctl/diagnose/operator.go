@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// operatorMode is about what keeps a node from getting addresses by its NodeNetwork.
+// operatorMode diagnoses a node in operator mode that has no free address.
 func operatorMode(f Facts) *Diagnosis {
 	if f.mode() != OperatorMode || f.freeHere() {
 		return nil
@@ -19,7 +19,7 @@ func operatorMode(f Facts) *Diagnosis {
 	name := f.Pod.Spec.NodeName
 	switch n := f.NodeNetwork; {
 	case n.Absent():
-		return trouble(NoNodeNetwork, fmt.Sprintf("There is no NodeNetwork %s, in which the operator gives addresses to the node.", name),
+		return trouble(NoNodeNetwork, fmt.Sprintf("NodeNetwork %s, by which the operator assigns addresses to the node, does not exist.", name),
 			"berthd makes it by --auto-create-node-network; see its log for why it cannot, such as a missing role, or that the instance is not the node's.", seeOperator)
 	case n.Value == nil:
 		return nil
@@ -30,7 +30,7 @@ func operatorMode(f Facts) *Diagnosis {
 	conditions := f.NodeNetwork.Value.Status.Conditions
 	if c := is(conditions, v1alpha1.ConditionDegraded); c != nil {
 		return trouble(Degraded, fmt.Sprintf("The operator can get no addresses for node %s (%s): %s", name, c.Reason, c.Message),
-			"Mend what it names; the operator tries again by itself.", seeReasons)
+			"Fix what it names; the operator retries.", seeReasons)
 	}
 	if d := noOperator(f); d != nil {
 		return d
@@ -42,7 +42,7 @@ func operatorMode(f Facts) *Diagnosis {
 	return nil
 }
 
-// noOperator is about an operator that is not there.
+// noOperator diagnoses that no operator is ready.
 func noOperator(f Facts) *Diagnosis {
 	if o := f.Operators.Value; o == nil || o.Ready > 0 {
 		return nil
@@ -52,7 +52,7 @@ func noOperator(f Facts) *Diagnosis {
 		"See the operator's pods and their logs (app.kubernetes.io/name=berth-operator).", seeOperator)
 }
 
-// mode of the pod's node; of one whose daemon is not known, by the objects that there are.
+// mode returns the mode of the pod's node. If its daemon is not known, the NodeNetwork decides.
 func (f Facts) mode() Mode {
 	switch {
 	case f.Daemon.Value != nil:
@@ -63,8 +63,8 @@ func (f Facts) mode() Mode {
 	return NodeMode
 }
 
-// freeHere tells whether the node says that it has a free address, so that what
-// it depends on is not what the pod waits for.
+// freeHere reports whether the node has a free address. If so, the pod does not wait for
+// anything that the node depends on.
 func (f Facts) freeHere() bool {
 	doc := f.Document.Value
 	if doc == nil {
@@ -99,7 +99,7 @@ func otherInstance(f Facts) bool {
 	return id != "" && id != f.NodeNetwork.Value.Spec.InstanceID
 }
 
-// instanceOf is the instance in a provider ID such as aws:///eu-central-1a/i-0123456789abcdef0.
+// instanceOf returns the instance in a provider ID such as aws:///eu-central-1a/i-0123456789abcdef0.
 func instanceOf(providerID string) string {
 	rest, ok := strings.CutPrefix(providerID, "aws://")
 	if !ok {

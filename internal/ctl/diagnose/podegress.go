@@ -7,13 +7,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 )
 
-// EgressClientOf is the pod's own EgressClient, and not that of an earlier pod of the name;
-// nil: none is known.
+// EgressClientOf returns the pod's own EgressClient, not that of an earlier pod with the
+// same name, or nil.
 func EgressClientOf(f Facts) *v1alpha1.EgressClient {
-	// The operator tells a static pod by its kubelet's UID, which its mirror has.
+	// The operator identifies a static pod by the UID that the kubelet gave it, which its mirror pod carries.
 	uid := cmp.Or(f.Pod.Annotations[corev1.MirrorPodAnnotationKey], string(f.Pod.UID))
 	if o := f.EgressClient.Value; o != nil && o.Spec.PodUID == uid {
 		return o
@@ -21,8 +21,7 @@ func EgressClientOf(f Facts) *v1alpha1.EgressClient {
 	return nil
 }
 
-// OfEgress finds what there is to say about the Egresses that the pod uses, or would; nil: it
-// uses none.
+// OfEgress diagnoses the Egresses that the pod uses or requests. It returns nil if there are none.
 func (f Facts) OfEgress() *Diagnosis {
 	o := EgressClientOf(f)
 	if o == nil {
@@ -32,7 +31,7 @@ func (f Facts) OfEgress() *Diagnosis {
 	return &d
 }
 
-// egress is about a pod with an address that does not reach its Egresses.
+// egress diagnoses a pod that has an address but does not reach its Egresses.
 func egress(f Facts) *Diagnosis {
 	d := f.OfEgress()
 	if d == nil || d.OK {
@@ -42,8 +41,8 @@ func egress(f Facts) *Diagnosis {
 	return d
 }
 
-// egressNamed is about a pod that does not start, as its annotation names an Egress that it
-// may not use: others are set up within its ADD, and their trouble is the ADD's.
+// egressNamed diagnoses a pod that does not start because its annotation names an Egress
+// that it may not use. Other problems of an Egress are reported by the ADD.
 func egressNamed(f Facts) *Diagnosis {
 	o := EgressClientOf(f)
 	if o == nil {
@@ -57,8 +56,8 @@ func egressNamed(f Facts) *Diagnosis {
 	return nil
 }
 
-// noEgressClient is about a pod that names Egresses, of which the operator knows nothing. It
-// makes none before the pod has a node.
+// noEgressClient diagnoses a pod that names Egresses but has no EgressClient. The operator
+// creates one once the pod has a node.
 func noEgressClient(f Facts) *Diagnosis {
 	if f.Pod.Spec.NodeName == "" || f.EgressClient.Unread != "" || f.Pod.DeletionTimestamp != nil || !membership.Annotated(f.Pod.Annotations) || f.Now.Sub(f.Pod.CreationTimestamp.Time) < made {
 		return nil

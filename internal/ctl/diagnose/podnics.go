@@ -8,16 +8,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/nicrequest"
 )
 
-// made is how long an operator may take to make a pod's PodNICs; it does within a second.
+// made is how long the operator may take to create a pod's PodNICs. It usually takes less than a second.
 const made = 10 * time.Second
 
-// AsksForNICs is the VPC in which a pod is to have NICs; empty for one without. The error
-// says what is wrong with what it asks for.
+// AsksForNICs returns the VPC in which a pod requests NICs, or "". The error describes an invalid request.
 func AsksForNICs(f Facts) (vpc string, err error) {
-	p := podnic.Pod{Annotations: f.Pod.Annotations, HostNetwork: f.Pod.Spec.HostNetwork}
+	p := nicrequest.Pod{Annotations: f.Pod.Annotations, HostNetwork: f.Pod.Spec.HostNetwork}
 	_, p.Mirror = f.Pod.Annotations[corev1.MirrorPodAnnotationKey]
 	if ns := f.Namespace.Value; ns != nil {
 		p.NamespaceVPC = ns.Annotations[v1alpha1.AnnotationVPC]
@@ -26,8 +25,8 @@ func AsksForNICs(f Facts) (vpc string, err error) {
 	return vpc, errs.Err()
 }
 
-// besides is a diagnosis of a pod's address, unless that is fine and its NICs or Egresses are
-// not.
+// besides returns the diagnosis of the pod's NICs or Egresses if they need attention and
+// the pod's address, diagnosed by d, does not. Otherwise it returns d.
 func besides(f Facts, d *Diagnosis) *Diagnosis {
 	if d.OK {
 		return cmp.Or(nics(f), egress(f), d)
@@ -35,7 +34,7 @@ func besides(f Facts, d *Diagnosis) *Diagnosis {
 	return d
 }
 
-// nics is about the first NIC of a pod that somebody has to see to.
+// nics diagnoses the first NIC of a pod that needs attention.
 func nics(f Facts) *Diagnosis {
 	if f.NICs.Value == nil {
 		return nil
@@ -60,12 +59,12 @@ func nics(f Facts) *Diagnosis {
 	}
 	remedy := "See the pod's events, which say what is wrong with its annotations; else whether berth-operator leads, and its log."
 	if o := f.Operators.Value; o != nil && o.Ready == 0 {
-		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: see them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
+		remedy = fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
 	}
 	return trouble(NoPodNIC, fmt.Sprintf("The pod is to have NICs in VPC %s, and the operator has made no PodNIC for it.", vpc), remedy, seeNoNIC)
 }
 
-// OfNIC finds what there is to say about one NIC of the pod.
+// OfNIC diagnoses one NIC of the pod.
 func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
 	g := NICFacts{Now: f.Now, NIC: o, VPC: f.VPCs[o.Spec.VPC], Pod: Fact[corev1.Pod]{Value: f.Pod}, Node: f.Node, Daemon: f.Daemon, Operators: f.Operators}
 	ref := PodOf(o)
@@ -75,7 +74,7 @@ func (f Facts) OfNIC(o *v1alpha1.PodNIC) Diagnosis {
 	case ref != nil && ref.UID != string(f.Pod.UID):
 		return *trouble(NotBound, fmt.Sprintf("It is another pod's: %s has it.", ref.Name), "Nothing, if that one ends: the pod waits until then. Else name another PodNIC.", seeNICs)
 	}
-	if o.Status.NodeName != f.Pod.Spec.NodeName { // whose daemon is not looked at
+	if o.Status.NodeName != f.Pod.Spec.NodeName { // f has no daemon of that node
 		g.Daemon = Unread[Daemon]("it is another node's")
 	}
 	return NIC(g)

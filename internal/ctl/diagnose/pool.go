@@ -12,11 +12,11 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// unanswered is how long a request for a block may take; an operator answers
-// within a second.
+// unanswered is how long a request for a block may stay unanswered. The operator usually
+// answers within a second.
 const unanswered = 10 * time.Second
 
-// choose is the pool that a pod's address is to come from, and what named it
+// choose returns the pool that a pod's address comes from, and what selected it
 // (docs/pools.md, "Which pool a pod gets").
 func choose(f Facts) (pool, by string) {
 	if p := f.Pod.Annotations[v1alpha1.AnnotationPool]; p != "" {
@@ -28,7 +28,7 @@ func choose(f Facts) (pool, by string) {
 	return v1alpha1.DefaultPool, "no annotation of the pod or its namespace names another"
 }
 
-// poolMode is about what keeps a node from getting a block of the pod's pool.
+// poolMode diagnoses a node in pool mode that has no free address of the pod's pool.
 func poolMode(f Facts) *Diagnosis {
 	if f.mode() != PoolMode || f.freeHere() || f.Pools.Value == nil {
 		return nil
@@ -36,7 +36,7 @@ func poolMode(f Facts) *Diagnosis {
 	name, by := choose(f)
 	i := slices.IndexFunc(*f.Pools.Value, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {
-		return trouble(NoPool, fmt.Sprintf("There is no AddressPool %s, from which the pod is to get its address (%s).", name, by),
+		return trouble(NoPool, fmt.Sprintf("AddressPool %s, which should give the pod its address (%s), does not exist.", name, by),
 			"Create it, or correct the annotation.", seePools)
 	}
 	pool := (*f.Pools.Value)[i]
@@ -51,13 +51,13 @@ func poolMode(f Facts) *Diagnosis {
 	return nil
 }
 
-// notAllowed is about a pool that the pod names and its namespace may not use.
+// notAllowed diagnoses a pod that names a pool which its namespace may not use.
 func notAllowed(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if f.Pod.Annotations[v1alpha1.AnnotationPool] == "" || slices.Contains(pool.Spec.PodNamespaces, f.Pod.Namespace) {
 		return nil
 	}
 	if ns := f.Namespace.Value; f.Namespace.Unread != "" || ns != nil && cmp.Or(ns.Annotations[v1alpha1.AnnotationPool], v1alpha1.DefaultPool) == pool.Name {
-		return nil // the pod would get it anyway, or may
+		return nil // the pod gets this pool without its annotation, or that is not known
 	}
 	return trouble(PoolNotAllowed, fmt.Sprintf("The pod's annotation %s names AddressPool %s, whose spec.podNamespaces does not list namespace %s.",
 		v1alpha1.AnnotationPool, pool.Name, f.Pod.Namespace), "Add the namespace there, or remove the annotation.", seePools)
@@ -75,7 +75,7 @@ func poolNotReady(_ Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	return trouble(PoolNotReady, fmt.Sprintf("AddressPool %s gives no block (%s): %s", pool.Name, c.Reason, c.Message), "Correct the pool as it says.", seePools)
 }
 
-// requestOf is about the node's requests for a block of the pool.
+// requestOf diagnoses the node's requests for a block of the pool.
 func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if f.Requests.Value == nil {
 		return nil
@@ -90,7 +90,7 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 				return exhausted(pool.Name, c.Message)
 			}
 			return trouble(RequestRefused, fmt.Sprintf("Node %s gets no further block of AddressPool %s (%s): %s", f.Pod.Spec.NodeName, pool.Name, c.Reason, c.Message),
-				"Do as it says; the request is answered anew when its pool or node changes.", seePools)
+				"Follow the message; the operator answers the request again when its pool or node changes.", seePools)
 		}
 		if r.Status.AddressBlockName == "" && (oldest == nil || r.CreationTimestamp.Before(&oldest.CreationTimestamp)) {
 			oldest = &r
@@ -102,7 +102,7 @@ func requestOf(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 	if d := noOperator(f); d != nil {
 		return d
 	}
-	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and nobody has answered.",
+	return trouble(RequestUnanswered, fmt.Sprintf("Node %s asked for a block of AddressPool %s %s ago (BlockRequest %s), and the operator has not answered.",
 		f.Pod.Spec.NodeName, pool.Name, f.Now.Sub(oldest.CreationTimestamp.Time).Round(time.Second), oldest.Name), "See the log of berth-operator.", seePoolWaits)
 }
 

@@ -1,74 +1,74 @@
 package diagnose
 
-// Verdict is a word for what was found. The words are stable.
+// Verdict is the result of a diagnosis in one word. The words are a stable API.
 type Verdict string
 
-// The verdicts of a pod that is as it should be, or soon.
+// Verdicts of a pod that needs no attention.
 const (
-	Works       Verdict = "Works"       // it has an address, and its path was checked
-	Unchecked   Verdict = "Unchecked"   // it has an address; the path could not be checked
-	HostNetwork Verdict = "HostNetwork" // it has the node's
-	Finished    Verdict = "Finished"    // its containers ended; its address went back
+	Works       Verdict = "Works"       // it has an address, and its path is intact
+	Unchecked   Verdict = "Unchecked"   // it has an address, but its path could not be checked
+	HostNetwork Verdict = "HostNetwork" // it uses the node's address
+	Finished    Verdict = "Finished"    // its containers ended; its address is released
 	Ending      Verdict = "Ending"      // it is being deleted
-	Starting    Verdict = "Starting"    // it has an address that is not in its status yet
-	NotAsked    Verdict = "NotAsked"    // its kubelet has not asked for an address yet
+	Starting    Verdict = "Starting"    // its address is not in its status yet
+	NotAsked    Verdict = "NotAsked"    // the kubelet has not requested an address yet
 )
 
-// The verdicts of a pod that somebody has to see to.
+// Verdicts of a pod that needs attention.
 const (
 	NotScheduled      Verdict = "NotScheduled"
-	NodeGone          Verdict = "NodeGone"     // there is no Node of the name
-	NodeNotReady      Verdict = "NodeNotReady" // nobody starts its containers
-	NoDaemon          Verdict = "NoDaemon"     // no berthd on the node
+	NodeGone          Verdict = "NodeGone"     // its Node does not exist
+	NodeNotReady      Verdict = "NodeNotReady" // the kubelet starts no pods
+	NoDaemon          Verdict = "NoDaemon"     // no berthd pod runs on the node
 	DaemonNotReady    Verdict = "DaemonNotReady"
 	NoNodeNetwork     Verdict = "NoNodeNetwork"
-	OtherInstance     Verdict = "OtherInstance" // the NodeNetwork is another instance's
-	Degraded          Verdict = "Degraded"      // EC2 or the object keep the operator from growing
-	AtCapacity        Verdict = "AtCapacity"    // the node may have no more addresses
+	OtherInstance     Verdict = "OtherInstance" // the NodeNetwork belongs to another instance
+	Degraded          Verdict = "Degraded"      // the operator cannot get addresses
+	AtCapacity        Verdict = "AtCapacity"    // the node has reached its limit of addresses
 	NoOperator        Verdict = "NoOperator"
 	NoPool            Verdict = "NoPool"
-	PoolNotAllowed    Verdict = "PoolNotAllowed" // for pods of this namespace
+	PoolNotAllowed    Verdict = "PoolNotAllowed" // the pod's namespace may not use the pool
 	PoolNotReady      Verdict = "PoolNotReady"
 	PoolExhausted     Verdict = "PoolExhausted"
 	RequestRefused    Verdict = "RequestRefused"    // for a block
 	RequestUnanswered Verdict = "RequestUnanswered" // likewise
-	Waiting           Verdict = "Waiting"           // for an address; the summary says why
-	Refused           Verdict = "Refused"           // the plugin or the daemon failed the ADD
-	PathBroken        Verdict = "PathBroken"        // the kernel is not as it was set up
-	NoPodNIC          Verdict = "NoPodNIC"          // the operator has made none for a NIC that it asks for
-	VPCNotReady       Verdict = "VPCNotReady"       // or there is none
-	NoPort            Verdict = "NoPort"            // a NIC of it has none
-	PortDiffers       Verdict = "PortDiffers"       // the one at the provider is another than the PodNIC says
+	Waiting           Verdict = "Waiting"           // its ADD waits for an address; the summary says why
+	Refused           Verdict = "Refused"           // its ADD failed
+	PathBroken        Verdict = "PathBroken"        // the kernel's state differs from what was set up
+	NoPodNIC          Verdict = "NoPodNIC"          // the operator has created none for a NIC that the pod requests
+	VPCNotReady       Verdict = "VPCNotReady"       // or does not exist
+	NoPort            Verdict = "NoPort"            // a NIC has no port at the provider
+	PortDiffers       Verdict = "PortDiffers"       // the port at the provider differs from the PodNIC
 	NotBound          Verdict = "NotBound"          // its port, to the pod's node
 	BoundElsewhere    Verdict = "BoundElsewhere"    // to another node
 	NotPlugged        Verdict = "NotPlugged"        // by the node
 	PlugFailed        Verdict = "PlugFailed"        // as the node says
-	NotActive         Verdict = "NotActive"         // plugged, and the provider does not say that it carries packets
-	NoEgressClient    Verdict = "NoEgressClient"    // the operator has made none for a pod that names Egresses
-	NotLookedAt       Verdict = "NotLookedAt"       // no operator has said how its EgressClient does
+	NotActive         Verdict = "NotActive"         // a port is plugged, but the provider does not report it active
+	NoEgressClient    Verdict = "NoEgressClient"    // the operator has created none for a pod that names Egresses
+	NotLookedAt       Verdict = "NotLookedAt"       // no operator has reported on its EgressClient
 	EgressRefused     Verdict = "EgressRefused"     // it may not use an Egress
 	NotSetUp          Verdict = "NotSetUp"          // its tunnels to gateways, by its node
 	NotServed         Verdict = "NotServed"         // by gateways
-	NoGateway         Verdict = "NoGateway"         // of an Egress that it uses is ready
-	NotOfBerth        Verdict = "NotOfBerth"        // another plugin gave the address
-	AddressesDisagree Verdict = "AddressesDisagree" // the pod's status and its node's record
+	NoGateway         Verdict = "NoGateway"         // no gateway of its Egress is ready
+	NotOfBerth        Verdict = "NotOfBerth"        // another plugin assigned the address
+	AddressesDisagree Verdict = "AddressesDisagree" // the pod's status differs from its node's record
 )
 
-// Diagnosis is what was found about a pod.
+// Diagnosis is the result for a pod, PodNIC or EgressClient.
 type Diagnosis struct {
 	Verdict Verdict `json:"verdict"`
-	OK      bool    `json:"ok"`               // nobody has to do anything
-	Summary string  `json:"summary"`          // in plain words
+	OK      bool    `json:"ok"`               // it needs no attention
+	Summary string  `json:"summary"`          // one or two sentences
 	Remedy  string  `json:"remedy,omitempty"` // what to do
-	See     string  `json:"see,omitempty"`    // the page and heading that say more
+	See     string  `json:"see,omitempty"`    // page and heading of the documentation
 }
 
-// fine is a diagnosis that asks for nothing.
+// fine returns a diagnosis that needs no attention.
 func fine(v Verdict, summary string) *Diagnosis {
 	return &Diagnosis{Verdict: v, OK: true, Summary: summary}
 }
 
-// trouble is one that asks for something.
+// trouble returns a diagnosis that needs attention.
 func trouble(v Verdict, summary, remedy, see string) *Diagnosis {
 	return &Diagnosis{Verdict: v, Summary: summary, Remedy: remedy, See: see}
 }

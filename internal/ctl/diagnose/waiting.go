@@ -8,32 +8,32 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// recent is how old an event may be to tell of now: a kubelet tries again after
-// minutes at most, and its event is counted anew then.
+// recent is the age up to which an event describes the present. The kubelet retries
+// within a few minutes, which updates its event.
 const recent = 5 * time.Minute
 
-// noAddress begins what the plugin says when no address came in time.
+// noAddress is the prefix of the plugin's error when no address was available in time.
 const noAddress = "no address for the pod: "
 
-// speaker is who told of a pod's sandbox.
+// speaker is the source of the last message about a pod's sandbox.
 type speaker int
 
 const (
 	nobody  speaker = iota // lately
-	berthd                 // in an Event of its own
-	plugin                 // in the kubelet's
-	runtime                // likewise, and not by Berth's plugin
+	berthd                 // an Event of berthd
+	plugin                 // the plugin's error in an Event of the kubelet
+	runtime                // another error in an Event of the kubelet
 )
 
-// waitingReasons are berthd's Events of ADDs that wait for an address or for the
-// node, or did so in vain; its others tell of ADDs that failed or worked.
+// waitingReasons are the reasons of berthd's Events about ADDs that wait for an address or
+// for the node, or timed out waiting. Its other Events are about ADDs that failed or succeeded.
 var waitingReasons = map[string]bool{"WaitingForAddress": true, "WaitingForNetwork": true, "NoAddress": true}
 
-// saidOfSandbox is the last that was told of the pod's sandbox, and whether that
-// is of an ADD that waits.
+// saidOfSandbox returns the last message about the pod's sandbox, its source, and whether
+// it is about an ADD that waits.
 func saidOfSandbox(f Facts) (words string, by speaker, waits bool) {
 	for i := len(f.Events) - 1; i >= 0; i-- {
 		e := f.Events[i]
@@ -59,7 +59,7 @@ func saidOfSandbox(f Facts) (words string, by speaker, waits bool) {
 	return "", nobody, false
 }
 
-// EventTime is when an event was last seen.
+// EventTime returns when an event was last seen.
 func EventTime(e corev1.Event) time.Time {
 	last := cmp.Or(e.EventTime.Time, e.FirstTimestamp.Time)
 	if e.Series != nil && e.Series.LastObservedTime.After(last) {
@@ -71,7 +71,7 @@ func EventTime(e corev1.Event) time.Time {
 	return last
 }
 
-// refused is about an ADD that failed for another reason than that it waited.
+// refused diagnoses an ADD that failed for another reason than a missing address.
 func refused(f Facts) *Diagnosis {
 	said, by, waits := saidOfSandbox(f)
 	if by == nobody || waits || isWaiting(f) {
@@ -81,38 +81,38 @@ func refused(f Facts) *Diagnosis {
 		return trouble(Refused, "The node's runtime could not make the pod's sandbox: "+said,
 			"If it names another plugin, see to that one, or to network configurations on the node that sort before Berth's.", seeSandbox)
 	}
-	return trouble(Refused, "The pod's ADD failed: "+said, "The kubelet tries again by itself; what the message names must be mended first.", seeSandbox)
+	return trouble(Refused, "The pod's ADD failed: "+said, "Fix what the message names; the kubelet retries.", seeSandbox)
 }
 
 func isWaiting(f Facts) bool { return f.View.Value != nil && len(f.View.Value.Waiting) > 0 }
 
-// waiting is about a pod whose ADD waits for an address, or did so in vain.
+// waiting diagnoses a pod whose ADD waits for an address, or timed out waiting for one.
 func waiting(f Facts) *Diagnosis {
 	said, _, waits := saidOfSandbox(f)
 	if isWaiting(f) {
 		why := whyShort(f)
-		if waits { // and that was said of this pod
+		if waits { // the message is about this pod, so it is more specific
 			why = said
 		}
 		why = cmp.Or(whyNow(f), why)
 		since := f.View.Value.Waiting[0].Since
 		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
-			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is on its way")),
-			"Nothing, if it takes seconds: addresses are on their way. Else see to what it names; the kubelet tries again by itself.", seeOf(f))
+			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is being assigned")),
+			"Nothing, if it takes seconds: addresses are being assigned. Otherwise fix what it names; the kubelet retries.", seeOf(f))
 	}
 	if !waits {
 		return nil
 	}
 	return trouble(Waiting, "The pod waited for an address in vain: "+said,
-		"See to what it names; the kubelet tries again by itself.", seeOf(f))
+		"Fix what it names; the kubelet retries.", seeOf(f))
 }
 
-// whyNow is what the node says of the ADD that waits.
+// whyNow returns the node's reason for the waiting ADD.
 func whyNow(f Facts) string {
 	for _, w := range f.View.Value.Waiting {
 		switch {
 		case w.Message != "" && w.Reason != "":
-			return fmt.Sprintf("%s [%s]", w.Message, w.Reason) // as its Events do
+			return fmt.Sprintf("%s [%s]", w.Message, w.Reason) // the format of berthd's Events
 		case w.Message != "":
 			return w.Message
 		}
@@ -120,7 +120,7 @@ func whyNow(f Facts) string {
 	return ""
 }
 
-// whyShort is what the node says of its addresses.
+// whyShort returns the node's reason for having no free address.
 func whyShort(f Facts) string {
 	doc := f.Document.Value
 	if doc == nil {
@@ -145,7 +145,7 @@ func seeOf(f Facts) string {
 	}
 }
 
-// notAsked is about a pod that nothing is known to be wrong with.
+// notAsked is the diagnosis if no check found a problem.
 func notAsked(f Facts) *Diagnosis {
 	text := fmt.Sprintf("The kubelet of node %s has not asked for an address for the pod yet.", f.Pod.Spec.NodeName)
 	if f.View.Value == nil {
@@ -158,7 +158,7 @@ func notAsked(f Facts) *Diagnosis {
 		}
 	}
 	d := fine(NotAsked, text)
-	d.Remedy = "Nothing, if the pod was just made. Else see its events (kubectl describe pod): volumes and secrets come before the network."
+	d.Remedy = "Nothing, if the pod was just created. Otherwise check its events (kubectl describe pod): volumes and secrets come before the network."
 	d.See = seeSandbox
 	return d
 }

@@ -5,10 +5,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Tunnels is a table of a pod's tunnels to gateways, as its node has set them up.
+// Tunnels returns a table of the tunnels to gateways that a node has set up for a pod.
 func Tunnels(e introspect.Egress) *Grid {
 	g := NewGrid("EGRESS", "DESTINATIONS", "TUNNEL TO", "NEW CONNECTIONS", "ID")
 	for _, u := range e.Egresses {
@@ -20,14 +20,14 @@ func Tunnels(e introspect.Egress) *Grid {
 			takes := "no"
 			switch {
 			case w.Ending:
-				takes = "no: it ends"
+				takes = "no: draining"
 			case w.Chosen:
 				takes = "yes"
 			}
 			g.Add(name, spaced(u.Destinations), addresses(w.Addresses), takes, strconv.Itoa(w.ID))
 		}
 		if len(u.Service)+len(u.Gateways) == 0 {
-			g.Add(name, spaced(u.Destinations), "", "no: it has no gateway", "")
+			g.Add(name, spaced(u.Destinations), "", "no: no gateway", "")
 			g.Tint(3, Bad)
 		}
 	}

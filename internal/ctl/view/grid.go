@@ -7,17 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// Grid is a table with aligned columns under a heading.
+// Grid is a table with aligned columns and a header row.
 type Grid struct {
 	head []string
 	rows [][]string
 	tone map[[2]int]Tone // by row and column
 }
 
-// Tone is how a text stands out where there are colours.
+// Tone is the colour of a text on a terminal.
 type Tone string
 
-// The tones, as parameters of SGR (ECMA-48, "Select Graphic Rendition").
+// The tones are parameters of SGR (ECMA-48, "Select Graphic Rendition").
 const (
 	Plain Tone = ""
 	Good  Tone = "32"
@@ -26,7 +26,7 @@ const (
 	Title Tone = "1"
 )
 
-// NewGrid is a table of no rows.
+// NewGrid returns a table without rows.
 func NewGrid(head ...string) *Grid { return &Grid{head: head, tone: map[[2]int]Tone{}} }
 
 // Add adds a row.
@@ -35,12 +35,12 @@ func (g *Grid) Add(cells ...string) { g.rows = append(g.rows, cells) }
 // Tint sets the tone of a column's cell in the row that was added last.
 func (g *Grid) Tint(column int, tone Tone) { g.tone[[2]int{len(g.rows) - 1, column}] = tone }
 
-// Len is the number of rows.
+// Len returns the number of rows.
 func (g *Grid) Len() int { return len(g.rows) }
 
-const between = "   " // columns
+const between = "   " // separates columns
 
-// write writes a grid that has rows, or else what to say of an empty one.
+// write prints the table, or the text for an empty one.
 func (g *Grid) write(w io.Writer, colours bool, empty string) error {
 	if len(g.rows) == 0 {
 		_, err := fmt.Fprintln(w, empty)
@@ -68,7 +68,7 @@ func (g *Grid) write(w io.Writer, colours bool, empty string) error {
 	return err
 }
 
-// paint is printable text in a tone.
+// paint wraps printable text in the escape sequences of a tone.
 func paint(text string, tone Tone, colours bool) string {
 	if !colours || tone == Plain {
 		return text

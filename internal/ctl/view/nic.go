@@ -5,10 +5,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// NICs is a table of pods' interfaces that are ports of a VPC.
+// NICs returns a table of the interfaces of one pod that are ports of a VPC.
 func NICs(list []introspect.NIC) *Grid {
 	g := NewGrid("INTERFACE", "ADDRESSES", "MAC", "PORT", "PODNIC", "PLUG", "LINK", "MTU")
 	for _, n := range list {
@@ -17,7 +17,7 @@ func NICs(list []introspect.NIC) *Grid {
 	return g
 }
 
-// portGrid is that table of a whole node.
+// portGrid returns a table of all interfaces on a node that are ports of a VPC.
 func portGrid(doc introspect.Document) *Grid {
 	g := NewGrid("NAMESPACE", "POD", "CONTAINER", "INTERFACE", "ADDRESSES", "PORT", "PLUG", "LINK")
 	for _, n := range doc.NICs {

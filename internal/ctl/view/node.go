@@ -5,10 +5,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Addresses prints the document's addresses, by state, and the NICs of pods.
+// Addresses prints the document's addresses by state, and the NICs of pods.
 func Addresses(p *Printer, doc introspect.Document) {
 	switch doc.IPAM {
 	case "port":
@@ -26,7 +26,7 @@ func Addresses(p *Printer, doc introspect.Document) {
 	}
 }
 
-// Node is `berthctl ip-manager`.
+// Node prints the output of `berthctl ip-manager`.
 func Node(p *Printer, doc introspect.Document) {
 	p.Printf("Node %s\n%s\n", NodeName(doc), Totals(doc))
 	Addresses(p, doc)
@@ -42,7 +42,7 @@ func Node(p *Printer, doc introspect.Document) {
 // Supply prints the document's ENIs, or its pools and blocks.
 func Supply(p *Printer, doc introspect.Document) { supplyOf(doc).status(p, doc) }
 
-// Conditions prints conditions under a title, with their age at the moment now.
+// Conditions prints conditions under a title, with their age at now.
 func Conditions(p *Printer, title string, list []introspect.Condition, now time.Time) {
 	g := NewGrid("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
 	for _, c := range list {
@@ -57,11 +57,11 @@ func Conditions(p *Printer, title string, list []introspect.Condition, now time.
 // LastTrouble prints the document's last error, if any.
 func LastTrouble(p *Printer, doc introspect.Document) {
 	if doc.LastError != "" {
-		p.Printf("\n! last trouble with %s: %s\n", supplyOf(doc).authority, doc.LastError)
+		p.Printf("\n! last error of %s: %s\n", supplyOf(doc).authority, doc.LastError)
 	}
 }
 
-// Totals is a line of the document's numbers.
+// Totals returns the document's totals as one line.
 func Totals(doc introspect.Document) string {
 	t := doc.Totals
 	switch doc.IPAM {
@@ -74,7 +74,7 @@ func Totals(doc introspect.Document) string {
 	for _, more := range []struct {
 		n    int
 		what string
-	}{{t.NotReady, "not ready"}, {t.Withdrawn, "on their way back"}} {
+	}{{t.NotReady, "not ready"}, {t.Withdrawn, "being released"}} {
 		if more.n > 0 {
 			s += fmt.Sprintf(", %d %s", more.n, more.what)
 		}
@@ -120,10 +120,10 @@ func coolingGrid(doc introspect.Document, from supply) *Grid {
 	return g
 }
 
-// Short is a container's ID as runtimes' tools print it.
+// Short truncates a container ID to the length that crictl prints.
 func Short(id string) string { return id[:min(len(id), 13)] }
 
-// text is a value's text, empty for its zero value.
+// text returns v.String(), or "" for the zero value.
 func text[T interface {
 	comparable
 	fmt.Stringer

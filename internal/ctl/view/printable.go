@@ -7,16 +7,16 @@ import (
 	"unicode/utf16"
 )
 
-// printable is s with everything that would not be seen as itself escaped:
-// control characters, which a terminal obeys, and those that reorder or hide
-// text. Names and messages come from pods, from EC2 and from other programs.
+// printable escapes everything in s that is not printable: control characters, which a
+// terminal would interpret, and characters that reorder or hide text. Names and messages
+// come from pods, from EC2 and from other programs, and are not trusted.
 func printable(s string) string { return escape(s, unicode.IsPrint) }
 
-// Printable is printable, for those who write errors.
+// Printable returns s with everything escaped that could affect a terminal.
 func Printable(s string) string { return printable(s) }
 
-// printableJSON does so for JSON text, which stays the same value: what is not
-// printable is in strings there, but for the ends of lines.
+// printableJSON does the same for JSON text and keeps its value: apart from line breaks,
+// characters that are not printable occur in strings only.
 func printableJSON(s string) string {
 	return escape(s, func(r rune) bool { return r == '\n' || unicode.IsPrint(r) })
 }
@@ -26,7 +26,7 @@ func escape(s string, keep func(rune) bool) string {
 		return s
 	}
 	var b strings.Builder
-	for _, r := range s { // what is no UTF-8 becomes U+FFFD
+	for _, r := range s { // invalid UTF-8 becomes U+FFFD
 		switch {
 		case keep(r):
 			b.WriteRune(r)

@@ -5,14 +5,14 @@ import (
 	"io"
 )
 
-// Printer prints sections until writing fails.
+// Printer prints to a writer. After the first error, which it keeps in Err, it prints nothing.
 type Printer struct {
 	W       io.Writer
 	Colours bool
 	Err     error
 }
 
-// Printf prints what is in the arguments on one line each.
+// Printf prints formatted text. String arguments are escaped to stay on one line.
 func (p *Printer) Printf(format string, args ...any) {
 	for i, a := range args {
 		switch a := a.(type) {
@@ -27,19 +27,19 @@ func (p *Printer) Printf(format string, args ...any) {
 	}
 }
 
-// Toned is a text for Printf that stands out.
+// Toned is an argument of Printf that is printed in a colour.
 type Toned struct {
 	Text string
 	Tone Tone
 }
 
-// Section prints a table under a title, or what to say of an empty one.
+// Section prints a table under a title, or the text empty if it has no rows.
 func (p *Printer) Section(title string, g *Grid, empty string) {
 	p.Printf("\n%s\n", Toned{title, Title})
 	p.Table(g, empty)
 }
 
-// Table prints a table, or what to say of an empty one.
+// Table prints a table, or the text empty if it has no rows.
 func (p *Printer) Table(g *Grid, empty string) {
 	if p.Err == nil {
 		p.Err = g.write(p.W, p.Colours, empty)

@@ -4,25 +4,25 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// supply is what differs in the views of a node by where its addresses come from.
+// supply holds the parts of a node's views that depend on where its addresses come from.
 type supply struct {
-	instances bool   // nodes are instances of EC2
-	capacity  string // says what Totals.Capacity is
-	authority string // that LastError is about
+	instances bool   // nodes are EC2 instances
+	capacity  string // format of Totals.Capacity
+	authority string // the source of LastError
 
-	// What an address is part of.
+	// The columns that name the ENI or block of an address.
 	allocated columns[introspect.Allocated]
 	available columns[introspect.Available]
 	cooling   columns[introspect.Cooling]
 
-	besides func(*Printer, introspect.Document) // in `ip-manager`, after the addresses
-	status  func(*Printer, introspect.Document) // in `status`
+	besides func(*Printer, introspect.Document) // printed by `ip-manager` after the addresses
+	status  func(*Printer, introspect.Document) // printed by `status`
 }
 
-// columns are some of a table's.
+// columns are adjacent columns of a table.
 type columns[T any] struct {
 	head  []string
 	cells func(T) []string
@@ -67,14 +67,14 @@ var ofPools = supply{
 	status:    poolsAndBlocks,
 }
 
-// ofPorts is of nodes whose pods have no addresses but those of their NICs.
+// ofPorts is for nodes whose pods have NICs in VPCs only.
 var ofPorts = supply{
 	authority: "ports of VPCs",
 	besides:   func(*Printer, introspect.Document) {},
 	status:    ports,
 }
 
-// ofOthers is of nodes whose pods have the addresses of another network.
+// ofOthers is for nodes where another network assigns the addresses of pods.
 var ofOthers = supply{
 	authority: "the network",
 	besides:   func(*Printer, introspect.Document) {},
@@ -87,7 +87,7 @@ func ports(p *Printer, doc introspect.Document) {
 
 var blockColumns = []string{"POOL", "BLOCK"}
 
-// NodeName names the node, and the instance if that is something else.
+// NodeName returns the name of the node and, if it differs, the instance ID.
 func NodeName(doc introspect.Document) string {
 	if from := supplyOf(doc); !from.instances && doc.InstanceID == doc.Node {
 		return orDash(doc.Node)

@@ -1,6 +1,6 @@
-// Package view prints what Berth's tools for people show: tables, JSON and YAML,
-// and a node's document. Nothing that it prints can drive a terminal, whatever
-// is in it.
+// Package view formats the output of berthctl and kubectl berth: tables, JSON, YAML, and
+// the introspection document of a node. It escapes everything that a terminal would
+// interpret.
 package view
 
 import (
@@ -34,7 +34,7 @@ func WriteLine(w io.Writer, v any) error {
 	return err
 }
 
-// WriteYAML writes a value as YAML, with the fields that it has in JSON.
+// WriteYAML writes a value as YAML, with the field names of its JSON form.
 func WriteYAML(w io.Writer, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -53,13 +53,12 @@ func WriteYAML(w io.Writer, v any) error {
 	if err := errors.Join(enc.Encode(numbers(fields)), enc.Close()); err != nil {
 		return err
 	}
-	// The library escapes most of what is not printable, in quoted strings; this
-	// is for what it lets through.
+	// The library escapes most characters that are not printable; this escapes the rest.
 	_, err = fmt.Fprint(w, printableJSON(out.String()))
 	return err
 }
 
-// numbers makes the numbers in a value of JSON some of YAML.
+// numbers replaces every json.Number in v by an int64 or float64, which YAML prints unquoted.
 func numbers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
@@ -80,7 +79,7 @@ func numbers(v any) any {
 	return v
 }
 
-// Age is how long ago since was at the moment now: "5s", "3m", "2h10m", "4d".
+// Age returns the time from since to now as text: "5s", "3m", "2h10m", "4d". It is empty for a zero since.
 func Age(since, now time.Time) string {
 	if since.IsZero() {
 		return ""
@@ -97,7 +96,7 @@ func Age(since, now time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours())/24)
 }
 
-// Count is a number of things: "1 pod", "2 pods".
+// Count returns a number with its noun: "1 pod", "2 pods".
 func Count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

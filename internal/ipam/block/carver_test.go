@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// take checks which indexes come next; -1 stands for none.
+// take checks which indexes are taken next; -1 stands for none.
 func take(t *testing.T, c *Carver, limit int64, want ...int64) {
 	t.Helper()
 	for _, w := range want {
@@ -93,7 +93,7 @@ func TestCarver(t *testing.T) {
 	})
 }
 
-// naive is what a Carver does, said plainly.
+// naive is a Carver in its simplest form.
 type naive struct {
 	taken map[int64]bool
 	next  int64
@@ -157,8 +157,8 @@ func TestCarverIsTheNaiveOne(t *testing.T) {
 	})
 }
 
-// A Take stays in nanoseconds from a hundred blocks taken to a million, in the
-// fullest pool too, where the one free block is the last that the search comes to.
+// A Take stays in nanoseconds from a hundred taken blocks to a million, also in a full pool where the
+// last block searched is the only free one.
 func BenchmarkTake(b *testing.B) {
 	for _, taken := range []int64{100, 10_000, 1_000_000} {
 		b.Run(fmt.Sprintf("first-free-of-%d", taken), func(b *testing.B) {
@@ -189,7 +189,7 @@ func filled(taken int64) *Carver {
 	return c
 }
 
-// bytesPerBlock is the memory of a Carver for each index taken.
+// bytesPerBlock returns the memory of a Carver per taken index.
 func bytesPerBlock(taken int64) float64 {
 	var before, after runtime.MemStats
 	runtime.GC()

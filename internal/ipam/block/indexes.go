@@ -2,14 +2,13 @@ package block
 
 import "math/bits"
 
-// levels is how many words of 64 bits stand on top of each other above an index
-// of 31 bits: 64^6 > 2^31.
+// levels is the number of levels of 64-bit words above an index of 31 bits: 64^6 > 2^31.
 const levels = 6
 
-// indexes is a set of them, 0 to MaxIndex. Bit i of word w of the lowest level
-// is index 64w+i; bit i of word w of any other tells that word 64w+i below it is
-// full. Words without a bit are not kept. A step up or down passes over all that
-// a word stands for, so the first index that is free is at most 2*levels steps away.
+// indexes is a set of them, 0 to MaxIndex. Bit i of word w of the lowest level is index 64w+i; bit i of
+// word w of any other level says that word 64w+i below it is full. Words without a bit are not kept. A
+// step up or down passes over all that a word stands for, so the first index that is free is at most
+// 2*levels steps away.
 type indexes struct {
 	level [levels]map[int64]uint64
 	count int64
@@ -59,7 +58,7 @@ func (s *indexes) remove(index int64) {
 	}
 }
 
-// free is the lowest index, not below from, that is not in the set.
+// free returns the lowest index, not below from, that is not in the set.
 func (s *indexes) free(from int64) int64 {
 	i := 0
 	for ; i < levels; i++ { // up, to a word with a free bit at from or behind it

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// MaxIndex is the highest index of a block. It bounds what a pool may cost,
-	// whatever the size of its subnets; 2^31 blocks are out of any cluster's reach.
+	// MaxIndex is the highest index of a block. It bounds the cost of a pool,
+	// whatever the size of its subnets; no cluster needs 2^31 blocks.
 	MaxIndex = 1<<31 - 1
 
 	// MaxBits is the largest block size, as a power of two: 65536 addresses,
@@ -20,15 +20,14 @@ const (
 	MaxBits = 16
 )
 
-// Subnet is a range of addresses of a pool. The zero Prefix: not of that family.
+// Subnet is a range of addresses of a pool. A zero Prefix: it has none of that family.
 type Subnet struct{ IPv4, IPv6 netip.Prefix }
 
-// Block is a piece of a pool, 2^bits addresses of each family that the pool
-// has. The zero Prefix: not of that family.
+// Block is a piece of a pool, 2^bits addresses of each family that the pool has. A zero Prefix: it has
+// none of that family.
 type Block struct{ IPv4, IPv6 netip.Prefix }
 
-// Layout is how a pool is cut into blocks. It is a value: nothing changes it
-// once it is made, and the zero Layout has no blocks.
+// Layout is how a pool is cut into blocks. It is an immutable value, and the zero Layout has no blocks.
 type Layout struct {
 	bits    int
 	subnets []span
@@ -38,12 +37,12 @@ type Layout struct {
 // span is a subnet and the blocks that are cut from it.
 type span struct {
 	Subnet
-	end int64 // the index behind its last block
+	end int64 // the index after its last block
 }
 
-// Parse makes the layout of a pool with blocks of 2^bits addresses of each
-// family. The rules are those of the AddressPool's definition; the error names
-// the field that breaks one as it is called there, such as subnets[1].ipv6.
+// Parse returns the layout of a pool with blocks of 2^bits addresses of each family. The rules are
+// those of the AddressPool's definition; the error names the field that violates one as it is called
+// there, such as subnets[1].ipv6.
 func Parse(bits int, subnets []Subnet) (Layout, error) {
 	if bits < 0 || bits > MaxBits {
 		return Layout{}, fmt.Errorf("blockSizeBits must be between 0 and %d, not %d", MaxBits, bits)
@@ -62,7 +61,7 @@ func Parse(bits int, subnets []Subnet) (Layout, error) {
 	return l, nil
 }
 
-// check tells whether a subnet can be appended, under a name.
+// check returns an error if a subnet cannot be appended, under a name.
 func (l Layout) check(name string, s Subnet) error {
 	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
 		return fmt.Errorf("%s must have ipv4, ipv6 or both", name)
@@ -86,14 +85,13 @@ func (l Layout) check(name string, s Subnet) error {
 	return nil
 }
 
-// Blocks is how many blocks the pool has, at most MaxIndex+1.
+// Blocks returns how many blocks the pool has, at most MaxIndex+1.
 func (l Layout) Blocks() int64 { return l.blocks }
 
-// BlockAddresses is how many addresses of one family a block has.
+// BlockAddresses returns the number of addresses of one family in a block.
 func (l Layout) BlockAddresses() int64 { return 1 << l.bits }
 
-// Block is the block with an index. An index below 0, or not below Blocks, is
-// refused.
+// Block returns the block with an index. It is an error if the index is not from 0 to Blocks-1.
 func (l Layout) Block(index int64) (Block, error) {
 	if index < 0 || index >= l.blocks {
 		return Block{}, fmt.Errorf("block %d: the pool has blocks 0 to %d", index, l.blocks-1)
@@ -106,7 +104,7 @@ func (l Layout) Block(index int64) (Block, error) {
 	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
 }
 
-// Find is the index of the block that has an address.
+// Find returns the index of the block that has an address.
 func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	var first int64
 	for _, s := range l.subnets {
@@ -122,7 +120,7 @@ func (l Layout) Find(a netip.Addr) (index int64, ok bool) {
 	return 0, false
 }
 
-// distance is how far an address is from the first one of its prefix, at most the largest number there is.
+// distance returns how far an address is from the first one of its prefix, capped at the largest uint64.
 func distance(from, to netip.Addr) uint64 {
 	x, y := from.As16(), to.As16()
 	if binary.BigEndian.Uint64(x[:8]) != binary.BigEndian.Uint64(y[:8]) {
@@ -142,7 +140,7 @@ func (s Subnet) overlap(o Subnet) (a, b netip.Prefix, ok bool) {
 	return netip.Prefix{}, netip.Prefix{}, false
 }
 
-// blocks is how many blocks a subnet holds, at most MaxIndex+1.
+// blocks returns how many blocks a subnet holds, at most MaxIndex+1.
 func (s Subnet) blocks(bits int) int64 {
 	p := s.IPv4
 	if !p.IsValid() {
@@ -157,12 +155,12 @@ type family struct {
 	prefix netip.Prefix
 }
 
-// families are those that the subnet has.
+// families returns those that the subnet has.
 func (s Subnet) families() []family {
 	return slices.DeleteFunc([]family{{"ipv4", s.IPv4}, {"ipv6", s.IPv6}}, func(f family) bool { return !f.prefix.IsValid() })
 }
 
-// check tells whether blocks of 2^bits addresses can be cut from the prefix.
+// check reports whether blocks of 2^bits addresses can be cut from the prefix.
 func (f family) check(bits int) error {
 	switch p := f.prefix; {
 	case p.Addr().Is4In6() || familyOf(p) != f.name:
@@ -182,12 +180,12 @@ func familyOf(p netip.Prefix) string {
 	return "ipv6"
 }
 
-// hostBits is the size of a prefix as a power of two.
+// hostBits returns the size of a prefix as a power of two.
 func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
 
-// piece is the prefix of 2^bits addresses at an index of a prefix: the zero
-// Prefix of that. The index has at most 31 bits, so that its distance from the
-// prefix fits 64, and being inside the prefix carries into nothing above them.
+// piece returns the prefix of 2^bits addresses at an index of a prefix: the zero Prefix of that. The
+// index has at most 31 bits, so that its distance from the prefix fits 64, and being inside the prefix
+// carries into nothing above them.
 func piece(p netip.Prefix, bits int, index int64) netip.Prefix {
 	if !p.IsValid() {
 		return netip.Prefix{}

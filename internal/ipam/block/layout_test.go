@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// subnets are written as "10.2.0.0/29 fd02::200/125", either or both.
+// subnets parses subnets such as "10.2.0.0/29 fd02::200/125", with either or both families.
 func subnets(texts ...string) (out []Subnet) {
 	for _, text := range texts {
 		var s Subnet
@@ -136,8 +136,8 @@ func TestBlockOutside(t *testing.T) {
 	}
 }
 
-// Blocks of any layout partition it: each is inside a subnet, right behind the
-// one before or at the beginning of the next subnet.
+// The blocks of any layout partition it: each is inside a subnet, directly after the one before or at
+// the beginning of the next subnet.
 func TestBlocksPartitionSubnets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bits := rapid.IntRange(0, 4).Draw(t, "bits")

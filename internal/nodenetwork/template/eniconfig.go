@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// ENIConfig is what the Amazon VPC CNI has for a group of nodes, of apiVersion
+// ENIConfig is the configuration of a group of nodes in the Amazon VPC CNI, of apiVersion
 // crd.k8s.amazonaws.com/v1alpha1 (its documentation, "Custom networking").
 type ENIConfig struct {
 	metav1.ObjectMeta `json:"metadata"`
@@ -23,16 +23,16 @@ type ENIConfig struct {
 }
 
 const (
-	// ENIConfigKey is the key of the annotation, or else the label, by which a Node names
+	// ENIConfigKey is the key of the annotation, or else the label, with which a Node names
 	// its ENIConfig, unless ENI_CONFIG_ANNOTATION_DEF or ENI_CONFIG_LABEL_DEF say otherwise.
 	ENIConfigKey = "k8s.amazonaws.com/eniConfig"
 	// defaultENIConfig is the ENIConfig of Nodes with neither.
 	defaultENIConfig = "default"
 )
 
-// FromENIConfigs are templates that do for Nodes with a label what ENIConfigs do: one for
-// each value, and of the ENIConfig named default one for Nodes without the label. As
-// there, eth0 serves no pods. The error names those that cannot be had so.
+// FromENIConfigs returns templates that replace ENIConfigs for Nodes with a label: one for each value,
+// and for the ENIConfig named default one for Nodes without the label. As with ENIConfigs, eth0 serves
+// no pods. The error names those that cannot be replaced.
 func FromENIConfigs(key string, all []ENIConfig) (out []v1alpha1.NodeNetworkTemplate, err error) {
 	var errs []error
 	for i := range all {

@@ -16,7 +16,7 @@ func eniConfig(name, subnet string, groups ...string) ENIConfig {
 	return c
 }
 
-// Which ENIConfig the Amazon VPC CNI has a Node use, the templates have it use too.
+// A Node gets the settings of the ENIConfig that the Amazon VPC CNI would choose for it.
 func TestFromENIConfigs(t *testing.T) {
 	const zone = "topology.kubernetes.io/zone"
 	all, err := FromENIConfigs(zone, []ENIConfig{

@@ -1,7 +1,7 @@
-// Package template decides which NodeNetworkTemplate's settings a node has. It is made of
-// functions over values, which the operator and, in node mode, the daemon share.
+// Package template decides which NodeNetworkTemplate's settings a node has. It consists of
+// pure functions, which the operator and, in node mode, the daemon share.
 //
-//	template.go   which template selects a node, and what its settings come to
+//	template.go   which template selects a node, and the resulting settings
 //	eniconfig.go  ENIConfigs of the Amazon VPC CNI as templates
 package template
 
@@ -17,16 +17,16 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Choice is the settings that one object has for a node.
+// Choice is the settings of one object for a node.
 type Choice struct {
 	Name  string // of the object, as KIND/NAME
 	ENI   v1alpha1.ENISpec
-	Drain bool // ENIs that are not as the settings say are to go
+	Drain bool // ENIs that differ from the settings are drained
 }
 
-// Choose is what the template that selects a Node with some labels says: the one with the
-// highest priority, of those the oldest, of those the first by name. Nil: none selects it.
-// The error names templates whose selector makes no sense; they select nothing.
+// Choose returns the settings of the template that selects a Node with some labels: the one with the
+// highest priority, then the oldest, then the first by name. Nil: no template selects it. The error
+// names templates with an invalid selector; they select nothing.
 func Choose(has map[string]string, all []v1alpha1.NodeNetworkTemplate) (*Choice, error) {
 	var best *v1alpha1.NodeNetworkTemplate
 	var errs []error
@@ -53,8 +53,8 @@ func before(x, y *v1alpha1.NodeNetworkTemplate) int {
 	return cmp.Or(cmp.Compare(y.Spec.Priority, x.Spec.Priority), x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name))
 }
 
-// Merge is a node's own settings with what a template sets in their place, as
-// nodenetwork.Over has it.
+// Merge returns a node's own settings with those of a template in their place, as nodenetwork.Over
+// does.
 func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
 	out := own.DeepCopy()
 	if len(over.SubnetIDs)+len(over.SubnetTags) > 0 {
@@ -73,5 +73,5 @@ func Merge(own, over *v1alpha1.ENISpec) *v1alpha1.ENISpec {
 	out.UsePrimaryAddress = cmp.Or(over.UsePrimaryAddress, out.UsePrimaryAddress)
 	out.Trunk = cmp.Or(over.Trunk, out.Trunk)
 	out.PrefixDelegation = cmp.Or(over.PrefixDelegation, out.PrefixDelegation)
-	return out.DeepCopy() // nothing shared with the template
+	return out.DeepCopy() // shares nothing with the template
 }

@@ -10,12 +10,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// made is a template that is so many seconds old, for Nodes with a label; empty: for all.
+// made returns a template that was created some seconds ago, for Nodes with a label; empty: for all.
 func made(name string, age, priority int32, label string) v1alpha1.NodeNetworkTemplate {
 	t := v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9-int64(age), 0))}}
 	t.Spec.Priority = priority
@@ -68,7 +68,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// One whose selector makes no sense is told of, and the others count.
+// A template with an invalid selector is reported, and the others are used.
 func TestChooseBesideNonsense(t *testing.T) {
 	bad := made("bad", 9, 9, "")
 	bad.Spec.NodeSelector.MatchExpressions = []v1alpha1.LabelRequirement{{Key: "a", Operator: "Near"}}
@@ -81,8 +81,8 @@ func TestChooseBesideNonsense(t *testing.T) {
 	}
 }
 
-// What a template sets takes the place of what excludes it, and the rest stays; so do
-// nodenetwork.Over's settings, by which node mode goes.
+// A field that a template sets replaces the fields that exclude it, and the others stay; the same goes
+// for nodenetwork.Over in node mode.
 func TestMerge(t *testing.T) {
 	n := func(i int32) *int32 { return &i }
 	own := v1alpha1.ENISpec{

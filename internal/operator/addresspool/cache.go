@@ -3,22 +3,23 @@ package addresspool
 import (
 	"context"
 	"fmt"
+	"iter"
+	"slices"
 
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// Watches are the kinds that the process keeps in memory for Setup.
+// Watches are the kinds that the cache of a manager with Setup keeps.
 func Watches() []*watched.Kind {
-	own := cache.ByObject{Transform: cache.TransformStripManagedFields()}
 	return []*watched.Kind{
 		watched.Nodes, watched.Namespaces,
-		{Object: &v1alpha1.AddressPool{}, List: func() client.ObjectList { return &v1alpha1.AddressPoolList{} }, Cache: own},
-		{Object: &v1alpha1.AddressBlock{}, List: func() client.ObjectList { return &v1alpha1.AddressBlockList{} }, Cache: own},
-		{Object: &v1alpha1.BlockRequest{}, List: func() client.ObjectList { return &v1alpha1.BlockRequestList{} }, Cache: own},
+		watched.Of(&v1alpha1.AddressPool{}, &v1alpha1.AddressPoolList{}, nil),
+		watched.Of(&v1alpha1.AddressBlock{}, &v1alpha1.AddressBlockList{}, nil),
+		watched.Of(&v1alpha1.BlockRequest{}, &v1alpha1.BlockRequestList{}, nil),
 	}
 }
 
@@ -30,29 +31,56 @@ const (
 )
 
 func indexFields(ctx context.Context, ix client.FieldIndexer) error {
-	for _, i := range []struct {
-		object client.Object
-		field  string
-		value  func(client.Object) string
-	}{
-		{&v1alpha1.AddressBlock{}, byPool, func(o client.Object) string { return o.(*v1alpha1.AddressBlock).PoolName }},
-		{&v1alpha1.AddressBlock{}, byNode, func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName }},
-		{&v1alpha1.AddressBlock{}, byRequest, func(o client.Object) string { return string(o.(*v1alpha1.AddressBlock).RequestUID) }},
-		{&v1alpha1.BlockRequest{}, byPool, func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.PoolName }},
-		{&v1alpha1.BlockRequest{}, byNode, func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName }},
-	} {
-		if err := ix.IndexField(ctx, i.object, i.field, func(o client.Object) []string { return []string{i.value(o)} }); err != nil {
-			return err
-		}
-	}
-	return nil
+	return watched.Index(ctx, ix,
+		watched.ByOne(byPool, func(o *v1alpha1.AddressBlock) string { return o.PoolName }),
+		watched.ByOne(byNode, func(o *v1alpha1.AddressBlock) string { return o.NodeName }),
+		watched.ByOne(byRequest, func(o *v1alpha1.AddressBlock) string { return string(o.RequestUID) }),
+		watched.ByOne(byPool, func(o *v1alpha1.BlockRequest) string { return o.Spec.PoolName }),
+		watched.ByOne(byNode, func(o *v1alpha1.BlockRequest) string { return o.Spec.NodeName }),
+	)
 }
 
-// BlocksOf are the blocks of a node, read from the cache of a manager with Setup.
+// BlocksOf are the blocks of a node, read from the cache of a manager with Setup. The caller
+// must not change them.
 func BlocksOf(ctx context.Context, r client.Reader, node string) ([]v1alpha1.AddressBlock, error) {
-	list := &v1alpha1.AddressBlockList{}
-	if err := r.List(ctx, list, client.MatchingFields{byNode: node}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list blocks of node %s: %w", node, err)
+	list, err := objects.List[v1alpha1.AddressBlockList](ctx, r, client.MatchingFields{byNode: node})
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", node, err)
 	}
 	return list.Items, nil
+}
+
+// requestsOf are the requests of a node, which the caller must not change.
+func (a *api) requestsOf(ctx context.Context, node string) ([]v1alpha1.BlockRequest, error) {
+	list, err := objects.List[v1alpha1.BlockRequestList](ctx, a.cached, client.MatchingFields{byNode: node})
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", node, err)
+	}
+	return list.Items, nil
+}
+
+// pageSize is how many blocks are read from the API server at a time.
+const pageSize = 500
+
+// allBlocks reads blocks from the API server, a page at a time. An error ends the sequence.
+func (a *api) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
+	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
+		next := ""
+		for {
+			// A new list for each page: objects in a used one would keep fields that the page leaves out.
+			list, err := objects.List[v1alpha1.AddressBlockList](ctx, a.live, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(next)})...)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range list.Items {
+				if !yield(&list.Items[i], nil) {
+					return
+				}
+			}
+			if next = list.Continue; next == "" {
+				return
+			}
+		}
+	}
 }

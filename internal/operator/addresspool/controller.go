@@ -6,25 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
 )
 
@@ -34,14 +31,14 @@ var _ = failpoint.Register(
 	"operator.pool.release.deleted", "operator.pool.release.after",
 )
 
-// Options are what a Controller needs to know. Zero durations take the defaults
-// named, but DownAfter; the rest may be nil.
+// Options configure a Controller. A duration of zero stands for the default named, except
+// DownAfter; the other fields may be zero.
 type Options struct {
 	Clock  clock.Clock
 	Logger *slog.Logger
 
-	// Grace is how long a node's Node must have been missing, and its daemon
-	// silent, before its blocks are released; 2 min.
+	// Grace is how long a Node must have been missing, and the node's daemon
+	// silent, before the node's blocks are released; 2 min.
 	Grace time.Duration
 	// DownAfter is how long a Node that is tainted as out of service must not
 	// have been ready before its blocks are released; 0: never.
@@ -49,96 +46,83 @@ type Options struct {
 	// Sweep is how often all objects are reconciled; 10 min.
 	Sweep time.Duration
 
-	// MaxPods is how many pods of a node count at most for how many blocks it may
-	// have; 0: nodes get what they ask for.
+	// MaxPods bounds the pods of a node that count towards its quota of blocks;
+	// 0: there are no quotas.
 	MaxPods int
 
-	// RequestRefused is told the reason when a request is refused for what its node
-	// has or asks for already. It must be quick.
+	// RequestRefused is called with the reason when a request is refused because of what its
+	// node has or asks for already. It must not block.
 	RequestRefused func(reason string)
-	// RequestServed is told how long a request waited for its block, from its
-	// creation, which is a whole second. It must be quick.
+	// RequestServed is called with the time from a request's creation, which is a whole
+	// second, to its answer with a block. It must not block.
 	RequestServed func(time.Duration)
 }
 
 const (
-	// requestWorkers is how many requests are answered at once, and blocks deleted. A
-	// request is two writes of some milliseconds each, nearly all of it waiting;
-	// more than some ten of one client at a time and an API server queues them.
+	// requestWorkers is how many requests are answered, and blocks deleted, at once. A
+	// request takes two writes of some milliseconds each. An API server queues the calls
+	// of a client that makes many more than ten at a time.
 	requestWorkers = 16
-	// nodeWorkers is how many nodes are reconciled at once, which seldom leads to a
-	// write.
+	// nodeWorkers is how many nodes, or blocks, are reconciled at once. Few of them lead
+	// to a write.
 	nodeWorkers = 4
-	// reconcileTimeout bounds the reconciliation of one object.
-	reconcileTimeout = 30 * time.Second
-	// unconfirmedFor is how long an index is taken without its block having been
-	// seen in a watch, before the block is read from the API server.
+	// unconfirmedFor is how long an index stays allocated while no watch shows its block.
+	// Then the block is read from the API server.
 	unconfirmedFor = time.Minute
 )
 
-// Controller works on pools, requests and the blocks of nodes.
+// api is what all controllers of this package reach the Kubernetes API and the outside by.
+type api struct {
+	cached client.Client // reads from the cache
+	live   client.Reader // reads from the API server
+	events events.EventRecorder
+	clock  clock.Clock
+	log    *slog.Logger
+}
+
+// queues are those of the four controllers.
+type queues struct{ pools, requests, nodes, blocks queue.Queue }
+
+// Controller accepts pools, allocates their blocks to nodes, and releases blocks.
 type Controller struct {
-	o         Options
-	client    client.Client // reads from the cache
-	live      client.Reader // reads past it
-	events    events.EventRecorder
-	book      *book
-	quotas    *quotas
-	occupied  *occupied
-	inherited *inherited
-
-	// Of the one worker that looks at pools.
-	states   map[string]*poolState
-	reported map[string]time.Time // when a pool's status was last written
-
-	requests, pools, nodes, blocks queue.Queue
-
-	mu       sync.Mutex           // guards liveness
-	liveness map[string]*liveness // of nodes that have blocks and no Node
+	api         *api
+	queues      *queues
+	allocator   *allocator
+	quotas      *quotas
+	inherited   *inherited
+	withholding *withholding
+	pools       *pools
+	requests    *requests
+	nodes       *nodes
 }
 
 // Setup adds the controllers to mgr, whose cache must have been made with
 // Watches. They work while mgr leads.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
-	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
-	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Grace = cmp.Or(o.Grace, 2*time.Minute)
 	o.Sweep = cmp.Or(o.Sweep, 10*time.Minute)
-	if o.RequestRefused == nil {
-		o.RequestRefused = func(string) {}
-	}
-	if o.RequestServed == nil {
-		o.RequestServed = func(time.Duration) {}
-	}
-	c := &Controller{
-		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), quotas: newQuotas(), occupied: newOccupied(), inherited: &inherited{ready: make(chan struct{})},
-		states: map[string]*poolState{}, reported: map[string]time.Time{}, liveness: map[string]*liveness{},
-	}
-	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
-		return nil, fmt.Errorf("controllers of address pools: %w", err)
-	}
+	c := newController(&api{
+		mgr.GetClient(), mgr.GetAPIReader(), mgr.GetEventRecorder(v1alpha1.OwnerOperator),
+		cmp.Or[clock.Clock](o.Clock, clock.Real{}), cmp.Or(o.Logger, slog.New(slog.DiscardHandler)),
+	}, o)
+	byNode := func(of func(client.Object) string) handler.EventHandler { return queue.Named(of) }
 	err := errors.Join(
+		indexFields(ctx, mgr.GetFieldIndexer()),
 		// One worker: pools are accepted one after the other. It starts once the
-		// book has all blocks, and opens the pools; no block is cut before.
-		ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
-			Watches(&v1alpha1.AddressBlock{}, c.bookkeeping()).
-			WatchesRawSource(c.pools.Source()).WithOptions(queue.Options(1, reconcileTimeout)).
-			Complete(queue.RetryConflicts(c.reconcilePool)),
-		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
-			WatchesMetadata(&corev1.Namespace{}, c.namespaces(), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
-			WatchesRawSource(c.requests.Source()).WithOptions(queue.Options(requestWorkers, reconcileTimeout)).
-			Complete(queue.RetryConflicts(c.reconcileRequest)),
-		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
-			Watches(&v1alpha1.AddressBlock{}, named(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
-			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
-			WatchesRawSource(c.nodes.Source()).WithOptions(queue.Options(nodeWorkers, reconcileTimeout)).
-			Complete(queue.RetryConflicts(c.reconcileNode)),
-		ctrl.NewControllerManagedBy(mgr).Named("addressblock").For(&v1alpha1.AddressBlock{}).
-			WatchesRawSource(c.blocks.Source()).WithOptions(queue.Options(nodeWorkers, reconcileTimeout)).
-			Complete(queue.RetryConflicts(c.reconcileBlock)),
-		mgr.Add(manager.RunnableFunc(c.begin)),
-		mgr.Add(manager.RunnableFunc(c.sweep)),
+		// allocator has all blocks, and opens the pools; no block is allocated before.
+		c.queues.pools.Complete(ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
+			Watches(&v1alpha1.AddressBlock{}, queue.OnChange(c.blockChanged)), 1, c.pools.reconcile),
+		c.queues.requests.Complete(ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
+			WatchesMetadata(&corev1.Namespace{}, queue.Map(c.refusedRequests), builder.WithPredicates(predicate.AnnotationChangedPredicate{})),
+			requestWorkers, c.inherited.before(c.requests.reconcile)),
+		c.queues.nodes.Complete(ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
+			Watches(&v1alpha1.AddressBlock{}, byNode(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
+			Watches(&v1alpha1.BlockRequest{}, byNode(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })),
+			nodeWorkers, c.nodes.reconcile),
+		c.queues.blocks.Complete(ctrl.NewControllerManagedBy(mgr).Named("addressblock").For(&v1alpha1.AddressBlock{}),
+			nodeWorkers, c.inherited.before(c.withholding.reconcile)),
+		mgr.Add(manager.RunnableFunc(c.inherited.run)),
+		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error { return c.sweepEvery(ctx, o.Sweep) })),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("controllers of address pools: %w", err)
@@ -146,72 +130,90 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	return c, nil
 }
 
-// named reconciles the object that another one names.
-func named(name func(client.Object) string) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-		return []reconcile.Request{queue.Request(name(o))}
-	})
-}
-
-// bookkeeping notes in the book which blocks there are, and reconciles the pools
-// whose blocks come and go.
-func (c *Controller) bookkeeping() handler.EventHandler {
-	type adder = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	seen := func(o client.Object, q adder) {
-		b := o.(*v1alpha1.AddressBlock)
-		c.book.seen(b.PoolName, b.Index)
-		c.quotas.seen(b.Name)
-		q.Add(queue.Request(b.PoolName))
-	}
-	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, q adder) { seen(e.Object, q) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q adder) { seen(e.ObjectNew, q) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q adder) {
-			b := e.Object.(*v1alpha1.AddressBlock)
-			c.quotas.seen(b.Name)
-			c.requests.Add(c.book.freed(b.PoolName, b.Index)...)
-			c.requests.Add(c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
-			q.Add(queue.Request(b.PoolName))
+// newController connects the parts.
+func newController(a *api, o Options) *Controller {
+	q, alloc, quotas, occupied := &queues{}, newAllocator(), newQuotas(), newOccupied()
+	w := &withholding{api: a, queues: q, allocator: alloc, occupied: occupied}
+	i := &inherited{api: a, allocator: alloc, quotas: quotas, withholding: w, ready: make(chan struct{})}
+	return &Controller{
+		api: a, queues: q, allocator: alloc, quotas: quotas, inherited: i, withholding: w,
+		pools: &pools{
+			api: a, queues: q, allocator: alloc, quotas: quotas, occupied: occupied, reported: map[string]time.Time{},
+			acceptance: &acceptance{api: a, queue: &q.pools, withholding: w, states: map[string]*poolState{}},
 		},
+		requests: newRequests(a, &q.requests, alloc, occupied, i, quotas, o),
+		nodes:    &nodes{api: a, withholding: w, grace: o.Grace, downAfter: o.DownAfter, liveness: map[string]*liveness{}},
 	}
 }
 
-// sweep reconciles all objects now and then, in case an event was missed.
-func (c *Controller) sweep(ctx context.Context) error {
+// blockChanged tells the allocator which blocks exist, and reconciles the pools whose blocks
+// come and go.
+func (c *Controller) blockChanged(_ context.Context, before, after client.Object, q queue.Adder) {
+	if after != nil {
+		b := after.(*v1alpha1.AddressBlock)
+		c.allocator.observe(b.PoolName, b.Index)
+		c.quotas.observe(b.Name)
+		q.Add(queue.Request(b.PoolName))
+		return
+	}
+	b := before.(*v1alpha1.AddressBlock)
+	c.quotas.observe(b.Name)
+	c.queues.requests.Add(c.allocator.release(b.PoolName, b.Index)...)
+	c.queues.requests.Add(c.quotas.refusedFor(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
+	q.Add(queue.Request(b.PoolName))
+}
+
+// refusedRequests are reconciled again when the annotations of a namespace change, which may
+// give a node's pods another pool.
+func (c *Controller) refusedRequests(context.Context, client.Object) (out []client.ObjectKey) {
+	for _, name := range c.quotas.refusedFor(func(string, string) bool { return true }) {
+		out = append(out, client.ObjectKey{Name: name})
+	}
+	return out
+}
+
+// sweepEvery reconciles all objects at an interval, in case an event was missed.
+func (c *Controller) sweepEvery(ctx context.Context, interval time.Duration) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.o.Clock.After(c.o.Sweep):
+		case <-c.api.clock.After(interval):
 		}
-		if err := c.sweepOnce(ctx); err != nil {
-			c.o.Logger.Warn("looking at all blocks, will try again", "error", err)
+		if err := c.sweep(ctx); err != nil {
+			c.api.log.Warn("sweep of all blocks failed, will try again", "error", err)
 		}
 	}
 }
 
-func (c *Controller) sweepOnce(ctx context.Context) error {
-	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-	c.readServices(ctx)
-	err := errors.Join(c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
+func (c *Controller) sweep(ctx context.Context) error {
+	c.withholding.readServices(ctx)
+	blocks, err := objects.List[v1alpha1.AddressBlockList](ctx, c.api.cached)
+	if err != nil {
+		return err
+	}
+	all, err := objects.List[v1alpha1.BlockRequestList](ctx, c.api.cached)
 	if err != nil {
 		return err
 	}
 	for i := range blocks.Items {
-		c.nodes.Add(blocks.Items[i].NodeName)
-		c.pools.Add(blocks.Items[i].PoolName)
-		c.blocks.Add(blocks.Items[i].Name)
+		c.queues.nodes.Add(blocks.Items[i].NodeName)
+		c.queues.pools.Add(blocks.Items[i].PoolName)
+		c.queues.blocks.Add(blocks.Items[i].Name)
 	}
-	for i := range requests.Items {
-		c.nodes.Add(requests.Items[i].Spec.NodeName)
-		c.requests.Add(requests.Items[i].Name)
+	for i := range all.Items {
+		c.queues.nodes.Add(all.Items[i].Spec.NodeName)
+		c.queues.requests.Add(all.Items[i].Name)
 	}
-	c.requests.Add(c.book.recheck(func(p block.Block) bool { return hasRoom(p, c.occupied.withheldOf(p)) })...)
-	c.quotas.age(c.now().Add(-unconfirmedFor))
-	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {
-		err = errors.Join(err, c.verify(ctx, s))
+	occupied := c.withholding.occupied
+	c.queues.requests.Add(c.allocator.recheckUnusable(func(p block.Block) bool { return hasRoom(p, occupied.withheldOf(p)) })...)
+	old := c.api.clock.Now().Add(-unconfirmedFor)
+	c.quotas.expire(old)
+	for _, s := range c.allocator.unconfirmedBefore(old) {
+		err = errors.Join(err, c.requests.verify(ctx, s))
 	}
 	return err
 }
 
-func (c *Controller) now() time.Time { return c.o.Clock.Now() }
+// Usage lists how much of each pool is allocated, by name. It does not block.
+func (c *Controller) Usage() []Usage { return c.allocator.usage() }

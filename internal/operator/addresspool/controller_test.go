@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +22,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // Blocks are cut in index order over all subnets, both families by the same
@@ -57,7 +57,7 @@ func TestBlocksInOrder(t *testing.T) {
 	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
 	ask(t, "r7", "n", "p")
 	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
-	told(t, "p", v1alpha1.ReasonPoolExhausted)
+	controllers.AwaitEvent(t, poolNamed("p"), v1alpha1.ReasonPoolExhausted)
 	giveBack(t, "p-3")
 	if b := answered(t, "r7"); b.Name != "p-3" {
 		t.Errorf("r7 got %s", b.Name)
@@ -81,23 +81,6 @@ func TestBlocksInOrder(t *testing.T) {
 	failed(t, "r9", v1alpha1.ReasonPoolNotFound, "nosuch")
 	makePool(t, "nosuch", 0, "10.9.0.0/32")
 	answered(t, "r9")
-}
-
-// told waits for an event of a pool.
-func told(t *testing.T, pool, reason string) {
-	t.Helper()
-	eventually(t, "event "+reason, func(c client.Client) error {
-		list := &eventsv1.EventList{}
-		if err := c.List(t.Context(), list); err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.Regarding.Name == pool && e.Reason == reason {
-				return nil
-			}
-		}
-		return fmt.Errorf("%d others", len(list.Items))
-	})
 }
 
 // Another operator goes on where one stopped: a block that was given back is
@@ -234,14 +217,14 @@ func TestPoolDeletion(t *testing.T) {
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
 	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
-	dropFinalizers(t, blockNamed("p-0"))
-	awaitGone(t, poolNamed("p"))
+	controllers.DropFinalizers(t, blockNamed("p-0"))
+	controllers.AwaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
 
 	// Again, with the finalizer taken off by hand: the block drains all the same.
 	makePool(t, "p", 0, "10.2.0.0/30")
 	answered(t, "r1")
-	dropFinalizers(t, poolNamed("p"))
+	controllers.DropFinalizers(t, poolNamed("p"))
 	harness.OK(t, client.IgnoreNotFound(c.Delete(t.Context(), poolNamed("p"))))
 	awaitDeletion(t, "p-0")
 }
@@ -312,10 +295,10 @@ func TestNodesThatGo(t *testing.T) {
 // noticed waits until an operator has seen something of a node without a Node.
 func noticed(t *testing.T, o *Controller, node string, what func(*liveness) bool) {
 	t.Helper()
-	harness.Eventually(t, limit, "the operator notices "+node, func() error {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if s := o.liveness[node]; s == nil || !what(s) {
+	harness.Eventually(t, controllers.Limit, "the operator notices "+node, func() error {
+		o.nodes.mu.Lock()
+		defer o.nodes.mu.Unlock()
+		if s := o.nodes.liveness[node]; s == nil || !what(s) {
 			return fmt.Errorf("it knows %+v", s)
 		}
 		return nil
@@ -345,5 +328,5 @@ func TestOrphanedRequest(t *testing.T) {
 	harness.KubeClean(t)
 	start(t, Options{Grace: time.Second})
 	ask(t, "orphan", "nobody", "p")
-	awaitGone(t, requestNamed("orphan"))
+	controllers.AwaitGone(t, requestNamed("orphan"))
 }

@@ -1,70 +1,31 @@
 package addresspool
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
-	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
-
-// child is an operator that a failpoint may kill, in a process of its own.
-func child(kubeconfig string) error {
-	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return err
-	}
-	cfg.QPS = -1 // a file cannot say so
-	ctx := context.Background()
-	_, mgr, err := assemble(ctx, cfg, Options{
-		Grace: time.Second, Sweep: time.Second, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-	})
-	if err != nil {
-		return err
-	}
-	return errors.Join(failpoint.Err(), mgr.Start(ctx))
-}
-
-// startCrashing starts an operator with a failpoint armed, and another one without
-// each time one has died. It returns how many died so far.
-func startCrashing(t *testing.T, failpoints string) (deaths func() int) {
-	t.Helper()
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
-	return crashsource.Restarted(t, kubeconfig, failpoints)
-}
 
 // An operator that is killed at any step leaves nothing that the next one does
 // not finish: every request has one block, nobody else's, what a node that is
 // gone had is free again, and a pool that is deleted goes.
 func TestKillAtEveryFailpoint(t *testing.T) {
-	names := failpoint.Names()
-	if len(names) < 9 {
-		t.Fatalf("only %v are registered", names)
+	names := controllers.Failpoints(t, "operator.pool.", 9)
+	if all := failpoint.Names(); len(all) != len(names) {
+		t.Errorf("of %v nothing kills but %v", all, names)
 	}
 	for _, name := range harness.Sample(t, 9, names) {
-		if !strings.HasPrefix(name, "operator.pool.") {
-			t.Errorf("%s: what kills it?", name)
-			continue
-		}
 		t.Run(name, func(t *testing.T) {
 			harness.KubeClean(t)
 			c := harness.KubeClient(t)
-			deaths := startCrashing(t, name+"=kill")
+			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
 			makeNode(t, "n")
 			makeNode(t, "gone")
 			makePool(t, "p", 0, "10.2.0.0/29")
@@ -77,8 +38,8 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			b := given(t, "of-q", "n", "q")
 			harness.OK(t, c.Delete(t.Context(), poolNamed("q")))
 			awaitDeletion(t, b.Name)
-			dropFinalizers(t, b) // its pods have left it
-			awaitGone(t, poolNamed("q"))
+			controllers.DropFinalizers(t, b) // its pods have left it
+			controllers.AwaitGone(t, poolNamed("q"))
 			names := map[string]bool{}
 			for i := range 5 {
 				names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
@@ -104,7 +65,7 @@ func TestKillAmidRequests(t *testing.T) {
 	for i := range requests {
 		ask(t, fmt.Sprintf("r%d", i), "n", "p")
 	}
-	deaths := startCrashing(t, "operator.pool.cut.after=kill@50")
+	deaths := controllers.Killed(t, operatorConfig(t), "operator.pool.cut.after=kill@50")
 	names := map[string]bool{}
 	for i := range requests {
 		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true

@@ -2,26 +2,26 @@
 // accepts pools, cuts them into blocks for the nodes that ask, and releases
 // blocks that outlived their pool or their node.
 //
-//	controller.go  the controllers: what each watches and which workers it has
-//	cache.go       what is kept in memory of each kind
-//	inherit.go     what the leader before this one left
-//	book.go        which blocks of each pool are taken
-//	entry.go       which request gets which block, and who waits for one
-//	admit.go       whether its node may have a block more
-//	quota.go       how many blocks a node may have: a decision
-//	request.go     a request: a block cut, or the reason why not
-//	accept.go      which subnets of which pool may be cut: a decision
-//	grant.go       accepting them
-//	pool.go        a pool: opened, closed, deleted
-//	status.go      what people see of it
-//	liveness.go    whether a node has given up its blocks: a decision
-//	withhold.go    which addresses are others': decisions
-//	occupied.go    which addresses Nodes and Services have, and telling blocks
-//	metrics.go     the metrics, and what counts requests
-//	node.go        a node: its blocks and requests released
+//	controller.go   the controllers: what each watches, and which parts work together
+//	cache.go        what the cache keeps of each kind
+//	inherited.go    the blocks that the previous leader made last
+//	allocator.go    which blocks of each pool are allocated
+//	pending.go      requests without an answer: which gets which block, and which wait
+//	requests.go     a request: a block, or the reason why not
+//	admission.go    whether a node may have another block
+//	quota.go        how many blocks a node may have: a decision
+//	pools.go        a pool: opened, closed, deleted
+//	acceptance.go   accepting the subnets of a pool
+//	layout.go       which subnets of which pool may be cut: a decision
+//	status.go       conditions and Events of a pool
+//	nodes.go        a node: its blocks and requests are released
+//	liveness.go     whether a node has given up its blocks: a decision
+//	withholding.go  keeping addresses of Nodes and Services from pods
+//	occupied.go     which addresses these are: decisions
+//	metrics.go      the metrics
 //
 // A block's name is its pool's and its index, so that the API server refuses a
-// second owner whatever an operator believes: one with a stale cache, or a
+// second owner even to an operator that is wrong. One with a stale cache, or a
 // leader that was replaced, finds the name taken and goes on to the next index.
 package addresspool
 

@@ -10,16 +10,16 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// liveness is what this operator saw itself of a node whose Node is missing. A time
-// that another clock wrote tells only whether it changed: clocks differ.
+// liveness is what this operator has seen of a node whose Node is missing. Of a time that another
+// clock wrote only a change counts, since clocks differ.
 type liveness struct {
-	gone    time.Time            // since when there is no Node
-	alive   time.Time            // when the daemon was last seen to live: it renewed a block, or made a request
-	renewed map[string]time.Time // RenewTime by block, as last seen; nil: nothing was
+	gone    time.Time            // since when the Node is missing
+	alive   time.Time            // when the daemon was last seen to renew a block or make a request
+	renewed map[string]time.Time // RenewTime by block, as last seen; nil: nothing was seen yet
 	asked   map[types.UID]bool   // requests, as last seen
 }
 
-// observe takes in a node's blocks and requests at now.
+// observe takes a node's blocks and requests at now.
 func (s *liveness) observe(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
 	first := s.renewed == nil
 	if first {
@@ -49,9 +49,9 @@ func (s *liveness) observe(now time.Time, blocks []v1alpha1.AddressBlock, reques
 	s.renewed, s.asked = renewed, asked
 }
 
-// left is how long it is until the node has given its blocks up: for the grace
-// period there was no Node, and its daemon neither renewed a block nor made a
-// request. Not above 0: it has.
+// left is how long it is until the node has given up its blocks: it has once, for the grace
+// period, the Node was missing and the daemon neither renewed a block nor made a request. Not
+// above 0: it has.
 func (s *liveness) left(now time.Time, grace time.Duration) time.Duration {
 	since := s.gone
 	if s.alive.After(since) {
@@ -60,10 +60,10 @@ func (s *liveness) left(now time.Time, grace time.Duration) time.Duration {
 	return since.Add(grace).Sub(now)
 }
 
-// fenced tells how long it is until a node that is there and down has lost its
-// blocks by the policy that asks for after; not known: it has not by itself.
-// Only an administrator's word that it is switched off counts (Kubernetes
-// documentation, "Non-graceful node shutdown handling").
+// fenced is how long it is until a node that exists and is down loses its blocks, if the policy
+// says so after some time; not known: it does not lose them. The node must have the taint by which
+// an administrator confirms that it is shut down (Kubernetes documentation, "Non-graceful node
+// shutdown handling").
 func fenced(n *corev1.Node, now time.Time, after time.Duration) (left time.Duration, known bool) {
 	if after <= 0 || !watched.OutOfService(n) {
 		return 0, false

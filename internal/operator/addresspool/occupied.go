@@ -1,8 +1,6 @@
 package addresspool
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,17 +11,21 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// addressesEvery is how often a node may get others at most: each change may have as
-// many blocks written as it has addresses.
+const (
+	// maxNodeAddresses is how many addresses a node keeps from pods at most: the node's
+	// kubelet writes them, and may lie. Nodes have one or two of each family and type.
+	maxNodeAddresses = 8
+	// maxNamed is how many addresses a pool's condition names.
+	maxNamed = 5
+)
+
+// addressesEvery is how often the addresses of a node may change at most: a change may lead
+// to as many writes of blocks as the node has addresses.
 const addressesEvery = 10 * time.Second
 
 // The owners of withheld addresses begin with these, and a name follows.
@@ -32,7 +34,7 @@ const (
 	ownerServices = "ServiceCIDR "
 )
 
-// occupied is which addresses Nodes and Services have. A change of one node costs
+// occupied are the addresses that Nodes and Services have. A change of one node costs
 // work for its own addresses alone.
 type occupied struct {
 	mu     sync.Mutex              // guards all below
@@ -52,8 +54,7 @@ func newOccupied() *occupied {
 	return &occupied{nodes: map[string]nodeState{}, owners: map[netip.Addr][]string{}}
 }
 
-// set takes a node's addresses, and returns those that it has got or lost.
-// o.mu is held.
+// set takes a node's addresses, and returns those that are new or gone. o.mu is held.
 func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (changed []netip.Addr) {
 	before := o.nodes[node].addresses
 	for _, a := range before {
@@ -72,7 +73,7 @@ func (o *occupied) set(node string, addresses []netip.Addr, now time.Time) (chan
 	return changed
 }
 
-// wait is how long it is until a node may have these addresses. It may lose some at
+// wait is how long it is until a node may have these addresses. It may lose addresses at
 // any time. o.mu is held.
 func (o *occupied) wait(node string, addresses []netip.Addr, now time.Time) time.Duration {
 	had := o.nodes[node]
@@ -103,7 +104,7 @@ func (o *occupied) remove(node string, a netip.Addr) {
 	}
 }
 
-// within are the addresses that others have in some prefixes, those of Services first.
+// within are the occupied addresses in some prefixes, those of Services first.
 func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -124,7 +125,7 @@ func (o *occupied) within(prefixes ...netip.Prefix) (out []ownedRange) {
 	return out
 }
 
-// withheldOf are the addresses of a block that others have.
+// withheldOf are the addresses of a block that are occupied.
 func (o *occupied) withheldOf(b block.Block) []v1alpha1.WithheldAddresses {
 	var prefixes []netip.Prefix
 	for _, p := range [...]netip.Prefix{b.IPv4, b.IPv6} {
@@ -142,147 +143,116 @@ func (o *occupied) services() []ownedRange {
 	return o.ranges
 }
 
-// occupy takes the addresses of a node as the cache has it, and tells when to look
-// again. A Node that is missing keeps its addresses while it has blocks: its machine
-// may live.
-func (c *Controller) occupy(ctx context.Context, name string) (time.Duration, error) {
-	c.occupied.mu.Lock()
-	changed, wait, err := c.readAddresses(ctx, name)
-	c.occupied.mu.Unlock()
-	for _, a := range changed {
-		for _, s := range c.book.find(a) {
-			c.blocks.Add(blockName(s.pool, s.index))
-			c.pools.Add(s.pool)
+// nodeAddresses are the first addresses of a Node to which other machines can send
+// packets, without duplicates.
+func nodeAddresses(n *corev1.Node) (out []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
+			continue
+		}
+		addr, err := netip.ParseAddr(a.Address)
+		if addr = addr.Unmap().WithZone(""); err == nil && !slices.Contains(out, addr) && len(out) < maxNodeAddresses {
+			out = append(out, addr)
 		}
 	}
-	return wait, err
+	return out
 }
 
-// readAddresses is occupy, with the lock: so that no older state overwrites a newer one.
-func (c *Controller) readAddresses(ctx context.Context, name string) (changed []netip.Addr, wait time.Duration, err error) {
-	n, blocks, now := &corev1.Node{}, &v1alpha1.AddressBlockList{}, c.now()
-	err = c.client.Get(ctx, client.ObjectKey{Name: name}, n, client.UnsafeDisableDeepCopy)
-	if client.IgnoreNotFound(err) != nil {
-		return nil, 0, fmt.Errorf("read Node %s from the cache: %w", name, err)
-	}
-	had, known := c.occupied.nodes[name]
-	gone := err != nil
-	if gone {
-		if !known {
-			return nil, 0, nil
-		}
-		if err := c.client.List(ctx, blocks, client.MatchingFields{byNode: name}, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, 0, fmt.Errorf("list blocks of %s: %w", name, err)
-		}
-		if len(blocks.Items) > 0 {
-			return nil, 0, nil
+// serviceRanges are the ranges of which the cluster's Services have their addresses.
+func serviceRanges(list *networkingv1.ServiceCIDRList) (out []ownedRange) {
+	for i := range list.Items {
+		o := &list.Items[i]
+		for _, text := range o.Spec.CIDRs {
+			if c, err := netip.ParsePrefix(text); err == nil {
+				out = append(out, ownedRange{Prefix: c.Masked(), other: ownerServices + o.Name})
+			}
 		}
 	}
-	addresses := nodeAddresses(n)
-	if gone {
-		defer delete(c.occupied.nodes, name)
-	}
-	if slices.Equal(had.addresses, addresses) {
-		return nil, 0, nil
-	}
-	if wait := c.occupied.wait(name, addresses, now); wait > 0 {
-		return nil, wait, nil
-	}
-	return c.occupied.set(name, addresses, now), 0, nil
+	return out
 }
 
-// readOccupied reads what others have, before the first block is cut.
-func (c *Controller) readOccupied(ctx context.Context) error {
-	nodes := &corev1.NodeList{}
-	if err := c.client.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list Nodes: %w", err)
-	}
-	var errs []error
-	for i := range nodes.Items {
-		_, err := c.occupy(ctx, nodes.Items[i].Name)
-		errs = append(errs, err)
-	}
-	c.readServices(ctx)
-	return errors.Join(errs...)
-}
-
-// readServices reads the ranges of Services. If that fails, those that were read before
-// stay. Not ok: subnets must not be accepted. API servers before Kubernetes 1.33 have no
-// ServiceCIDRs: then no range is known.
-func (c *Controller) readServices(ctx context.Context) (ok bool) {
-	list := &networkingv1.ServiceCIDRList{}
-	err := c.live.List(ctx, list)
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
-		err = nil
-	}
-	forbidden := apierrors.IsForbidden(err)
-	c.occupied.mu.Lock()
-	defer c.occupied.mu.Unlock()
-	again := c.occupied.unread
-	c.occupied.unread = err != nil
-	switch {
-	case err == nil:
-		c.occupied.ranges = serviceRanges(list)
-	case again: // it was logged
-	case forbidden:
-		c.o.Logger.Warn("ServiceCIDRs cannot be read, so that pools may overlap them: apply the operator's role", "error", err)
-	default:
-		c.o.Logger.Warn("ServiceCIDRs cannot be read: no subnet of a pool is accepted until they can", "error", err)
-	}
-	return err == nil || forbidden
-}
-
-// keepWithheld takes, when this operator begins to lead, what blocks say that others have and
-// nobody else can tell: addresses of missing Nodes that have blocks, since their machines
-// may live, and ranges of Services if these cannot be read.
-func (c *Controller) keepWithheld(others []ownedRange, hasBlocks map[string]bool) {
-	missing := map[string][]netip.Addr{}
-	var ranges []ownedRange
-	c.occupied.mu.Lock()
-	defer c.occupied.mu.Unlock()
+// withheld are the addresses of a block that others have. If they are too many to be
+// listed, the whole block is withheld.
+func withheld(b block.Block, others []ownedRange) (out []v1alpha1.WithheldAddresses) {
 	for _, o := range others {
-		node, isNode := strings.CutPrefix(o.other, ownerNode)
-		_, known := c.occupied.nodes[node]
-		switch {
-		case strings.HasPrefix(o.other, ownerServices):
-			ranges = append(ranges, o)
-		case isNode && !known && hasBlocks[node]:
-			missing[node] = append(missing[node], o.Addr())
+		for _, c := range [...]netip.Prefix{b.IPv4, b.IPv6} {
+			if !c.Overlaps(o.Prefix) {
+				continue
+			}
+			if c.Bits() < o.Bits() {
+				c = o.Prefix
+			}
+			out = append(out, v1alpha1.WithheldAddresses{CIDR: c.String(), Owner: o.other})
 		}
 	}
-	if c.occupied.unread && c.occupied.ranges == nil {
-		c.occupied.ranges = ranges
+	if len(out) <= v1alpha1.MaxWithheld {
+		return out
 	}
-	for node, addresses := range missing {
-		c.occupied.set(node, addresses, c.now())
-		c.nodes.Add(node) // it may have come back, or lost its blocks, meanwhile
+	all := b.IPv4
+	if !all.IsValid() {
+		all = b.IPv6
 	}
+	return []v1alpha1.WithheldAddresses{{CIDR: all.String(), Owner: fmt.Sprintf("more than %d others", v1alpha1.MaxWithheld)}}
 }
 
-// reconcileBlock writes to a block which of its addresses others have.
-func (c *Controller) reconcileBlock(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	if err := c.begun(ctx); err != nil {
-		return reconcile.Result{}, err
+// hasRoom tells whether a pod can have an address of a block: some place in it has an address
+// of each family that is not withheld.
+func hasRoom(b block.Block, out []v1alpha1.WithheldAddresses) bool {
+	// Places are compared as IPv6 prefixes: two CIDRs are disjoint, or one contains the other.
+	var places []netip.Prefix
+	size := 0
+	for _, w := range out {
+		c, err := netip.ParsePrefix(w.CIDR)
+		if err != nil {
+			continue
+		}
+		whole := b.IPv6
+		if c.Addr().Is4() {
+			whole = b.IPv4
+		}
+		host := c.Addr().BitLen() - whole.Bits()
+		size = 1 << host
+		places = append(places, placeOf(c, host))
 	}
-	b := &v1alpha1.AddressBlock{}
-	err := c.client.Get(ctx, q.NamespacedName, b)
-	if err != nil || b.DeletionTimestamp != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+	slices.SortFunc(places, netip.Prefix.Compare)
+	taken, last := 0, netip.Prefix{}
+	for _, p := range places {
+		if !last.IsValid() || !last.Overlaps(p) {
+			taken, last = taken+1<<(128-p.Bits()), p
+		}
 	}
-	others := c.occupied.withheldOf(piece(b))
-	if slices.Equal(others, b.Withheld) {
-		return reconcile.Result{}, nil
-	}
-	before := b.DeepCopy()
-	b.Withheld = others
-	if err := c.client.Patch(ctx, b, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator)); client.IgnoreNotFound(err) != nil {
-		return reconcile.Result{}, fmt.Errorf("withhold addresses of AddressBlock %s: %w", b.Name, err)
-	}
-	c.o.Logger.Info("addresses of a block withheld", "block", b.Name, "node", b.NodeName, "before", before.Withheld, "now", others)
-	return reconcile.Result{}, nil
+	return taken == 0 || taken < size
 }
 
-// piece is what addresses a block has.
+// placeOf is the place of addresses in a block with so many host bits.
+func placeOf(c netip.Prefix, host int) netip.Prefix {
+	a := c.Addr().As16()
+	for i := range a {
+		if keep := host - 8*(len(a)-1-i); keep <= 0 {
+			a[i] = 0
+		} else if keep < 8 {
+			a[i] &= 1<<keep - 1
+		}
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(a), 128-(c.Addr().BitLen()-c.Bits()))
+}
+
+// explain is a condition's message on which addresses of a pool are withheld; empty: none.
+func explain(others []ownedRange) string {
+	if len(others) == 0 {
+		return ""
+	}
+	var texts []string
+	for _, o := range others[:min(len(others), maxNamed)] {
+		texts = append(texts, o.String())
+	}
+	if more := len(others) - maxNamed; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return "no pod gets " + strings.Join(texts, ", ") + ": give the pool subnets in which nothing else has addresses"
+}
+
+// piece are the addresses of a block.
 func piece(b *v1alpha1.AddressBlock) (out block.Block) {
 	for _, c := range cidrs(b) {
 		if c.Addr().Is4() {

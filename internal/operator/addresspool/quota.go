@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// A node gets no more of a pool than the pods that are bound to it can use: a
-// token that was stolen from one node takes neither a pool that no pod of the
-// node may use, nor all of one that some may.
+// A node gets no more of a pool than the pods that are bound to it can use. A token that was
+// stolen from one node then takes neither a pool that no pod of the node may use, nor
+// all of a pool that some may use.
 
 const (
 	// maxOpen is how many requests of a node for one pool are answered at
@@ -23,19 +23,25 @@ const (
 	maxOpen = 8
 	// maxKept is how many open requests of a node are kept at all.
 	maxKept = 256
+
+	// A request that was refused because the node's pods do not need the block is
+	// reconciled again after recheckFirst, as pods are not watched. The wait doubles up to
+	// recheckLast.
+	recheckFirst = 3 * time.Second
+	recheckLast  = 20 * time.Second
 )
 
-// share is what decides how much of a pool a node may have.
+// share is what a node's quota of a pool depends on.
 type share struct {
 	size    int64 // addresses of a block
 	pods    int   // bound to the node whose addresses are of this pool
 	maxPods int   // of the node
 	limit   int   // spec.maxBlocksPerNode; 0: none
-	open    bool  // it is the pool of pods that choose none, of which each node keeps a block
+	open    bool  // it is the pool of pods that choose none: each node keeps a block of it
 }
 
-// blocks is how many blocks the node may have: each pod has an address and
-// another one of it may cool, and one block is there before it is needed.
+// blocks is how many blocks the node may have. Each pod has an address and may have another
+// one that cools, and one block more is kept in reserve.
 func (s share) blocks() int {
 	pods := min(s.pods, s.maxPods)
 	if pods == 0 && !s.open {
@@ -51,12 +57,12 @@ func (s share) blocks() int {
 // possession is what a node has of a pool.
 type possession struct {
 	live     int // blocks that give addresses, those that are being made included
-	draining int // blocks on their way back, which pods may still have addresses of
+	draining int // blocks that are being deleted, of which pods may still have addresses
 }
 
-// refuse tells why the node gets no more blocks; nil if it does. Blocks on their
-// way back do not count, so that a node can go on from others, up to as many
-// again: a node that drains every block it gets cannot get the whole pool.
+// refuse tells why the node gets no further block; nil: it gets one. Draining blocks do not
+// count, so that a node can replace them, but only up to as many again: a node that drains
+// every block it gets cannot get the whole pool.
 func (s share) refuse(node, pool string, have possession) *refusal {
 	all := have.live + have.draining
 	switch n := s.blocks(); {
@@ -87,24 +93,23 @@ func precedes(x, y *v1alpha1.BlockRequest) bool {
 	return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name)) < 0
 }
 
-// reservation is a block that the cache does not have yet: made, or being made,
-// for a node.
+// reservation is a block that the cache may not have yet: made, or being made, for a node.
 type reservation struct {
 	node, pool string
 	since      time.Time
 }
 
-// refusedRequest is one that gets no block for its node's sake.
+// refusedRequest is one that gets no block because of what its node has.
 type refusedRequest struct {
 	uid        types.UID
 	node, pool string
 	since      time.Time
 }
 
-// quotas are what nodes got a moment ago, which the cache may not have yet, and
-// which requests were refused a block. It makes no request: all is quick.
+// quotas counts the blocks that nodes got a moment ago, which the cache may not have yet, and
+// remembers which requests were refused. It does no I/O.
 type quotas struct {
-	mu      sync.Mutex                // guards all below; memory only
+	mu      sync.Mutex                // guards all below
 	making  map[requestID]reservation // by request
 	made    map[string]reservation    // by block
 	refused map[string]refusedRequest // by the request's name
@@ -122,10 +127,10 @@ func newQuotas() *quotas {
 	return &quotas{making: map[requestID]reservation{}, made: map[string]reservation{}, refused: map[string]refusedRequest{}}
 }
 
-// admit lets a request have one more block, to be ended by release or got, or
-// says why not. cached lists the node's blocks of the pool; it is called under
-// the lock, so that a block is in the one or the other.
-func (q *quotas) admit(r *v1alpha1.BlockRequest, s share, now time.Time, cached func() ([]v1alpha1.AddressBlock, error)) (*refusal, error) {
+// reserve counts one more block for a request, until cancel or confirm, or tells why not.
+// Cached lists the node's blocks of the pool. It is called under the lock, so that no block is
+// counted twice or not at all.
+func (q *quotas) reserve(r *v1alpha1.BlockRequest, s share, now time.Time, cached func() ([]v1alpha1.AddressBlock, error)) (*refusal, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	blocks, err := cached()
@@ -139,13 +144,13 @@ func (q *quotas) admit(r *v1alpha1.BlockRequest, s share, now time.Time, cached 
 	return why, nil
 }
 
-// possession counts what a request's node has of its pool, but for the request
-// itself. q.mu is held.
+// possession counts what a request's node has of its pool, without the request itself. q.mu
+// is held.
 func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressBlock) (have possession) {
-	seen := map[string]bool{}
+	cached := map[string]bool{}
 	for i := range blocks {
 		b := &blocks[i]
-		seen[b.Name] = true
+		cached[b.Name] = true
 		switch {
 		case b.PoolName != r.Spec.PoolName:
 		case b.DeletionTimestamp != nil:
@@ -155,7 +160,7 @@ func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressB
 		}
 	}
 	for name, c := range q.made {
-		if c.node == r.Spec.NodeName && c.pool == r.Spec.PoolName && !seen[name] {
+		if c.node == r.Spec.NodeName && c.pool == r.Spec.PoolName && !cached[name] {
 			have.live++
 		}
 	}
@@ -167,37 +172,37 @@ func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressB
 	return have
 }
 
-// release ends what admit began, without a block.
-func (q *quotas) release(r *v1alpha1.BlockRequest) {
+// cancel ends a reservation without a block.
+func (q *quotas) cancel(r *v1alpha1.BlockRequest) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.making, idOf(r))
 }
 
-// got ends what admit began, with a block.
-func (q *quotas) got(r *v1alpha1.BlockRequest, block string, now time.Time) {
+// confirm ends a reservation with a block.
+func (q *quotas) confirm(r *v1alpha1.BlockRequest, block string, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.making, idOf(r))
 	q.made[block] = reservation{r.Spec.NodeName, r.Spec.PoolName, now}
 }
 
-// left notes a block that the leader before this one made.
-func (q *quotas) left(b *v1alpha1.AddressBlock, now time.Time) {
+// inherit counts a block that the previous leader made.
+func (q *quotas) inherit(b *v1alpha1.AddressBlock, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.made[b.Name] = reservation{b.NodeName, b.PoolName, now}
 }
 
-// seen takes that the cache has, or had, a block.
-func (q *quotas) seen(block string) {
+// observe takes that the cache has, or had, a block.
+func (q *quotas) observe(block string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.made, block)
 }
 
-// refuse notes that a request was refused, and tells when to look at it again:
-// the longer it stands, the later.
+// refuse remembers that a request was refused, and returns when to reconcile it again: the
+// longer it has been refused, the later.
 func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -209,17 +214,17 @@ func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 	return min(max(now.Sub(c.since), recheckFirst), recheckLast)
 }
 
-// end forgets what is noted of a request of a name that was admitted, answered or
-// is no more: of any but one with the UID keep what was to be made for it too.
-func (q *quotas) end(name string, keep types.UID) {
+// forget drops the refusal of a request that was admitted, answered or is gone, and the
+// reservations of its name, except that of the UID keep.
+func (q *quotas) forget(name string, keep types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.refused, name)
 	maps.DeleteFunc(q.making, func(id requestID, _ reservation) bool { return id.name == name && id.uid != keep })
 }
 
-// waiting lists the refused requests that is picks.
-func (q *quotas) waiting(is func(node, pool string) bool) (names []string) {
+// refusedFor lists the refused requests whose node and pool is selects.
+func (q *quotas) refusedFor(is func(node, pool string) bool) (names []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(q.refused)) {
@@ -230,11 +235,10 @@ func (q *quotas) waiting(is func(node, pool string) bool) (names []string) {
 	return names
 }
 
-// age forgets what was noted before a moment, and the cache must have by now.
-func (q *quotas) age(before time.Time) {
+// expire drops the reservations from before a moment: the cache must have those blocks by now.
+func (q *quotas) expire(before time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	old := func(c reservation) bool { return c.since.Before(before) }
-	maps.DeleteFunc(q.made, func(_ string, c reservation) bool { return old(c) })
-	maps.DeleteFunc(q.making, func(_ requestID, c reservation) bool { return old(c) })
+	maps.DeleteFunc(q.made, func(_ string, c reservation) bool { return c.since.Before(before) })
+	maps.DeleteFunc(q.making, func(_ requestID, c reservation) bool { return c.since.Before(before) })
 }

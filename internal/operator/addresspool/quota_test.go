@@ -15,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
@@ -99,7 +100,7 @@ func bind(t *testing.T, namespace, name, node string, changes ...func(*corev1.Po
 	for _, change := range changes {
 		change(p)
 	}
-	harness.Eventually(t, limit, "a pod", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
+	harness.Eventually(t, controllers.Limit, "a pod", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
 	return p
 }
 
@@ -124,7 +125,7 @@ func (c thief) asks(pool string, from, to int) {
 	for i := from; i < to; i++ {
 		r := requestNamed(fmt.Sprintf("%s-%03d", pool, i))
 		r.Spec = v1alpha1.BlockRequestSpec{NodeName: "thief", PoolName: pool}
-		harness.Eventually(c.t, limit, "a request", func() error { return c.Create(c.t.Context(), r) })
+		harness.Eventually(c.t, controllers.Limit, "a request", func() error { return c.Create(c.t.Context(), r) })
 	}
 }
 
@@ -245,8 +246,8 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	if n := blocksOf(t, "honest", "reserved"); n != 1 {
 		t.Errorf("the honest node has %d blocks, want 1", n)
 	}
-	told(t, v1alpha1.DefaultPool, v1alpha1.ReasonNodeQuota)
-	told(t, "reserved", v1alpha1.ReasonNoPods)
+	controllers.AwaitEvent(t, poolNamed(v1alpha1.DefaultPool), v1alpha1.ReasonNodeQuota)
+	controllers.AwaitEvent(t, poolNamed("reserved"), v1alpha1.ReasonNoPods)
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {
 		if _, counted := reasons.Load(reason); !counted {
 			t.Errorf("%s was not counted", reason)

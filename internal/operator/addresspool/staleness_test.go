@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // before has something done before each request of an operator is sent.
@@ -52,13 +53,13 @@ func (p *pages) List(_ context.Context, list client.ObjectList, _ ...client.List
 
 // A block has nothing of the block at the same place of the page before.
 func TestAllBlocks(t *testing.T) {
-	c := &Controller{live: &pages{json: []string{
+	a := &api{live: &pages{json: []string{
 		`{"metadata":{"continue":"c"},"items":[{"metadata":{"name":"p-0","deletionTimestamp":"2026-01-01T00:00:00Z"},"ipv4":"10.2.0.0/32","ipv6":"fd02::/128",
 			"requestUID":"u","withheld":[{"cidr":"10.2.0.0/32","owner":"Node n"}]}]}`,
 		`{"metadata":{"continue":""},"items":[{"metadata":{"name":"p-1"},"ipv4":"10.2.0.1/32"}]}`,
 	}}}
 	var names []string
-	for b, err := range c.allBlocks(t.Context()) {
+	for b, err := range a.allBlocks(t.Context()) {
 		harness.OK(t, err)
 		if names = append(names, b.Name); b.Name == "p-1" && (b.IPv6 != "" || b.RequestUID != "" || b.DeletionTimestamp != nil || b.Withheld != nil) {
 			t.Errorf("block %+v", b)
@@ -87,16 +88,15 @@ func TestTrailingCache(t *testing.T) {
 	late.OwnerReferences[0].UID = p.UID
 	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), late))
 
-	c, _, err := assemble(t.Context(), operatorConfig(t), Options{})
-	harness.OK(t, err)
-	c.live = harness.KubeClient(t)
-	c.client = trailing{harness.KubeClientFor(t, operatorConfig(t))}
-	harness.OK(t, c.begin(t.Context()))
+	c := newController(&api{
+		cached: trailing{harness.KubeClientFor(t, operatorConfig(t))}, live: harness.KubeClient(t), clock: clock.Real{}, log: controllers.Logger(t.Output()),
+	}, Options{})
+	harness.OK(t, c.inherited.run(t.Context()))
 	l, err := layout(p, 1)
 	harness.OK(t, err)
-	c.book.open(p, l, nil)
+	c.allocator.setPool(p, l, nil)
 	look := func(name string) {
-		if _, err := c.reconcileRequest(t.Context(), queue.Request(name)); err != nil {
+		if _, err := c.requests.reconcile(t.Context(), queue.Request(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -123,10 +123,10 @@ func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/31")
 	poolIs(t, "p", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	given(t, "r0", "n", "p")
-	c.book.listed("p", 1, now.Now())
+	c.allocator.observeListed("p", 1, now.Now())
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
-	harness.Eventually(t, limit, "the sweep waits", func() error {
+	harness.Eventually(t, controllers.Limit, "the sweep waits", func() error {
 		if n := now.Waiting(); n != 1 {
 			return fmt.Errorf("%d wait", n)
 		}
@@ -191,7 +191,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	makeOverlapping(t, "b", 0, "10.2.0.0/24", "10.1.0.0/28")
 	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
-	told(t, "b", v1alpha1.ReasonPoolOverlaps)
+	controllers.AwaitEvent(t, poolNamed("b"), v1alpha1.ReasonPoolOverlaps)
 	before := lists.Load()
 	for i := range 20 {
 		given(t, fmt.Sprintf("r%d", i), "n", "b")

@@ -13,12 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
-// reportEvery is how often a pool's counts are written at most.
+// reportEvery is how often the status of a pool is written at most.
 const reportEvery = time.Second
 
-// Reasons of a pool's conditions, besides those of requests.
+// Reasons of a pool's conditions, in addition to those of requests.
 const (
 	reasonReady         = "Ready"
 	reasonBlocksFree    = "BlocksFree"
@@ -26,24 +27,22 @@ const (
 	reasonNoneWithheld  = "NoneWithheld"
 )
 
-// report writes a pool's counts and conditions, if they changed and some time
-// has passed since the last time; else it tells when to come back. why is why no
-// more of its subnets are cut.
-func (c *Controller) report(ctx context.Context, p *v1alpha1.AddressPool, why *refusal) (time.Duration, error) {
-	before := p.DeepCopy()
-	describe(p, c.book.counts(p.Name), why, explain(c.occupied.within(prefixesOf(p)...)), c.now())
-	if reflect.DeepEqual(before.Status, p.Status) {
+// report writes a pool's counts and conditions if they changed and the last report is long
+// enough ago; else it returns when to come back. why is the reason why no further subnet is cut.
+func (p *pools) report(ctx context.Context, o *v1alpha1.AddressPool, why *refusal) (time.Duration, error) {
+	before, now := o.DeepCopy(), p.api.clock.Now()
+	describe(o, p.allocator.counts(o.Name), why, explain(p.occupied.within(prefixesOf(o)...)), now)
+	if reflect.DeepEqual(before.Status, o.Status) {
 		return 0, nil
 	}
-	if wait := c.reported[p.Name].Add(reportEvery).Sub(c.now()); wait > 0 {
+	if wait := p.reported[o.Name].Add(reportEvery).Sub(now); wait > 0 {
 		return wait, nil
 	}
-	c.reported[p.Name] = c.now()
-	err := c.client.Status().Patch(ctx, p, client.MergeFrom(before), client.FieldOwner(v1alpha1.OwnerOperator))
-	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("write the status of AddressPool %s: %w", p.Name, err)
+	p.reported[o.Name] = now
+	if err := objects.PatchStatus(ctx, p.api.cached, o, client.MergeFrom(before)); err != nil {
+		return 0, err
 	}
-	c.tell(before, p)
+	p.recordChanges(before, o)
 	return 0, nil
 }
 
@@ -55,7 +54,7 @@ func prefixesOf(p *v1alpha1.AddressPool) (out []netip.Prefix) {
 	return out
 }
 
-// describe makes a pool's status what is known at now. withheld says which addresses
+// describe sets a pool's status to what is known at now. withheld says which addresses
 // others have.
 func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, now time.Time) {
 	s := &p.Status
@@ -72,14 +71,14 @@ func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, 
 	}
 	switch {
 	case p.DeletionTimestamp != nil:
-		set(v1alpha1.ConditionReady, false, v1alpha1.ReasonPoolDeleted, fmt.Sprintf("%d blocks are still there; each goes with the last pod that has one of its addresses", n.blocks.Allocated))
-	case why != nil: // of a pool that grew, what was accepted before is cut still
+		set(v1alpha1.ConditionReady, false, v1alpha1.ReasonPoolDeleted, fmt.Sprintf("%d blocks are left; each goes with the last pod that has one of its addresses", n.blocks.Allocated))
+	case why != nil: // blocks of subnets that were accepted before are still allocated
 		set(v1alpha1.ConditionReady, n.blocks.Total > 0, why.reason, why.message)
 	default:
 		set(v1alpha1.ConditionReady, true, reasonReady, "")
 	}
 	if n.blocks.Total > 0 && n.blocks.Free == 0 {
-		set(v1alpha1.ConditionExhausted, true, v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks are given; append a subnet, or wait until a node returns one", n.blocks.Total))
+		set(v1alpha1.ConditionExhausted, true, v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks are allocated: append a subnet, or wait until a node returns a block", n.blocks.Total))
 	} else {
 		set(v1alpha1.ConditionExhausted, false, reasonBlocksFree, "")
 	}
@@ -90,18 +89,18 @@ func describe(p *v1alpha1.AddressPool, n counts, why *refusal, withheld string, 
 	}
 }
 
-// tell makes events of conditions whose reason is another than before.
-func (c *Controller) tell(before, p *v1alpha1.AddressPool) {
+// recordChanges creates Events for conditions whose reason changed.
+func (p *pools) recordChanges(before, o *v1alpha1.AddressPool) {
 	for kind, good := range map[string]string{v1alpha1.ConditionReady: reasonReady, v1alpha1.ConditionExhausted: reasonBlocksFree, v1alpha1.ConditionWithheld: reasonNoneWithheld} {
-		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(p.Status.Conditions, kind)
+		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(o.Status.Conditions, kind)
 		switch {
 		case was == nil && is.Reason == good, was != nil && was.Reason == is.Reason:
 		case is.Reason == good:
-			c.events.Eventf(p, nil, corev1.EventTypeNormal, is.Reason, "Report", "it was %s: %s", was.Reason, was.Message)
+			p.api.events.Eventf(o, nil, corev1.EventTypeNormal, is.Reason, "Report", "resolved %s: %s", was.Reason, was.Message)
 		case is.Reason == v1alpha1.ReasonPoolDeleted:
-			c.events.Eventf(p, nil, corev1.EventTypeNormal, is.Reason, "Report", "%s", is.Message)
+			p.api.events.Eventf(o, nil, corev1.EventTypeNormal, is.Reason, "Report", "%s", is.Message)
 		default:
-			c.events.Eventf(p, nil, corev1.EventTypeWarning, is.Reason, "Report", "%s", is.Message)
+			p.api.events.Eventf(o, nil, corev1.EventTypeWarning, is.Reason, "Report", "%s", is.Message)
 		}
 	}
 }

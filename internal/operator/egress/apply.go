@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,40 +17,37 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
-// cacheGrace is how long the cache may take to have what was applied.
+// cacheGrace is how long the cache may take to show what was applied.
 const cacheGrace = time.Second
 
 // noVersion is a resource version that no object has, as it is etcd's before anything is
-// written: an object with it is made if there is none, and else it is a conflict.
+// written. Applying an object with it creates the object, or is a conflict if there is one.
 const noVersion = "1"
 
-// provide has an Egress have its objects. The problem is the first that a person has to
-// see to; the error one that is tried again at once. again is when to look once more.
-func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *plan.Problem, err error) {
-	wanted, problem := plan.Objects(e, c.o.Settings)
-	sooner := func(d time.Duration) {
-		if d > 0 && (again == 0 || d < again) {
-			again = d
-		}
-	}
-	for _, kind := range plan.Kinds {
-		o, want := wanted[kind]
-		if !want {
-			if kind == plan.Budget {
+// provide brings the objects of an Egress to the desired state. The problem is the first that a
+// person has to solve. The error is retried at once. again is when to look again.
+func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again time.Duration, problem *gatewayplan.Problem, err error) {
+	desired, problem := gatewayplan.Objects(e, c.o.Settings)
+	for _, kind := range gatewayplan.Kinds {
+		o, is := desired[kind]
+		if !is {
+			if kind == gatewayplan.Budget {
 				err = errors.Join(err, c.remove(ctx, e, kind))
 			}
 			continue
 		}
 		wait, failed := c.ensure(ctx, e, kind, o)
-		sooner(wait)
+		again = queue.Sooner(again, wait)
 		if p := problemOf(kind, e.Name, failed); p != nil {
 			if problem == nil {
 				problem = p
 			}
-			sooner(c.o.Retry)
+			again = queue.Sooner(again, c.o.Retry)
 			continue
 		}
 		err = errors.Join(err, failed)
@@ -56,68 +55,65 @@ func (c *Controller) provide(ctx context.Context, e *v1alpha1.Egress) (again tim
 	return again, problem, err
 }
 
-// ensure has one object be as it is wanted. wait is when to look again.
-func (c *Controller) ensure(ctx context.Context, e *v1alpha1.Egress, kind schema.GroupVersionKind, wanted *unstructured.Unstructured) (wait time.Duration, err error) {
+// ensure brings one object to the desired state. wait is when to look again.
+func (c *Controller) ensure(ctx context.Context, e *v1alpha1.Egress, kind schema.GroupVersionKind, desired *unstructured.Unstructured) (wait time.Duration, err error) {
 	key := client.ObjectKeyFromObject(e)
-	there, err := c.there(ctx, kind, key)
+	there, err := c.cached(ctx, kind, key)
 	if err != nil {
 		return 0, err
 	}
-	sum := sumOf(wanted)
-	last, known := c.book.of(key, kind)
-	known = known && last.wanted == sum
+	sum := sumOf(desired)
+	last, known := c.applied.of(key, kind)
+	known = known && last.desired == sum
 	if known && there != nil && there.GetUID() == last.uid && versionOf(there) == last.version {
 		return 0, nil
 	}
 	if left := cacheGrace - c.now().Sub(last.at); known && left > 0 && (there == nil || there.GetUID() == last.uid) {
-		return left, nil // the cache may not have seen it yet
+		return left, nil // the cache may not show it yet
 	}
 	if there == nil {
-		// It may be there without the label by which the cache knows it.
-		if there, err = c.look(ctx, kind, key); err != nil {
+		// It may exist without the label by which the cache selects it.
+		if there, err = c.read(ctx, kind, key); err != nil {
 			return 0, err
 		}
 	}
 	if there != nil && !metav1.IsControlledBy(there, e) {
-		c.book.drop(key, kind)
+		c.applied.drop(key, kind)
 		return 0, notOurs{there}
 	}
 	if there != nil && there.GetDeletionTimestamp() != nil {
-		return 0, nil // its end has it made anew
+		return 0, nil // it is created again once it is gone
 	}
-	return 0, c.apply(ctx, key, wanted, there, sum)
+	return 0, c.apply(ctx, key, desired, there, sum)
 }
 
-// there is an object as the cache has it; nil: it has none.
-func (c *Controller) there(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
-	o := cached(kind)
-	if err := c.client.Get(ctx, key, o); apierrors.IsNotFound(err) {
+// cached is an object as the cache has it; nil: it has none.
+func (c *Controller) cached(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
+	return get(ctx, c.client, key, emptyOf(kind), kind.Kind)
+}
+
+// read is an object as the API server has it; nil: it does not exist.
+func (c *Controller) read(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
+	return get(ctx, c.live, key, metadata(kind), kind.Kind)
+}
+
+func get(ctx context.Context, r client.Reader, key types.NamespacedName, o client.Object, kind string) (client.Object, error) {
+	if err := r.Get(ctx, key, o); apierrors.IsNotFound(err) {
 		return nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("read %s %s: %w", kind.Kind, key, err)
+		return nil, fmt.Errorf("read %s %s: %w", kind, key, err)
 	}
 	return o, nil
 }
 
-// look is an object as the API server has it; nil: there is none.
-func (c *Controller) look(ctx context.Context, kind schema.GroupVersionKind, key types.NamespacedName) (client.Object, error) {
-	o := metadata(kind)
-	if err := c.live.Get(ctx, key, o); apierrors.IsNotFound(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("look for %s %s: %w", kind.Kind, key, err)
-	}
-	return o, nil
-}
-
-// apply applies an object. What is there is changed only if it is the same still, and what
-// is not there made only if nobody else has made it meanwhile.
-func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted *unstructured.Unstructured, there client.Object, sum uint64) error {
-	kind := wanted.GroupVersionKind()
+// apply applies an object. One that exists is changed only if it still has the same UID, and one
+// that does not is created only if nobody else has created it meanwhile.
+func (c *Controller) apply(ctx context.Context, key types.NamespacedName, desired *unstructured.Unstructured, there client.Object, sum uint64) error {
+	kind := desired.GroupVersionKind()
 	if err := failpoint.Hit("operator.gateways.apply.before"); err != nil {
 		return err
 	}
-	o := wanted.DeepCopy()
+	o := desired.DeepCopy()
 	if there != nil {
 		o.SetUID(there.GetUID())
 	} else {
@@ -126,38 +122,37 @@ func (c *Controller) apply(ctx context.Context, key types.NamespacedName, wanted
 	err := c.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(v1alpha1.OwnerOperator), client.ForceOwnership)
 	c.o.Metrics.applied(kind.Kind, err)
 	if err != nil {
-		c.book.drop(key, kind)
+		c.applied.drop(key, kind)
 		return fmt.Errorf("apply %s %s: %w", kind.Kind, key, err)
 	}
 	if err := failpoint.Hit("operator.gateways.apply.after"); err != nil {
 		return err
 	}
-	c.book.note(key, kind, entry{uid: o.GetUID(), wanted: sum, version: versionOf(o), at: c.now()})
+	c.applied.add(key, kind, appliedObject{uid: o.GetUID(), desired: sum, version: versionOf(o), at: c.now()})
 	return nil
 }
 
-// remove deletes an object that an Egress is not to have, if it is the Egress's.
+// remove deletes an object that an Egress must not have, if it is the Egress's.
 func (c *Controller) remove(ctx context.Context, e *v1alpha1.Egress, kind schema.GroupVersionKind) error {
 	key := client.ObjectKeyFromObject(e)
-	there, err := c.there(ctx, kind, key)
+	there, err := c.cached(ctx, kind, key)
 	if err != nil {
 		return err
 	}
-	if _, known := c.book.of(key, kind); there == nil && known {
-		if there, err = c.look(ctx, kind, key); err != nil { // the cache may not have seen it yet
+	if _, known := c.applied.of(key, kind); there == nil && known {
+		if there, err = c.read(ctx, kind, key); err != nil { // the cache may not show it yet
 			return err
 		}
 	}
-	c.book.drop(key, kind)
+	c.applied.drop(key, kind)
 	if there == nil || !metav1.IsControlledBy(there, e) || there.GetDeletionTimestamp() != nil {
 		return nil
 	}
 	if err := failpoint.Hit("operator.gateways.remove.before"); err != nil {
 		return err
 	}
-	err = c.client.Delete(ctx, there, client.Preconditions{UID: new(there.GetUID())})
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("delete %s %s: %w", kind.Kind, key, err)
+	if err := objects.Delete(ctx, c.client, there); err != nil {
+		return err
 	}
 	return failpoint.Hit("operator.gateways.remove.after")
 }
@@ -169,10 +164,53 @@ type notOurs struct{ there client.Object }
 func (n notOurs) Error() string {
 	owner := metav1.GetControllerOf(n.there)
 	if owner == nil {
-		return "it is there already, and belongs to no Egress: delete or rename it, or name the Egress otherwise"
+		return "it exists already, and belongs to no Egress: delete or rename it, or give the Egress another name"
 	}
 	if owner.Kind == "Egress" {
-		return "it is that of an earlier Egress of this name, and Kubernetes has not removed it yet"
+		return "it belongs to an earlier Egress of this name, and Kubernetes has not deleted it yet"
 	}
-	return fmt.Sprintf("it is there already, and belongs to %s %s: name the Egress otherwise", owner.Kind, owner.Name)
+	return fmt.Sprintf("it exists already, and belongs to %s %s: give the Egress another name", owner.Kind, owner.Name)
+}
+
+// problemOf is what a failure to write an object means for a person; nil: it needs nobody, as the
+// API server is away, or somebody else wrote at the same time.
+func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewayplan.Problem {
+	taken, isTaken := errors.AsType[notOurs](err)
+	status, isStatus := errors.AsType[*apierrors.StatusError](err)
+	switch {
+	case isTaken:
+		return &gatewayplan.Problem{Reason: v1alpha1.EgressNameTaken, Message: fmt.Sprintf("%s %s: %v", kind.Kind, name, taken)}
+	case !isStatus || !refuses(err) || isAnothers(status):
+		return nil
+	}
+	p := &gatewayplan.Problem{Reason: v1alpha1.EgressRefused, Message: fmt.Sprintf("%s %s: %s", kind.Kind, name, status.Status().Message)}
+	details := status.Status().Details
+	if !apierrors.IsInvalid(err) || details == nil || len(details.Causes) == 0 {
+		return p
+	}
+	// Fields that a Deployment has from an Egress have the same paths in both.
+	var causes []string
+	for _, cause := range details.Causes {
+		causes = append(causes, strings.TrimPrefix(cause.Field+": "+cause.Message, ": "))
+		if kind == gatewayplan.Deployment && strings.HasPrefix(cause.Field, "spec.template.") {
+			p.Reason = v1alpha1.EgressInvalidTemplate
+		}
+	}
+	p.Message = strings.Join(causes, "; ")
+	if p.Reason == v1alpha1.EgressRefused {
+		p.Message = fmt.Sprintf("%s %s: %s", kind.Kind, name, p.Message)
+	}
+	return p
+}
+
+// isAnothers tells whether a rejection is about the UID: another object has the name than that in
+// the cache.
+func isAnothers(err *apierrors.StatusError) bool {
+	details := err.ErrStatus.Details
+	return details != nil && slices.ContainsFunc(details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
+}
+
+// refuses tells whether the API server rejects a write for good.
+func refuses(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err)
 }

@@ -12,20 +12,19 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
@@ -35,34 +34,31 @@ var _ = failpoint.Register(
 	"operator.gateways.status.before", "operator.gateways.status.after",
 )
 
-// Options are what a Controller needs to know.
+// Options configure a Controller.
 type Options struct {
-	Settings plan.Settings // needed
+	Settings gatewayplan.Settings // required
 
 	Clock   clock.Clock
 	Logger  *slog.Logger
-	Metrics *Metrics // nil: nothing is counted
+	Metrics *Metrics // nil: metrics that are not registered
 
-	// Retry is how long after a refusal of the API server that an edit of the Egress may
-	// not be about, such as a quota, the same is asked again; 30 s.
+	// Retry is the time until a write is repeated that the API server rejected, as the cause
+	// may be another than the Egress's spec, such as a quota; 30 s.
 	Retry time.Duration
 }
 
 const (
-	// workers are how many Egresses are reconciled at once: nearly all of it is waiting
-	// for the API server.
+	// workers is how many Egresses are reconciled at once. They mostly wait for the API server.
 	workers = 16
-	// reconcileTimeout bounds the reconciliation of one.
-	reconcileTimeout = 30 * time.Second
 )
 
-// Controller works on Egresses.
+// Controller manages the gateways of Egresses.
 type Controller struct {
-	o      Options
-	client client.Client // reads from the cache
-	live   client.Reader // reads past it
-	events events.EventRecorder
-	book   *book
+	o       Options
+	client  client.Client // reads from the cache
+	live    client.Reader // reads past it
+	events  events.EventRecorder
+	applied *applied
 
 	egresses queue.Queue
 }
@@ -78,30 +74,28 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	o.Metrics = cmp.Or(o.Metrics, NewMetrics())
 	o.Retry = cmp.Or(o.Retry, 30*time.Second)
 	c := &Controller{
-		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), book: newBook(),
+		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), applied: newApplied(),
 	}
-	named := handler.EnqueueRequestsFromMapFunc(egressOf)
+	named := queue.Map(egressOf)
 	b := ctrl.NewControllerManagedBy(mgr).Named("egress").For(&v1alpha1.Egress{}).
 		Watches(&corev1.Pod{}, named, builder.WithPredicates(labelled())).
 		Watches(&corev1.Service{}, named).Watches(&appsv1.Deployment{}, named)
 	for _, k := range []*watched.Kind{accounts, roles, bindings, budgets} {
 		b = b.WatchesMetadata(k.Object, named)
 	}
-	err := b.WatchesRawSource(c.egresses.Source()).WithOptions(queue.Options(workers, reconcileTimeout)).
-		Complete(queue.RetryConflicts(c.reconcile))
-	if err != nil {
+	if err := c.egresses.Complete(b, workers, c.reconcile); err != nil {
 		return nil, fmt.Errorf("controller of Egresses: %w", err)
 	}
 	return c, nil
 }
 
-// egressOf is for the Egress whose an object is by its label.
-func egressOf(_ context.Context, o client.Object) []reconcile.Request {
+// egressOf is the Egress that an object's label names.
+func egressOf(_ context.Context, o client.Object) []client.ObjectKey {
 	name, has := o.GetLabels()[v1alpha1.LabelEgress]
 	if !has {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
+	return []client.ObjectKey{{Namespace: o.GetNamespace(), Name: name}}
 }
 
 // labelled passes on what has the label of an Egress, or had it.
@@ -115,44 +109,49 @@ func labelled() predicate.Predicate {
 	return f
 }
 
-// reconcile has an Egress have what it asks for, and says in its status how it does.
+// reconcile brings the objects of an Egress to the desired state, and writes its status.
 func (c *Controller) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	e := &v1alpha1.Egress{}
-	if err := c.client.Get(ctx, q.NamespacedName, e); err != nil {
-		c.book.forget(q.NamespacedName)
-		return reconcile.Result{}, client.IgnoreNotFound(err)
-	}
-	if e.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil // Kubernetes removes what belongs to it
+	e, err := objects.Get[v1alpha1.Egress](ctx, c.client, q.NamespacedName)
+	switch {
+	case err != nil:
+		return reconcile.Result{}, err
+	case e == nil:
+		c.applied.forget(q.NamespacedName)
+		return reconcile.Result{}, nil
+	case e.DeletionTimestamp != nil:
+		return reconcile.Result{}, nil // Kubernetes deletes what it owns
 	}
 	again, problem, err := c.provide(ctx, e)
-	// The status tells nodes which gateways there are, whatever else fails.
-	told := c.tell(ctx, e, problem)
-	return reconcile.Result{RequeueAfter: again}, errors.Join(err, told)
+	// The status brings the gateways to nodes, whatever else fails.
+	failed := c.writeStatus(ctx, e, problem)
+	return reconcile.Result{RequeueAfter: again}, errors.Join(err, failed)
 }
 
 // seen is what the cache has of an Egress.
-func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (plan.Seen, error) {
-	var seen plan.Seen
+func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (gatewayplan.Seen, error) {
+	var seen gatewayplan.Seen
 	key := client.ObjectKeyFromObject(e)
-	service, deployment, pods := &corev1.Service{}, &appsv1.Deployment{}, &corev1.PodList{}
-	if err := c.client.Get(ctx, key, service); err == nil && metav1.IsControlledBy(service, e) && service.DeletionTimestamp == nil {
-		seen.Service = service
-	} else if client.IgnoreNotFound(err) != nil {
-		return seen, fmt.Errorf("read Service %s: %w", key, err)
-	}
-	if err := c.client.Get(ctx, key, deployment); err == nil && metav1.IsControlledBy(deployment, e) {
-		seen.Deployment = deployment
-	} else if client.IgnoreNotFound(err) != nil {
-		return seen, fmt.Errorf("read Deployment %s: %w", key, err)
-	}
-	err := c.client.List(ctx, pods, client.InNamespace(e.Namespace), client.MatchingFields{byEgress: e.Name}, client.UnsafeDisableDeepCopy)
+	service, err := objects.Get[corev1.Service](ctx, c.client, key)
 	if err != nil {
-		return seen, fmt.Errorf("list gateways of Egress %s: %w", key, err)
+		return seen, err
+	}
+	if service != nil && metav1.IsControlledBy(service, e) && service.DeletionTimestamp == nil {
+		seen.Service = service
+	}
+	deployment, err := objects.Get[appsv1.Deployment](ctx, c.client, key)
+	if err != nil {
+		return seen, err
+	}
+	if deployment != nil && metav1.IsControlledBy(deployment, e) {
+		seen.Deployment = deployment
+	}
+	pods, err := objects.List[corev1.PodList](ctx, c.client, client.InNamespace(e.Namespace), client.MatchingFields{byEgress: e.Name})
+	if err != nil {
+		return seen, err
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		// One that was a gateway is one until it ends: its ReplicaSet may go first.
+		// One that was a gateway stays one until it ends: its ReplicaSet may be deleted first.
 		is := slices.ContainsFunc(e.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.UID == string(p.UID) })
 		if !is {
 			if is, err = IsGateway(ctx, c.client, c.live, p); err != nil {
@@ -168,8 +167,8 @@ func (c *Controller) seen(ctx context.Context, e *v1alpha1.Egress) (plan.Seen, e
 	return seen, nil
 }
 
-// Known is how many objects are known. It takes the lock that all work needs: one that does
-// not return tells that the controller hangs.
-func (c *Controller) Known() int { return c.book.count() }
+// Known is how many objects are known. It takes the lock that all work needs: if it does not
+// return, the controller hangs.
+func (c *Controller) Known() int { return c.applied.count() }
 
 func (c *Controller) now() time.Time { return c.o.Clock.Now() }

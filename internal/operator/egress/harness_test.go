@@ -3,44 +3,38 @@ package egress
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
-	"github.com/berthnet/berth/test/harness/crashsource"
-	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(crashsource.Main(func() int { return harness.KubeWithControllers(m.Run) }, child))
+	os.Exit(controllers.Main(m, harness.KubeWithControllers, Watches(), func(ctx context.Context, mgr manager.Manager, log *slog.Logger) error {
+		_, err := setUp(ctx, mgr, Options{Logger: log})
+		return err
+	}))
 }
-
-// limit is for what takes a second on an idle machine.
-const limit = 3 * time.Minute
 
 // world is a namespace of its own in a cluster with Kubernetes' controllers, and an
 // operator.
@@ -52,7 +46,7 @@ type world struct {
 	end    func()
 }
 
-var settings = plan.Settings{Image: "registry.example.com/berth-egress:v1", Port: 5555}
+var settings = gatewayplan.Settings{Image: "registry.example.com/berth-egress:v1", Port: 5555}
 
 func start(t *testing.T) *world {
 	t.Helper()
@@ -76,16 +70,11 @@ func stage(t *testing.T) *world {
 // through some transports.
 func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	w.t.Helper()
-	cfg := operatorConfig(w.t)
-	for _, wrap := range through {
-		cfg.Wrap(wrap)
-	}
-	if o.Logger == nil {
-		o.Logger = sourcetest.Logger(w.t.Output())
-	}
-	c, mgr, err := assemble(w.t.Context(), cfg, o)
-	harness.OK(w.t, err)
-	w.c, w.end = c, controllers.Run(w.t, mgr)
+	o.Logger = controllers.Logger(w.t.Output())
+	w.end = controllers.Start(w.t, operatorConfig(w.t), Watches(), func(ctx context.Context, mgr manager.Manager) (err error) {
+		w.c, err = setUp(ctx, mgr, o)
+		return err
+	}, through...)
 }
 
 func operatorConfig(t *testing.T) *rest.Config {
@@ -96,19 +85,14 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return harness.OperatorConfigOf(t, r)
 }
 
-// assemble makes an operator that leads.
-func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
-	mgr, err := controllers.Manager(cfg, Watches())
-	if err != nil {
-		return nil, nil, err
-	}
+// setUp adds the controller to a manager.
+func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, error) {
 	o.Settings = settings
 	o.Retry = cmp.Or(o.Retry, time.Second)
 	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	c, err := Setup(mgr, o)
-	return c, mgr, err
+	return Setup(mgr, o)
 }
 
 // egress makes one.
@@ -125,59 +109,36 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 // change merges fields into an object, as a person does.
 func (w *world) change(o client.Object, format string, args ...any) {
 	w.t.Helper()
-	o = o.DeepCopyObject().(client.Object)
-	harness.OK(w.t, w.client.Patch(w.t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...)), client.FieldOwner("a-person")))
+	controllers.Merge(w.t, o, format, args...)
 }
 
-// await waits until an object of a name is as it should be.
-func await[O client.Object](w *world, o O, name, what string, is func(O) error) O {
-	w.t.Helper()
-	key := client.ObjectKey{Namespace: w.ns, Name: name}
-	harness.Eventually(w.t, limit, fmt.Sprintf("%T %s %s", o, name, what), func() error {
-		fresh := o.DeepCopyObject().(O)
-		if err := w.client.Get(w.t.Context(), key, fresh); err != nil {
-			return err
-		}
-		if err := is(fresh); err != nil {
-			return fmt.Errorf("%w: %+v", err, fresh)
-		}
-		o = fresh
-		return nil
-	})
-	return o
+// key is that of an object in the namespace.
+func (w *world) key(name string) client.ObjectKey {
+	return client.ObjectKey{Namespace: w.ns, Name: name}
 }
 
 func isThere[O client.Object](O) error { return nil }
 
 func (w *world) deployment(name, what string, is func(*appsv1.Deployment) error) *appsv1.Deployment {
 	w.t.Helper()
-	return await(w, &appsv1.Deployment{}, name, what, is)
+	return controllers.Await(w.t, w.key(name), what, is)
 }
 
 func (w *world) service(name, what string, is func(*corev1.Service) error) *corev1.Service {
 	w.t.Helper()
-	return await(w, &corev1.Service{}, name, what, is)
+	return controllers.Await(w.t, w.key(name), what, is)
 }
 
 // status waits until an Egress's status is as it should be.
 func (w *world) status(name, what string, is func(v1alpha1.EgressStatus) error) *v1alpha1.Egress {
 	w.t.Helper()
-	return await(w, &v1alpha1.Egress{}, name, what, func(e *v1alpha1.Egress) error { return is(e.Status) })
+	return controllers.Await(w.t, w.key(name), what, func(e *v1alpha1.Egress) error { return is(e.Status) })
 }
 
 // says wants a condition to have a status, a reason, and words in its message.
 func conditionIs(kind string, status metav1.ConditionStatus, reason string, words ...string) func(v1alpha1.EgressStatus) error {
 	return func(st v1alpha1.EgressStatus) error {
-		c := meta.FindStatusCondition(st.Conditions, kind)
-		if c == nil || c.Status != status || c.Reason != reason {
-			return fmt.Errorf("want %s %s for %s", kind, status, reason)
-		}
-		for _, word := range words {
-			if !strings.Contains(c.Message, word) {
-				return fmt.Errorf("message %q, want %q in it", c.Message, word)
-			}
-		}
-		return nil
+		return controllers.Condition(st.Conditions, kind, status, reason, words...)
 	}
 }
 
@@ -185,8 +146,8 @@ func conditionIs(kind string, status metav1.ConditionStatus, reason string, word
 func (w *world) pods(name string, n int) []corev1.Pod {
 	w.t.Helper()
 	list := &corev1.PodList{}
-	harness.Eventually(w.t, limit, fmt.Sprintf("%d pods of %s", n, name), func() error {
-		if err := w.client.List(w.t.Context(), list, client.InNamespace(w.ns), client.MatchingLabels(plan.Labels(name))); err != nil {
+	harness.Eventually(w.t, controllers.Limit, fmt.Sprintf("%d pods of %s", n, name), func() error {
+		if err := w.client.List(w.t.Context(), list, client.InNamespace(w.ns), client.MatchingLabels(gatewayplan.Labels(name))); err != nil {
 			return err
 		}
 		var alive []corev1.Pod
@@ -231,10 +192,7 @@ func (w *world) owned(name string) (out []string) {
 // awaitGone waits until an object is not there.
 func (w *world) awaitGone(o client.Object, name string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, fmt.Sprintf("%T %s goes", o, name), func() error {
-		if err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, o); !apierrors.IsNotFound(err) {
-			return errors.Join(errors.New("it is there"), err)
-		}
-		return nil
-	})
+	o.SetNamespace(w.ns)
+	o.SetName(name)
+	controllers.AwaitGone(w.t, o)
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // From an Egress to gateways that nodes can use, and to nothing left of it.
@@ -55,14 +56,14 @@ func TestEgressLives(t *testing.T) {
 	harness.OK(t, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied)(got))
 
 	harness.OK(t, w.client.Delete(t.Context(), e))
-	harness.Eventually(t, limit, "nothing is left", func() error {
+	harness.Eventually(t, controllers.Limit, "nothing is left", func() error {
 		if left := w.owned("nat"); len(left) > 0 {
 			return fmt.Errorf("%q are left", left)
 		}
 		return nil
 	})
 	w.pods("nat", 0)
-	harness.Eventually(t, limit, "the operator has forgotten it", func() error {
+	harness.Eventually(t, controllers.Limit, "the operator has forgotten it", func() error {
 		if n := w.c.Known(); n != 0 {
 			return fmt.Errorf("it knows %d objects", n)
 		}
@@ -94,7 +95,7 @@ func TestFieldsHaveOwners(t *testing.T) {
 	w.change(d, `{"metadata":{"annotations":{"example.com/mine":"1"},"labels":{"team":"net"}},"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":"now"}}}}}`)
 	was := w.service("nat", "is there", isThere)
 	w.change(was, `{"metadata":{"annotations":{"example.com/mine":"1"}},"spec":{"sessionAffinity":"None"}}`)
-	harness.Eventually(t, limit, "admission refuses another selector", func() error {
+	harness.Eventually(t, controllers.Limit, "admission refuses another selector", func() error {
 		err := w.client.Patch(t.Context(), was.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"selector":{"a":"b"}}}`)))
 		if !apierrors.IsForbidden(err) {
 			return fmt.Errorf("it does not: %w", err)
@@ -155,7 +156,7 @@ func TestScale(t *testing.T) {
 	harness.OK(t, w.client.SubResource("scale").Update(t.Context(), e, client.WithSubResourceBody(scale)))
 	w.pods("nat", 3)
 	got := &autoscalingv1.Scale{}
-	harness.Eventually(t, limit, "the scale says what there is", func() error {
+	harness.Eventually(t, controllers.Limit, "the scale says what there is", func() error {
 		if err := w.client.SubResource("scale").Get(t.Context(), e, got); err != nil {
 			return err
 		}
@@ -246,9 +247,9 @@ func TestDeletedObjectsAreMadeAnew(t *testing.T) {
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), w.deployment("nat", "is there", isThere), client.PropagationPolicy(metav1.DeletePropagationBackground)))
 	w.pods("nat", 1)
-	await(w, &policyv1.PodDisruptionBudget{}, "nat", "is there", isThere)
+	controllers.Await(t, w.key("nat"), "is there", isThere[*policyv1.PodDisruptionBudget])
 	w.change(e, `{"spec":{"podDisruptionBudget":{"minAvailable":null,"maxUnavailable":"30%%"}}}`)
-	await(w, &policyv1.PodDisruptionBudget{}, "nat", "has changed", func(b *policyv1.PodDisruptionBudget) error {
+	controllers.Await(t, w.key("nat"), "has changed", func(b *policyv1.PodDisruptionBudget) error {
 		if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil || b.Spec.MaxUnavailable.StrVal != "30%" {
 			return errors.New("is otherwise")
 		}

@@ -5,11 +5,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/metric"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
+	"github.com/berthnet/berth/internal/operator/objects"
 )
 
 var (
@@ -21,21 +21,21 @@ var (
 // Families are the metrics, for the page that documents them.
 var Families = []metric.Family{famGateways, famCondition, famApplied}
 
-// Metrics count the work for Egresses. They may be used by many goroutines at once.
+// Metrics count the work for Egresses. They are safe for concurrent use.
 type Metrics struct{ applies *prometheus.CounterVec }
 
 // NewMetrics makes metrics that are not registered.
 func NewMetrics() *Metrics {
 	m := &Metrics{famApplied.Counter()}
-	for _, kind := range plan.Kinds {
+	for _, kind := range gatewayplan.Kinds {
 		for _, result := range []string{"success", "error"} {
-			m.applies.WithLabelValues(kind.Kind, result) // so that the first can be seen to be one more
+			m.applies.WithLabelValues(kind.Kind, result) // so that an increase to 1 is one
 		}
 	}
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors are those to register.
 func (m *Metrics) Collectors() []prometheus.Collector { return []prometheus.Collector{m.applies} }
 
 func (m *Metrics) applied(kind string, err error) {
@@ -46,44 +46,34 @@ func (m *Metrics) applied(kind string, err error) {
 	m.applies.WithLabelValues(kind, result).Inc()
 }
 
-// Gauges are read when Prometheus asks: how Egresses do.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
-
-type gauges struct{ c *Controller }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famGateways, famCondition} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector. It reads the cache.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	list := &v1alpha1.EgressList{}
-	if err := g.c.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
-		return // before the cache is filled
-	}
-	for i := range list.Items {
-		e := &list.Items[i]
-		desired := int32(1)
-		if e.Spec.Replicas != nil {
-			desired = *e.Spec.Replicas
+// Gauges are collected on each scrape: gateways and conditions of Egresses, read from the cache.
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		list, err := objects.List[v1alpha1.EgressList](context.Background(), c.client)
+		if err != nil {
+			return // before the cache is filled
 		}
-		ready := e.Status.ReadyGateways
-		for state, n := range map[string]int32{"desired": desired, "ready": ready, "ending": int32(len(e.Status.Gateways)) - ready} {
-			ch <- famGateways.Value(float64(n), e.Namespace, e.Name, state)
-		}
-		for _, kind := range []string{v1alpha1.ConditionAvailable, v1alpha1.ConditionServiceReady} {
-			c := meta.FindStatusCondition(e.Status.Conditions, kind)
-			if c == nil {
-				continue
+		for i := range list.Items {
+			e := &list.Items[i]
+			desired := int32(1)
+			if e.Spec.Replicas != nil {
+				desired = *e.Spec.Replicas
 			}
-			is := 0.0
-			if c.Status == "True" {
-				is = 1
+			ready := e.Status.ReadyGateways
+			for state, n := range map[string]int32{"desired": desired, "ready": ready, "ending": int32(len(e.Status.Gateways)) - ready} {
+				emit(famGateways, float64(n), e.Namespace, e.Name, state)
 			}
-			ch <- famCondition.Value(is, e.Namespace, e.Name, kind, c.Reason)
+			for _, kind := range []string{v1alpha1.ConditionAvailable, v1alpha1.ConditionServiceReady} {
+				c := meta.FindStatusCondition(e.Status.Conditions, kind)
+				if c == nil {
+					continue
+				}
+				is := 0.0
+				if c.Status == "True" {
+					is = 1
+				}
+				emit(famCondition, is, e.Namespace, e.Name, kind, c.Reason)
+			}
 		}
-	}
+	}, famGateways, famCondition)
 }

@@ -17,8 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/operator/egress/plan"
+	"github.com/berthnet/berth/internal/operator/egress/gatewayplan"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // An object of the Egress's name that is somebody's stays as it is, with the label of the
@@ -39,7 +40,7 @@ func TestForeignObjectsStay(t *testing.T) {
 		if s := w.service(name, "is there", isThere); s.ResourceVersion != mine.ResourceVersion {
 			t.Errorf("somebody's Service was written: %+v", s)
 		}
-		if b := await(w, &policyv1.PodDisruptionBudget{}, name, "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
+		if b := controllers.Await(t, w.key(name), "is there", isThere[*policyv1.PodDisruptionBudget]); b.UID != budget.UID || len(b.OwnerReferences) > 0 {
 			t.Errorf("somebody's budget was written: %+v", b)
 		}
 		harness.OK(t, w.client.Delete(t.Context(), mine))
@@ -122,7 +123,7 @@ func TestInvalidTemplates(t *testing.T) {
 		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
 	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
-	harness.Eventually(t, limit, "all else is there", func() error {
+	harness.Eventually(t, controllers.Limit, "all else is there", func() error {
 		if got := w.owned("bad"); len(got) != 5 {
 			return errors.New("there are other objects")
 		}
@@ -210,8 +211,8 @@ func TestForeignPods(t *testing.T) {
 		Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}, Spec: web},
 	}}
 	harness.OK(t, w.client.Create(t.Context(), set))
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "posing", Labels: plan.Labels("nat"), OwnerReferences: []metav1.OwnerReference{
-		*metav1.NewControllerRef(set, plan.ReplicaSet),
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "posing", Labels: gatewayplan.Labels("nat"), OwnerReferences: []metav1.OwnerReference{
+		*metav1.NewControllerRef(set, gatewayplan.ReplicaSet),
 	}}, Spec: web}
 	cfg, err := harness.ControlPlane.ConfigFor("system:kube-controller-manager", "system:masters")
 	harness.OK(t, err)

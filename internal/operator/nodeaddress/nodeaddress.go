@@ -1,38 +1,36 @@
-// Package nodeaddress tells whether a node may give a pod an address, as far as the operator knows.
+// Package nodeaddress tells whether a pod may have an address on its node, as far as the operator knows.
 package nodeaddress
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/addresspool"
-	"github.com/berthnet/berth/internal/operator/vpcport"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/operator/podnics"
 )
 
-// Sources are what the process has in memory of where addresses come from.
+// Sources are the sources of addresses that the process caches.
 type Sources struct {
 	Cache client.Reader
-	// ENIs, Pools and Ports tell whether NodeNetworks, AddressBlocks and PodNICs are in it.
+	// ENIs, Pools and Ports say whether NodeNetworks, AddressBlocks and PodNICs are in the cache.
 	ENIs, Pools, Ports bool
 }
 
-// May tells whether the node of a pod may give it an address: one that its NodeNetwork, its blocks or the pod's PodNICs
-// have. On a node of which there are none addresses are another's business, and any may be.
+// May tells whether a pod may have an address on its node: the node's NodeNetwork or blocks, or the pod's PodNICs, have it. If
+// there are none of these, another source gives addresses, and any address is possible.
 func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, error) {
 	known := false
 	if s.ENIs {
-		o := &v1alpha1.NodeNetwork{}
-		err := s.Cache.Get(ctx, client.ObjectKey{Name: p.Spec.NodeName}, o, client.UnsafeDisableDeepCopy)
-		if client.IgnoreNotFound(err) != nil {
-			return false, fmt.Errorf("read NodeNetwork %s from the cache: %w", p.Spec.NodeName, err)
+		o, err := objects.Get[v1alpha1.NodeNetwork](ctx, s.Cache, client.ObjectKey{Name: p.Spec.NodeName}, objects.Shared)
+		if err != nil {
+			return false, err
 		}
-		if known = !apierrors.IsNotFound(err); known && available(o.Spec.IPAM.Available, a) {
+		if known = o != nil; known && available(o.Spec.IPAM.Available, a) {
 			return true, nil
 		}
 	}
@@ -49,7 +47,7 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 		}
 	}
 	if s.Ports {
-		nics, err := vpcport.NICsOf(ctx, s.Cache, client.ObjectKeyFromObject(p))
+		nics, err := podnics.NICsOf(ctx, s.Cache, client.ObjectKeyFromObject(p))
 		if err != nil {
 			return false, err
 		}
@@ -65,7 +63,7 @@ func (s Sources) May(ctx context.Context, p *corev1.Pod, a netip.Addr) (bool, er
 	return !known, nil
 }
 
-// available tells whether a NodeNetwork has an address, alone or in a prefix of its family's length.
+// available tells whether a NodeNetwork has an address, or the prefix around it that EC2 assigns.
 func available(all map[string]v1alpha1.AvailableAddress, a netip.Addr) bool {
 	bits := 80
 	if a.Is4() {

@@ -11,19 +11,17 @@ import (
 )
 
 const (
-	// firstRetry and lastRetry bound the wait after a reconciliation that failed,
-	// which doubles: lastRetry is the longest wait once the API server is back.
+	// firstRetry and lastRetry bound the wait after a failed reconciliation, which doubles.
+	// lastRetry is also the longest wait once the API server is back.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
 )
 
-// CacheLag is how long the cache is given to see what is known otherwise, such as
-// what somebody else wrote.
+// CacheLag is the wait for the cache to show a write that is known to have happened.
 const CacheLag = 100 * time.Millisecond
 
-// Options are those of a controller that reconciles as many objects at once as it has
-// workers, each for timeout at most, and one that failed again after 50 ms, then after
-// twice as long each time, up to 10 s.
+// Options are those of a controller with so many workers, each of which takes at most timeout for an
+// object. A failed object is retried after 50 ms, then after twice as long each time, up to 10 s.
 func Options(workers int, timeout time.Duration) controller.Options {
 	again := true // several in one process: tests
 	return controller.Options{
@@ -32,8 +30,8 @@ func Options(workers int, timeout time.Duration) controller.Options {
 	}
 }
 
-// RetryConflicts reconciles again after CacheLag, without logging an error, after a write
-// that was refused because the object had changed.
+// RetryConflicts reconciles an object again after CacheLag, without an error in the log, if a write
+// was refused because the object had changed.
 func RetryConflicts(look reconcile.Func) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 		result, err := look(ctx, q)

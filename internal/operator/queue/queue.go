@@ -1,5 +1,5 @@
-// Package queue has objects reconciled that no event tells of, and says at which pace
-// controllers work.
+// Package queue has the queues, handlers and options of berth-operator's controllers. A Queue
+// reconciles objects without an event.
 package queue
 
 import (
@@ -13,13 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Queue is a controller's. Until the controller
-// starts it is of no effect: one that starts reconciles all objects.
+// Queue is the queue of a controller. It does nothing before the controller starts, which then
+// reconciles all objects. The zero value is ready to use.
 type Queue struct {
 	to atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]]
 }
 
-// Source learns the queue of the controller that watches it, when that starts.
+// Source is a source for the controller to watch: it learns the controller's queue when that starts.
 func (q *Queue) Source() source.Source {
 	return source.Func(func(_ context.Context, to workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		q.to.Store(&to)
@@ -27,21 +27,22 @@ func (q *Queue) Source() source.Source {
 	})
 }
 
-// Add has objects reconciled.
+// Add reconciles objects without a namespace.
 func (q *Queue) Add(names ...string) {
 	for _, name := range names {
 		q.AddAfter(name, 0)
 	}
 }
 
-// AddAfter has an object reconciled after some time. Of several times the first counts.
+// AddAfter reconciles an object without a namespace after some time. Of several times the first
+// counts.
 func (q *Queue) AddAfter(name string, d time.Duration) {
 	if to := q.to.Load(); to != nil {
 		(*to).AddAfter(Request(name), d)
 	}
 }
 
-// AddObject has an object of a namespace reconciled after some time.
+// AddObject reconciles an object after some time.
 func (q *Queue) AddObject(key types.NamespacedName, d time.Duration) {
 	if to := q.to.Load(); to != nil {
 		(*to).AddAfter(reconcile.Request{NamespacedName: key}, d)

@@ -16,16 +16,12 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Nodes are all, with their labels and with what tells whose instance one is, whether
-// it lives, and how many pods and branch interfaces it may have.
-var Nodes = &Kind{
-	Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} },
-	Cache: cache.ByObject{Transform: trimNode},
-}
+// Nodes are all, with their labels, provider ID, readiness, addresses, and how many pods and branch
+// interfaces they may have.
+var Nodes = Of(&corev1.Node{}, &corev1.NodeList{}, trimNode)
 
-// WaitingPods are the pods that are bound to a node, are to have an address of
-// their own and have none yet; of each, its node. The API server filters, so
-// that of 100,000 pods only those few are ever sent.
+// WaitingPods are the pods that are bound to a node and wait for an address of their own; of
+// each, its node. The API server filters, so that it sends only those few of 100,000 pods.
 var WaitingPods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: Pods,
 	Cache: cache.ByObject{
@@ -39,52 +35,44 @@ var WaitingPods = &Kind{
 	},
 }
 
-// Pods are those that have a network of their own and have not ended; of each, what
-// tells which NICs it is to have, where it is, and whether it waits for an address.
+// Pods are all that have not ended; of each, its node, the annotations on NICs, and whether it
+// waits for an address.
 var Pods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} }, Within: EgressPods,
 	Cache: cache.ByObject{Transform: trimPod, Field: notEnded},
 }
 
-// EgressPods are the same pods; of each also what tells which Egresses it uses, its
-// addresses, and whether it is ready; and of gateways of Egresses whose they are, and why
-// one is not ready.
+// EgressPods are the same pods; of each also its labels, the annotations on Egresses, its addresses,
+// and whether it is ready; and of gateways their owners, and why one is not ready.
 var EgressPods = &Kind{
 	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
 	Cache: cache.ByObject{Transform: trimEgressPod, Field: notEnded},
 }
 
-// notEnded is what the API server selects pods by that may run still.
+// notEnded selects pods that may still run.
 var notEnded = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 )
 
-// Waits tells whether a pod is one of WaitingPods, for whoever may be given Pods.
+// Waits tells whether a pod is one of WaitingPods, for readers of a cache that has Pods.
 func Waits(p *corev1.Pod) bool {
 	return p.Spec.NodeName != "" && !p.Spec.HostNetwork && p.Status.Phase == corev1.PodPending && p.Status.PodIP == ""
 }
 
-// Namespaces are the names of all, with their labels and Berth's annotations.
-var Namespaces = &Kind{
-	Object: Namespace(""), List: namespaces,
-	Cache: cache.ByObject{Transform: trimNamespace},
-}
+// Namespaces are all, with their labels and Berth's annotations.
+var Namespaces = Metadata(namespaceKind, nil, trimNamespace)
 
-// Namespace is the metadata of a namespace, to read it from the cache.
+var namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")
+
+// Namespace is the metadata of a namespace, into which the cache reads.
 func Namespace(name string) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	o.SetGroupVersionKind(namespaceKind)
 	return o
 }
 
-func namespaces() client.ObjectList {
-	l := &metav1.PartialObjectMetadataList{}
-	l.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
-	return l
-}
-
-// bare is what tells objects apart, and their ages.
+// bare is the metadata that identifies an object, and its age.
 func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
@@ -92,7 +80,7 @@ func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// annotated is what bare is, with some annotations where there are.
+// annotated is bare with some of the annotations.
 func annotated(m metav1.ObjectMeta, keys ...string) metav1.ObjectMeta {
 	out := bare(m)
 	for _, key := range keys {
@@ -121,7 +109,7 @@ func trimNode(in any) (any, error) {
 	if branches, ok := n.Status.Capacity[v1alpha1.ResourceBranches]; ok {
 		status.Capacity = corev1.ResourceList{v1alpha1.ResourceBranches: branches}
 	}
-	for _, a := range n.Status.Addresses { // of whoever asks the webhook
+	for _, a := range n.Status.Addresses { // the webhook accepts calls from them
 		if a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP {
 			status.Addresses = append(status.Addresses, a)
 		}
@@ -132,12 +120,13 @@ func trimNode(in any) (any, error) {
 	}
 	labels := n.Labels
 	n.ObjectMeta, n.Spec, n.Status = bare(n.ObjectMeta), spec, status
-	n.Labels = labels // VPCs may name one that has the name of the machine
+	n.Labels = labels // a VPC may name the label that has the machine's name
 	return n, nil
 }
 
-// Trim is a cache.TransformFunc for kinds that users write: it takes off what they may write at any length and nobody reads here,
-// which is managed fields, and annotations and labels that are not Berth's. What is written by patches keeps them.
+// Trim is a cache.TransformFunc for kinds that users write. It drops what may be of any length and
+// nobody reads here: managed fields, and annotations and labels that are not Berth's. Such objects
+// must be written by patches, which keep these.
 func Trim(in any) (any, error) {
 	if o, ok := in.(client.Object); ok {
 		o.SetManagedFields(nil)
@@ -147,7 +136,7 @@ func Trim(in any) (any, error) {
 	return in, nil
 }
 
-// own are those whose keys are Berth's; nil: none is.
+// own are the entries whose keys are Berth's; nil: none is.
 func own(all map[string]string) map[string]string {
 	var out map[string]string
 	for key, value := range all {
@@ -170,7 +159,7 @@ func trimPod(in any) (any, error) {
 	return in, nil
 }
 
-// portKeys are annotations of pods that tell which NICs they are to have.
+// portKeys are the annotations of pods on NICs.
 var portKeys = []string{
 	v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs, v1alpha1.AnnotationNICPolicy, v1alpha1.AnnotationNICPolicyOverlap, corev1.MirrorPodAnnotationKey,
 }
@@ -218,7 +207,7 @@ func trimNamespace(in any) (any, error) {
 	return in, nil
 }
 
-// Readiness is a Node's condition Ready; nil before anybody wrote one.
+// Readiness is a Node's condition Ready; nil: nobody has written it yet.
 func Readiness(n *corev1.Node) *corev1.NodeCondition {
 	for i := range n.Status.Conditions {
 		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
@@ -234,9 +223,9 @@ func Ready(n *corev1.Node) bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// OutOfService tells whether somebody said, by the taint
-// node.kubernetes.io/out-of-service, that the Node is shut down and runs no
-// pods (Kubernetes documentation, "Node Shutdowns").
+// OutOfService tells whether a Node has the taint node.kubernetes.io/out-of-service, by which an
+// administrator confirms that it is shut down and runs no pods (Kubernetes documentation, "Node
+// Shutdowns").
 func OutOfService(n *corev1.Node) bool {
 	for _, t := range n.Spec.Taints {
 		if t.Key == corev1.TaintNodeOutOfService {
@@ -246,8 +235,8 @@ func OutOfService(n *corev1.Node) bool {
 	return false
 }
 
-// NodeChanges passes on those updates of Nodes, which are frequent, that change
-// what state tells of them.
+// NodeChanges passes on only those updates of Nodes, which are frequent, that change the state
+// that a function extracts.
 func NodeChanges[S comparable](state func(*corev1.Node) S) builder.Predicates {
 	return builder.WithPredicates(nodeChanges(state))
 }

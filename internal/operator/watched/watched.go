@@ -1,9 +1,10 @@
-// Package watched is what berth-operator keeps in memory of the objects of a
-// cluster. Each feature lists the kinds that it watches; one kind is watched
-// once, whoever needs it. What several features need of Nodes, Pods and
-// Namespaces is here; kinds of Berth's own are with their feature.
+// Package watched declares which objects the cache of berth-operator keeps, and what of them. Each
+// feature lists the kinds that it watches, and a kind is watched once for all features. The
+// declarations of Nodes, Pods and Namespaces are here, those of Berth's own kinds with their
+// feature.
 //
 //	watched.go  a kind, and those of all features together
+//	index.go    fields by which the cache finds objects
 //	core.go     Nodes, Pods and Namespaces
 package watched
 
@@ -11,6 +12,10 @@ import (
 	"fmt"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -19,27 +24,50 @@ import (
 type Kind struct {
 	// Object is an empty object of the kind.
 	Object client.Object
-	// List makes an empty list of them, by which is seen whether they can be read.
+	// List makes an empty list of them.
 	List func() client.ObjectList
 	// Cache says which objects are kept, and what of them.
 	Cache cache.ByObject
-	// Within is another declaration of the same kind that keeps all of these objects
-	// and more; whoever reads them must not mind the others. Nil: there is none.
+	// Within is another declaration of the same kind that keeps all of these objects and more. It
+	// replaces this one where both are needed, so readers must ignore the other objects. Nil: none.
 	Within *Kind
 }
 
-// isWithin tells whether one of some declarations keeps all that k does, and more.
+// Of declares a kind by an empty object and an empty list of it. Of each object the cache keeps
+// what transform leaves; nil: all but the managed fields.
+func Of(o client.Object, list client.ObjectList, transform toolscache.TransformFunc) *Kind {
+	if transform == nil {
+		transform = cache.TransformStripManagedFields()
+	}
+	return &Kind{
+		Object: o, List: func() client.ObjectList { return list.DeepCopyObject().(client.ObjectList) },
+		Cache: cache.ByObject{Transform: transform},
+	}
+}
+
+// Metadata declares a kind of which the cache keeps the metadata alone, of the objects that a
+// label selector selects; nil: of all.
+func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform toolscache.TransformFunc) *Kind {
+	o, list := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadataList{}
+	o.SetGroupVersionKind(gvk)
+	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+	k := Of(o, list, transform)
+	k.Cache.Label = selector
+	return k
+}
+
+// isWithin tells whether another of some declarations keeps all that k does, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }
 
-// name tells kinds apart, also those of which only the metadata is read.
+// name identifies a kind, also one of which only the metadata is read.
 func (k *Kind) name() string {
 	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
 }
 
-// Set is each of some kinds once, without those that are Within another. The error names one that comes with two
-// declarations: the objects kept for one feature would lack what another reads.
+// Set returns each of some kinds once, without those that are Within another. The error names a kind
+// with two declarations: the objects kept for one feature would lack what another reads.
 func Set(kinds ...*Kind) ([]*Kind, error) {
 	var set []*Kind
 	byName := map[string]*Kind{}

@@ -1,7 +1,6 @@
-// Package confirm bounds how long a source waits, after a start, for the
-// authority on what the node has. What it stored may be old: others may have
-// taken addresses while no daemon ran. So nothing is handed out before the
-// authority has told what is there, or has failed to, or has had Timeout to do so.
+// Package confirm bounds how long a source waits, after a start, until the API server or EC2 confirms what the node has. What
+// the source stored may be stale: addresses may have been taken away while no daemon ran. So nothing is handed out before
+// the confirmation, or an error, or Timeout.
 package confirm
 
 import (
@@ -11,11 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// Timeout is how long the authority has.
+// Timeout is how long a source waits for the confirmation.
 const Timeout = 3 * time.Second
 
-// Await calls expired once Timeout is over, unless ctx ends before. Expired does
-// nothing if the authority has been heard of.
+// Await calls expired after Timeout, unless ctx ends before.
 func Await(ctx context.Context, c clock.Clock, expired func()) {
 	select {
 	case <-ctx.Done():

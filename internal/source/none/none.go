@@ -1,5 +1,4 @@
-// Package none is the source of a node without addresses of its own: pods have theirs from
-// elsewhere.
+// Package none is the address source of a node that has no addresses for pods: all interfaces of pods are NICs.
 package none
 
 import (
@@ -7,11 +6,11 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Source leases nothing.
+// Source hands out no addresses.
 type Source struct{}
 
 var _ source.Source = Source{}
@@ -19,11 +18,10 @@ var _ source.Source = Source{}
 // Annotations implements source.Source.
 func (Source) Annotations() []string { return nil }
 
-// CheckWish implements source.Source.
-func (Source) CheckWish(source.Wish) error { return nil }
+// CheckOptions implements source.Source.
+func (Source) CheckOptions(source.PodOptions) error { return nil }
 
-// Restore implements source.Source. A lease of when the node had another source is
-// nobody's to hand out here.
+// Restore implements source.Source. It ignores leases of an earlier source of the node.
 func (Source) Restore(source.Request, source.Lease) error { return nil }
 
 // RestoreCooling implements source.Source.

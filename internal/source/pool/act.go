@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -18,29 +19,16 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-const (
-	// watchDelay is how long the watch has to show what a request did before it is
-	// made again.
-	watchDelay = 2 * time.Second
-	// housekeeping is how many requests other than those for blocks are under way
-	// at a time.
-	housekeeping = 4
-)
+// housekeeping bounds the requests in flight other than those for blocks.
+const housekeeping = 4
 
-// task is one action that is wanted: under way, or to be tried again.
-type task struct {
-	underWay bool
-	unwanted bool // while under way: drop it then
-	retry    retry.Backoff
-}
-
-// taskKey tells actions apart.
-type taskKey struct {
+// actionKey tells actions apart.
+type actionKey struct {
 	kind, name string
 	uid        types.UID
 }
 
-func (a action) key() taskKey { return taskKey{a.kind, a.name, a.uid} }
+func (a action) key() actionKey { return actionKey{a.kind, a.name, a.uid} }
 
 // outcome is an action that was done.
 type outcome struct {
@@ -48,143 +36,134 @@ type outcome struct {
 	err error
 }
 
-// loop asks the API server for what the ledger plans, each request beside the
-// others, until ctx ends. Whatever pods wait for is asked for at once.
-func (s *Source) loop(ctx context.Context) {
-	tasks := map[taskKey]*task{}
-	done := make(chan outcome)
-	running := 0
-	for ctx.Err() == nil {
-		todo, next := s.pass()
-		started, soon := s.start(ctx, tasks, todo, done)
-		running += started
-		var due <-chan time.Time
-		if next = earlier(next, soon); !next.IsZero() {
-			due = s.clock.After(next.Sub(s.clock.Now()))
-		}
-		select {
-		case <-ctx.Done():
-		case <-s.wake:
-		case <-due:
-		case o := <-done:
-			running--
-			s.finish(tasks, o)
-		}
-	}
-	for ; running > 0; running-- {
-		<-done
+// requester asks the API server for what the holdings plan, each request beside the others. Its fields belong to
+// the goroutine of run.
+type requester struct {
+	state    *guarded
+	api      *kubeapi.Client
+	nodeName string
+	observer Observer
+	log      *slog.Logger
+	actions  retry.InFlight[actionKey, struct{}]
+	done     chan outcome
+}
+
+func newRequester(state *guarded, api *kubeapi.Client, cfg Config) *requester {
+	return &requester{
+		state: state, api: api, nodeName: cfg.NodeName, observer: cfg.Observer, log: cfg.Logger,
+		actions: retry.NewInFlight[actionKey, struct{}](), done: make(chan outcome),
 	}
 }
 
-// pass lets time go by in the ledger and plans.
-func (s *Source) pass() (todo []action, next time.Time) {
-	s.mu.Lock()
-	now := s.clock.Now()
-	l := s.ledger
-	l.expire(now)
-	l.review(now)
-	todo, next = l.plan(s.cfg.NodeName, now)
-	l.serveAll(now)
-	l.forget()
-	next = earlier(next, l.nextExpiry())
-	if l.uncommitted() {
-		s.commit.Set()
+// run works until ctx ends. What pods wait for is requested at once.
+func (r *requester) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		todo, next := r.pass()
+		var due <-chan time.Time
+		if next = earlier(next, r.start(ctx, todo)); !next.IsZero() {
+			due = r.state.clock.After(next.Sub(r.state.clock.Now()))
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.state.wake:
+		case <-due:
+		case o := <-r.done:
+			r.end(o)
+		}
 	}
-	latencies := l.latencies
-	l.latencies = nil
-	s.mu.Unlock()
+	for running := r.actions.Running(nil); running > 0; running-- {
+		<-r.done
+	}
+}
+
+// pass lets time go by in the holdings, and plans.
+func (r *requester) pass() (todo []action, next time.Time) {
+	var latencies []latency
+	r.state.with(func(n *holdings, now time.Time) {
+		n.expire(now)
+		n.review(now)
+		todo, next = n.plan(r.nodeName, now)
+		n.serveAll(now)
+		n.forget()
+		next = earlier(next, n.pools.nextExpiry())
+		if n.blocks.uncommitted() {
+			r.state.commit.Set()
+		}
+		latencies, n.requests.latencies = n.requests.latencies, nil
+	})
 	for _, t := range latencies {
-		s.cfg.Observer.Supplied(t.pool, t.time)
+		r.observer.Supplied(t.pool, t.time)
 	}
 	return todo, next
 }
 
-// start starts what is wanted, not under way, and due. It tells when the next is.
-func (s *Source) start(ctx context.Context, tasks map[taskKey]*task, todo []action, done chan<- outcome) (started int, next time.Time) {
-	wanted := map[taskKey]bool{}
-	busy := 0
+// start starts the actions that are not in flight and do not back off. It returns when the next may be started.
+func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
+	desired := map[actionKey]bool{}
 	for _, a := range todo {
-		wanted[a.key()] = true
+		desired[a.key()] = true
 	}
-	for key, t := range tasks {
-		if t.underWay && key.kind != createRequest {
+	r.actions.Retain(func(k actionKey) bool { return desired[k] })
+	now, busy := r.state.clock.Now(), r.actions.Running(func(k actionKey) bool { return k.kind != createRequest })
+	for _, a := range todo {
+		limited := a.kind != createRequest
+		if limited && busy >= housekeeping && !r.actions.Of(a.key()).Until.After(now) {
+			continue // until another has ended
+		}
+		started, at := r.actions.Start(a.key(), now)
+		if started == nil {
+			next = earlier(next, at)
+			continue
+		}
+		if limited {
 			busy++
 		}
-		if t.unwanted = !wanted[key]; t.unwanted && !t.underWay {
-			delete(tasks, key)
-		}
+		go func() { r.done <- outcome{a, r.act(ctx, a)} }()
 	}
-	now := s.clock.Now()
-	for _, a := range todo {
-		t, ok := tasks[a.key()]
-		if !ok {
-			t = &task{}
-			tasks[a.key()] = t
-		}
-		switch {
-		case t.underWay:
-			continue
-		case t.retry.Until.After(now):
-			next = earlier(next, t.retry.Until)
-			continue
-		case a.kind != createRequest && busy >= housekeeping:
-			continue // its turn comes when another is done
-		case a.kind != createRequest:
-			busy++
-		}
-		t.underWay = true
-		started++
-		go func() { done <- outcome{a, s.act(ctx, a)} }()
-	}
-	return started, next
+	return next
 }
 
-// finish takes what became of an action.
-func (s *Source) finish(tasks map[taskKey]*task, o outcome) {
-	t, now := tasks[o.key()], s.clock.Now()
-	t.underWay = false
+// end notes the outcome of an action.
+func (r *requester) end(o outcome) {
+	w, now := r.actions.End(o.key()), r.state.clock.Now()
 	switch {
 	case o.err == nil:
-		t.retry = retry.Backoff{Until: now.Add(watchDelay)}
-	case !kubeapi.Ended(o.err):
-		s.log.Warn("will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
-		t.retry.Fail(now, retry.First, retry.Most)
+		w.Backoff = retry.Backoff{Until: now.Add(kubeapi.WatchDelay)}
+	case !kubeapi.Cancelled(o.err):
+		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
+		w.Fail(now, retry.First, retry.Most)
 	}
-	if t.unwanted {
-		delete(tasks, o.key())
-	}
-	if o.kind == createRequest && !kubeapi.Ended(o.err) {
-		s.change(func(l *ledger, _ time.Time) { l.pool(o.pool).refused = o.err })
+	if o.kind == createRequest && !kubeapi.Cancelled(o.err) {
+		r.state.change(func(n *holdings, _ time.Time) { n.pools.get(o.pool).refused = o.err })
 	}
 }
 
 // act makes one request.
-func (s *Source) act(ctx context.Context, a action) error {
-	begun := s.clock.Now()
+func (r *requester) act(ctx context.Context, a action) error {
+	started := r.state.clock.Now()
 	var err error
 	switch a.kind {
 	case createRequest:
-		err = s.createRequest(ctx, a)
+		err = r.createRequest(ctx, a)
 	case deleteRequest:
-		err = failpoint.Around("pool.done", func() error { return ignoreGone(s.api.Delete(ctx, requestsResource, a.name, a.uid, "")) })
+		err = failpoint.Around("pool.done", func() error { return ignoreGone(r.api.Delete(ctx, requestsResource, a.name, a.uid, "")) })
 	case returnBlock:
-		s.log.Info("returning an empty block", "block", a.name, "pool", a.pool)
-		err = failpoint.Around("pool.return", func() error { return ignoreGone(s.api.Delete(ctx, blocksResource, a.name, a.uid, "")) })
+		r.log.Info("returning an empty block", "block", a.name, "pool", a.pool)
+		err = failpoint.Around("pool.return", func() error { return ignoreGone(r.api.Delete(ctx, blocksResource, a.name, a.uid, "")) })
 	case freeBlock:
-		err = failpoint.Around("pool.free", func() error { return s.freeBlock(ctx, a) })
+		err = failpoint.Around("pool.free", func() error { return r.freeBlock(ctx, a) })
 	case lookForBlock:
-		err = s.lookForBlock(ctx, a)
+		err = r.lookForBlock(ctx, a)
 	}
 	result := "success"
 	if err != nil {
 		result = "error"
 	}
-	s.cfg.Observer.Asked(a.kind, result, s.clock.Now().Sub(begun))
+	r.observer.Asked(a.kind, result, r.state.clock.Now().Sub(started))
 	return err
 }
 
-// ignoreGone is err, unless it says that the object is no more: one of another
-// UID is another.
+// ignoreGone returns err unless it says that the object with the expected UID no longer exists.
 func ignoreGone(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
@@ -192,27 +171,26 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// createRequest asks for a block. One of the name that is there already is from an
-// attempt whose reply was lost, or not in the watch yet, if it is this node's.
-func (s *Source) createRequest(ctx context.Context, a action) error {
+// createRequest requests a block. If the name exists and is this node's, an earlier reply was lost or the watch has not
+// shown the request yet.
+func (r *requester) createRequest(ctx context.Context, a action) error {
 	o := &v1alpha1.BlockRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "BlockRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: a.name},
-		Spec:       v1alpha1.BlockRequestSpec{NodeName: s.cfg.NodeName, PoolName: a.pool},
+		Spec:       v1alpha1.BlockRequestSpec{NodeName: r.nodeName, PoolName: a.pool},
 	}
-	s.mu.Lock()
-	node := s.ledger.node
-	s.mu.Unlock()
-	if !node.missing() {
+	var node types.UID
+	r.state.with(func(n *holdings, _ time.Time) { node = n.node })
+	if node != "" {
 		no := false
 		o.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "v1", Kind: "Node", Name: s.cfg.NodeName, UID: node.uid, Controller: &no, BlockOwnerDeletion: &no,
+			APIVersion: "v1", Kind: "Node", Name: r.nodeName, UID: node, Controller: &no, BlockOwnerDeletion: &no,
 		}}
 	}
 	return failpoint.Around("pool.request", func() error {
-		err := s.api.Create(ctx, requestsResource, o, &v1alpha1.BlockRequest{})
+		err := r.api.Create(ctx, requestsResource, o, &v1alpha1.BlockRequest{})
 		if apierrors.IsAlreadyExists(err) {
-			return s.nameTaken(ctx, a.pool, a.name)
+			return r.nameTaken(ctx, a.pool, a.name)
 		}
 		if err != nil {
 			return fmt.Errorf("create BlockRequest %s: %w", a.name, err)
@@ -221,26 +199,24 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 	})
 }
 
-// nameTaken has another name used in place of one that is there already, if that
-// is a request of another node's.
-func (s *Source) nameTaken(ctx context.Context, pool, name string) error {
+// nameTaken replaces a name that exists, if it is the name of another node's request.
+func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
-	err := s.api.Read(ctx, requestsResource, kubeapi.Only("metadata.name", name), list)
+	err := r.api.Read(ctx, requestsResource, kubeapi.FieldEquals("metadata.name", name), list)
 	if err != nil {
-		return fmt.Errorf("look whose BlockRequest %s is: %w", name, err)
+		return fmt.Errorf("read the owner of BlockRequest %s: %w", name, err)
 	}
 	for i := range list.Items {
-		if of := list.Items[i].Spec.NodeName; of != s.cfg.NodeName {
-			s.change(func(l *ledger, _ time.Time) { l.avoid(pool, name, rand.Text()) })
-			return fmt.Errorf("BlockRequest %s, a name that only this node uses, is another node's, %s: another name is used", name, of)
+		if of := list.Items[i].Spec.NodeName; of != r.nodeName {
+			r.state.change(func(n *holdings, _ time.Time) { n.requests.avoid(pool, name, rand.Text()) })
+			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, is node %s's: using another name", name, of)
 		}
 	}
 	return nil
 }
 
-// freeBlock removes the finalizer, if the object is still the one that was
-// looked at.
-func (s *Source) freeBlock(ctx context.Context, a action) error {
+// freeBlock removes the finalizer if the object has not changed.
+func (r *requester) freeBlock(ctx context.Context, a action) error {
 	var patch struct {
 		Metadata struct {
 			UID             types.UID `json:"uid"`
@@ -254,7 +230,7 @@ func (s *Source) freeBlock(ctx context.Context, a action) error {
 	if err != nil {
 		return fmt.Errorf("encode a patch: %w", err)
 	}
-	err = s.api.Patch(ctx, types.MergePatchType, blocksResource, a.name, "", body, nil)
+	err = r.api.Patch(ctx, types.MergePatchType, blocksResource, a.name, "", body, nil)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -264,21 +240,21 @@ func (s *Source) freeBlock(ctx context.Context, a action) error {
 	return nil
 }
 
-// lookForBlock finds out whether the block of a complete request is still
-// there. If so the watch will show it; else nothing more comes of the request.
-func (s *Source) lookForBlock(ctx context.Context, a action) error {
+// lookForBlock finds out whether the block of a complete request still exists. If so the watch will show it; otherwise the
+// request is spent.
+func (r *requester) lookForBlock(ctx context.Context, a action) error {
 	o := &v1alpha1.AddressBlock{}
-	err := s.api.Get(ctx, blocksResource, a.name, o)
+	err := r.api.Get(ctx, blocksResource, a.name, o)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read AddressBlock %s: %w", a.name, err)
 	}
-	if err == nil && o.NodeName == s.cfg.NodeName {
+	if err == nil && o.NodeName == r.nodeName {
 		return nil
 	}
-	s.change(func(l *ledger, _ time.Time) {
-		for _, r := range l.requests {
-			if r.uid == a.request {
-				r.spent = true
+	r.state.change(func(n *holdings, _ time.Time) {
+		for _, q := range n.requests.byName {
+			if q.uid == a.request {
+				q.spent = true
 			}
 		}
 	})

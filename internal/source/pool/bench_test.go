@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What one ADD and DEL cost in the ledger, and what the pass after them does,
+// What one ADD and DEL cost in the holdings, and what the pass after them does,
 // with so many pods on the node, each in a block of its own at worst.
 func BenchmarkAddDel(b *testing.B) {
 	for _, bits := range []int{0, 5} {
@@ -33,12 +33,12 @@ func BenchmarkAddDel(b *testing.B) {
 }
 
 // crowded is a node with pods, and one free block.
-func crowded(tb testing.TB, bits, pods int) *ledgerNode {
-	b := &ledgerNode{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
-	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
-	b.node = nodeState{listed: true, uid: "n"}
-	b.setPool(poolFacts{name: "default", bits: bits})
-	b.namespaces["ns"] = ""
+func crowded(tb testing.TB, bits, pods int) *testNode {
+	b := &testNode{now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
+	b.sync.SetListed(true, allResources...)
+	b.node = "n"
+	b.pools.set(poolFacts{name: "default", bits: bits})
+	b.pools.namespaces["ns"] = ""
 	size := 1 << bits
 	for i := 0; i*size <= pods+size; i++ {
 		at := i * size
@@ -49,8 +49,8 @@ func crowded(tb testing.TB, bits, pods int) *ledgerNode {
 			b.admit(podRequest(i), b.now)
 		}
 	}
-	if len(b.leases) != pods {
-		tb.Fatalf("%d pods have addresses", len(b.leases))
+	if len(b.leases.byKey) != pods {
+		tb.Fatalf("%d pods have addresses", len(b.leases.byKey))
 	}
 	return b
 }

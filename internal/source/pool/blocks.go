@@ -11,24 +11,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/ipam"
 )
 
 // blockFacts is what matters of an AddressBlock.
 type blockFacts struct {
 	name, pool string
 	uid        types.UID
-	request    types.UID    // that it was cut for
+	request    types.UID    // for which it was cut
 	first      netip.Prefix // IPv4 if the pool has it
 	second     netip.Prefix // the IPv6 one of a dual-stack pool
-	draining   bool         // it is being deleted: no new address from it
+	draining   bool         // it is being deleted: none of its addresses are handed out
 	version    string       // resourceVersion
 	finalizers []string
 	withheld   []withheldRange
 }
 
-// readBlock takes what matters of an AddressBlock.
+// readBlock validates an AddressBlock and keeps what matters of it.
 func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	b := blockFacts{
 		name: o.Name, pool: o.PoolName, uid: o.UID, request: o.RequestUID,
@@ -45,7 +43,7 @@ func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
 	return b.with(v4, v6)
 }
 
-// with is b with these prefixes, of which one may be zero.
+// with returns b with these prefixes, one of which may be zero.
 func (b blockFacts) with(v4, v6 netip.Prefix) (blockFacts, error) {
 	b.first, b.second = v4, v6
 	if !v4.IsValid() {
@@ -55,7 +53,7 @@ func (b blockFacts) with(v4, v6 netip.Prefix) (blockFacts, error) {
 	case !b.first.IsValid():
 		return b, errors.New("ipv4, ipv6: expected at least one of them")
 	case b.second.IsValid() && 32-b.first.Bits() != 128-b.second.Bits():
-		return b, fmt.Errorf("ipv4 %s and ipv6 %s: expected as many addresses in both", b.first, b.second)
+		return b, fmt.Errorf("ipv4 %s and ipv6 %s: expected equally many addresses in both", b.first, b.second)
 	}
 	return b, nil
 }
@@ -84,8 +82,7 @@ func (b blockFacts) same(o blockFacts) bool {
 	return b.name == o.name && b.uid == o.uid && b.pool == o.pool && b.first == o.first && b.second == o.second
 }
 
-// place finds an address of either family: the one of the first family that it
-// goes with.
+// place returns, for an address of either family, the address of the first family in its pair.
 func (b blockFacts) place(a netip.Addr) (first netip.Addr, ok bool) {
 	switch {
 	case b.first.Contains(a):
@@ -96,7 +93,7 @@ func (b blockFacts) place(a netip.Addr) (first netip.Addr, ok bool) {
 	return netip.Addr{}, false
 }
 
-// addresses are those that go with one of the first family.
+// addresses returns the pair of an address of the first family.
 func (b blockFacts) addresses(first netip.Addr) []netip.Addr {
 	if b.second.IsValid() {
 		return []netip.Addr{first, at(first, b.first, b.second)}
@@ -113,204 +110,58 @@ func (b blockFacts) overlaps(o blockFacts) bool {
 	return false
 }
 
-// A releaseStep is how far a block has come on its way back. It is withdrawn in
-// memory, then from the file, then its routes are removed, and only then may its
-// finalizer go: what was begun before a crash is begun again after it, and nothing
-// is handed out from a block that the operator may give to another node.
+// A releaseStep is how far the return of a block has come. The block is withdrawn in memory, then removed from the file,
+// then its routes are removed, and only then its finalizer: a daemon that crashed starts over, and nothing is handed
+// out from a block that the operator may assign to another node.
 type releaseStep int
 
 const (
 	notReleased releaseStep = iota
-	withdrawn               // no address of it is used or cools, and none will be handed out
-	cleared                 // besides, the file and the data path do not have it
+	withdrawn               // none of its addresses are used or cool, and none will be handed out
+	cleared                 // in addition, the file and the data path do not have it
 )
 
-// heldBlock is a block of this node and how far it has come.
+// heldBlock is a block of this node with its state.
 type heldBlock struct {
 	blockFacts
-	listed     bool        // the API server has it; false: only the file, or pods, do
-	lost       bool        // the API server has it no more; it is kept for the pods that have addresses of it
-	programmed bool        // the file has it, and the data path
-	returning  bool        // it is to go back: nothing is handed out from it
-	release    releaseStep // how far it has come back
-	emptySince time.Time   // zero while an address of it is used or cools
-	conflict   string      // a block of this node with the same addresses, which came first
+	listed     bool        // the API server has it; false: only the file or pods do
+	lost       bool        // the API server no longer has it; it is kept for pods that have addresses of it
+	programmed bool        // the file and the data path have it
+	returning  bool        // it is to be returned: nothing is handed out from it
+	release    releaseStep // how far its return has come
+	emptySince time.Time   // zero while any of its addresses is used or cools
+	conflict   string      // an earlier block of this node with the same addresses
 	down       string      // why the file or the data path does not have it
-	unroutable bool        // the data path has others, and not this one
+	unroutable bool        // the data path has other blocks, but not this one
 }
 
 // serves tells whether addresses of the block may be handed out.
 func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// ends tells whether the block is on its way out: nothing more is handed out from it.
+// ends tells whether the block is being returned, deleted or was lost: nothing more is handed out from it.
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
 // deleted tells whether the block is at some step of its deletion.
 func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
 
-// setBlock takes a block that the API server, or the file, says this node has.
-func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
-	h, ok := l.blocks[f.name]
-	if ok && !h.same(f) {
-		l.removeBlock(f.name, now)
-		ok = false
+// blocks is the node's blocks, by name.
+type blocks struct{ byName map[string]*heldBlock }
+
+func (b *blocks) names() []string { return slices.Sorted(maps.Keys(b.byName)) }
+
+// holding returns the block of an address of either family, and the address of the first family in its pair.
+func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
+	for _, h := range b.byName {
+		if first, ok := h.place(a); ok && h.conflict == "" {
+			return h, first
+		}
 	}
-	if !ok {
-		h = &heldBlock{}
-		l.blocks[f.name] = h
-	}
-	told := ok && slices.Equal(h.withheld, f.withheld)
-	h.blockFacts, h.listed, h.lost = f, listed, false
-	switch {
-	case !ok:
-		l.addToAllocator(h, now)
-	case !told:
-		l.withhold(h)
-	}
-	l.refresh(h)
+	return nil, netip.Addr{}
 }
 
-// addToAllocator takes a block's addresses into its pool's allocator, those first that
-// are held or cool already.
-func (l *ledger) addToAllocator(h *heldBlock, now time.Time) {
-	h.conflict = ""
-	for _, name := range l.blockNames() {
-		if o := l.blocks[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
-			h.conflict = name
-			return
-		}
-	}
-	s := l.pool(h.pool)
-	for key, lease := range l.leases {
-		for _, a := range lease.Addrs() {
-			if first, ok := h.place(a); ok && lease.allocatedIn == "" {
-				if err := s.alloc.Hold(key, first, now); err == nil {
-					lease.allocatedIn, lease.Pool, lease.Block = s.name, s.name, h.name
-					l.leases[key] = lease
-				}
-				break
-			}
-		}
-	}
-	for a, since := range l.unlisted {
-		if first, ok := h.place(a); ok {
-			s.alloc.Cool(first, since, now)
-		}
-	}
-	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
-	l.withhold(h)
-}
-
-// refresh tells the allocator whether a block's addresses may be handed out.
-func (l *ledger) refresh(h *heldBlock) {
-	if h.conflict != "" {
-		return
-	}
-	l.pool(h.pool).alloc.SetReady(h.name, h.serves())
-	l.usable = l.usable || h.serves()
-}
-
-// loseBlock takes that the API server does not have a block any more. It should
-// be on its way out; if pods have addresses of it, somebody took it from under
-// them, and it stays for them.
-func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
-	h, ok := l.blocks[name]
-	if !ok {
-		return 0
-	}
-	if pods = l.usedIn(h); pods > 0 {
-		h.listed, h.lost, h.finalizers = false, true, nil
-		l.refresh(h)
-		return pods
-	}
-	l.removeBlock(name, now)
-	return 0
-}
-
-// removeBlock forgets a block. What of it is held or cools is remembered
-// without it.
-func (l *ledger) removeBlock(name string, now time.Time) {
-	h := l.blocks[name]
-	delete(l.blocks, name)
-	if h.conflict != "" {
-		return
-	}
-	l.dropFromAllocator(h)
-	for _, other := range l.blockNames() {
-		if o := l.blocks[other]; o.conflict == name {
-			l.addToAllocator(o, now)
-			l.refresh(o)
-		}
-	}
-}
-
-// dropFromAllocator takes a block's addresses out of its pool's allocator.
-func (l *ledger) dropFromAllocator(h *heldBlock) {
-	s := l.pool(h.pool)
-	var held []attachment.Key
-	for v := range s.alloc.Busied() {
-		if v.Group != h.name {
-			continue
-		}
-		if v.Used {
-			held = append(held, v.Key)
-			continue
-		}
-		for _, a := range h.addresses(v.Addr) {
-			l.unlisted[a] = v.Since
-		}
-	}
-	for _, key := range held {
-		s.alloc.Cancel(key)
-		lease := l.leases[key]
-		lease.allocatedIn = ""
-		l.leases[key] = lease
-	}
-	s.alloc.LoseGroup(h.name)
-}
-
-// counts are the numbers of a block's addresses.
-func (l *ledger) counts(h *heldBlock) ipam.Counts {
-	return l.pool(h.pool).alloc.Count(h.name)
-}
-
-// usedIn counts the pods that have addresses of a block.
-func (l *ledger) usedIn(h *heldBlock) int {
-	if h.conflict != "" {
-		return 0
-	}
-	return l.counts(h).Used
-}
-
-// review looks what became of the blocks: which are empty since when, and which
-// are at their end.
-func (l *ledger) review(now time.Time) {
-	for name, h := range l.blocks {
-		busy := 0
-		if h.conflict == "" {
-			c := l.counts(h)
-			busy = c.Used + c.Cooling
-		}
-		switch {
-		case busy > 0:
-			h.emptySince = time.Time{}
-		case h.lost:
-			l.removeBlock(name, now)
-			continue
-		case h.emptySince.IsZero():
-			h.emptySince = now
-		}
-		if busy == 0 && h.draining && h.listed && h.release == notReleased {
-			h.release = withdrawn
-			l.refresh(h)
-		}
-	}
-}
-
-// uncommitted tells whether the file or the data path has something else than
-// wanted says.
-func (l *ledger) uncommitted() bool {
-	for _, h := range l.blocks {
+// uncommitted tells whether the file or the data path differs from desired.
+func (b *blocks) uncommitted() bool {
+	for _, h := range b.byName {
 		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
 			return true
 		}
@@ -318,40 +169,112 @@ func (l *ledger) uncommitted() bool {
 	return false
 }
 
-// wanted lists the blocks that the file and the data path are to have.
-func (l *ledger) wanted() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
+// desired returns the blocks that the file and the data path are to have.
+func (b *blocks) desired() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
 }
 
-// withdrawnNow lists the blocks that the file and the data path are to lose.
-func (l *ledger) withdrawnNow() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
+// withdrawn returns the blocks that the file and the data path are to lose.
+func (b *blocks) withdrawn() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
 }
 
-// toRenew lists the blocks that are kept by saying that this node lives.
-func (l *ledger) toRenew() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.release == notReleased })
+// inUse returns the blocks that the API server has and that are not being returned.
+func (b *blocks) inUse() []blockFacts {
+	return b.factsOf(func(h *heldBlock) bool { return h.listed && h.release == notReleased })
 }
 
-// factsOf lists blocks, by name.
-func (l *ledger) factsOf(is func(*heldBlock) bool) []blockFacts {
+// factsOf returns blocks, by name.
+func (b *blocks) factsOf(is func(*heldBlock) bool) []blockFacts {
 	out := []blockFacts{}
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; is(h) {
+	for _, name := range b.names() {
+		if h := b.byName[name]; is(h) {
 			out = append(out, h.blockFacts)
 		}
 	}
 	return out
 }
 
-// each calls do with the node's blocks that are those of list.
-func (l *ledger) each(list []blockFacts, do func(*heldBlock)) {
-	for _, b := range list {
-		if h, ok := l.blocks[b.name]; ok && h.same(b) {
-			do(h)
-			l.refresh(h)
+// given returns the block of a request, if the node has it.
+func (b *blocks) given(r *request) *heldBlock {
+	if h, ok := b.byName[r.block]; ok && h.listed {
+		return h
+	}
+	for _, h := range b.byName {
+		if h.listed && h.request == r.uid {
+			return h
 		}
 	}
+	return nil
 }
 
-func (l *ledger) blockNames() []string { return slices.Sorted(maps.Keys(l.blocks)) }
+// answered tells whether nothing more will come of a request.
+func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
+
+// supplyOf sums up what this node has of a pool, and which blocks are idle. Blocks that are being returned count until
+// they are deleted.
+func (b *blocks) supplyOf(s *poolState) (supply, []idle) {
+	have := supply{size: s.size, waiting: s.queue.Len()}
+	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
+	var empty []idle
+	stuck := b.stuck(s)
+	for _, h := range b.byName {
+		if h.pool != s.name || h.conflict != "" {
+			continue
+		}
+		c := s.alloc.Count(h.name)
+		have.warm = have.warm || c.Used > 0 && s.known && !s.deleting
+		if have.size == 0 {
+			have.size = sizeOf(h.first)
+		}
+		if h.deleted() || h.lost || h == stuck {
+			continue
+		}
+		have.free += min(c.Free, 1<<maxBits)
+		if !h.emptySince.IsZero() && h.listed {
+			empty = append(empty, idle{name: h.name, free: min(c.Free, 1<<maxBits), since: h.emptySince})
+		}
+	}
+	return have, empty
+}
+
+// stuck returns the only block of a pool that cannot be routed while others can, and nil if there are several: then the
+// cause is not the block, and further blocks would not help.
+func (b *blocks) stuck(s *poolState) (only *heldBlock) {
+	for _, h := range b.byName {
+		if h.pool != s.name || !h.unroutable || h.programmed {
+			continue
+		}
+		if only != nil {
+			return nil
+		}
+		only = h
+	}
+	return only
+}
+
+// at is the address of block to that stands where addr stands in block from. The
+// blocks of a pair have as many addresses each, so that they differ in the bits
+// before the host part only.
+func at(addr netip.Addr, from, to netip.Prefix) netip.Addr {
+	host := addr.As16()
+	out := to.Masked().Addr().As16()
+	for i, bits := len(out)-1, from.Addr().BitLen()-from.Bits(); bits > 0; i, bits = i-1, bits-8 {
+		mask := byte(0xff)
+		if bits < 8 {
+			mask = 1<<bits - 1
+		}
+		out[i] = out[i]&^mask | host[i]&mask
+	}
+	a := netip.AddrFrom16(out)
+	if to.Addr().Is4() {
+		a = a.Unmap()
+	}
+	return a
+}
+
+// sizeOf counts the addresses of a block, up to 2^30.
+func sizeOf(p netip.Prefix) int { return 1 << min(p.Addr().BitLen()-p.Bits(), maxBits) }
+
+// maxBits caps counts: no node has as many pods.
+const maxBits = 30

@@ -7,19 +7,18 @@ import (
 	"time"
 )
 
-// maxOutstanding is how many requests a node has for one pool at most.
+// maxOutstanding bounds the requests of a node for one pool.
 const maxOutstanding = 8
 
 // supply is what this node has of one pool, in addresses.
 type supply struct {
 	size    int  // of a block
-	free    int  // assignable, or as soon as their block's route is there; cooling ones are not
-	waiting int  // pods without one
-	warm    bool // the pool is to have free addresses before anybody asks
+	free    int  // assignable now or once their block is routed; without cooling ones
+	waiting int  // pods without an address
+	warm    bool // the pool is to keep free addresses
 }
 
-// target is how many free addresses there are to be besides those for the pods
-// that wait: percent of a block, rounded down.
+// target returns how many free addresses to keep beyond those for waiting pods: percent of a block, rounded down.
 func (s supply) target(percent int) int {
 	if !s.warm {
 		return 0
@@ -27,7 +26,7 @@ func (s supply) target(percent int) int {
 	return int(int64(s.size) * int64(percent) / 100)
 }
 
-// blocks is how many more blocks it takes.
+// blocks returns how many more blocks are needed.
 func (s supply) blocks(percent int) int {
 	missing := s.waiting + s.target(percent) - s.free
 	if missing <= 0 {
@@ -43,9 +42,8 @@ type idle struct {
 	since time.Time
 }
 
-// toReturn picks the blocks that go back: empty for delay, the longest first,
-// as long as the rest keeps what the pool is to have. soon is when the next one
-// may; zero without.
+// toReturn selects the blocks to return: those empty for delay, the longest first, while the rest suffices. soon is when the
+// next one may be returned; zero: none.
 func toReturn(s supply, percent int, empty []idle, delay time.Duration, now time.Time) (names []string, soon time.Time) {
 	slices.SortFunc(empty, func(x, y idle) int {
 		return cmp.Or(x.since.Compare(y.since), strings.Compare(x.name, y.name))

@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -23,8 +23,8 @@ func (s *Source) pools() []poolInfo { return s.Snapshot().Detail.(detail).pools 
 // A document of a node whose addresses are of pools: blocks in place of ENIs, and
 // every count right although a large block does not list its addresses.
 func TestDocumentOfPools(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 2}, poolFacts{name: "web", bits: 12})
-	b.namespaces["web"] = "web"
+	b := newTestNode(t, poolFacts{name: "default", bits: 2}, poolFacts{name: "web", bits: 12})
+	b.pools.namespaces["web"] = "web"
 	small := blockOf("default-7", "10.2.0.0/30", "fd02::/126")
 	large := blockOf("web-0", "10.3.0.0/20", "")
 	large.pool = "web"
@@ -38,15 +38,15 @@ func TestDocumentOfPools(t *testing.T) {
 		t.Fatalf("pod 2 got %s", got)
 	}
 	b.release(key(1), b.now)
-	b.blocks["default-7"].draining = true
+	b.blocks.byName["default-7"].draining = true
 	b.restoreCooling(netip.MustParseAddr("10.9.0.2"), b.now, b.now)
 	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: introspect.Origin{Pool: "gone", Block: "gone-1"}}
 	if err := b.restore(podRequest(3), gone, b.now); err != nil {
 		t.Fatal(err)
 	}
-	b.setRequest(&request{name: requestName("web", nodeID, 0), pool: "web", uid: "r", created: b.now, failed: v1alpha1.ReasonPoolExhausted})
+	b.requests.set(&request{name: requestName("web", nodeID, 0), pool: "web", uid: "r", created: b.now, failed: v1alpha1.ReasonPoolExhausted})
 
-	snap := (&Source{ledger: b.ledger, clock: clock.NewFake(b.now)}).Snapshot()
+	snap := (&Source{state: newGuarded(b.holdings, clock.NewFake(b.now))}).Snapshot()
 	count := map[source.State]int{source.Used: 3, source.Warm: 4095, source.Cooling: 2, source.NotReady: 0, source.Withdrawn: 2}
 	if d := cmp.Diff(count, snap.Count); d != "" {
 		t.Errorf("addresses by state (-want +got):\n%s", d)
@@ -116,19 +116,19 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 }
 
 func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
+	b := newTestNode(t, poolFacts{name: "default", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.give(blockOf("default-1", "10.0.0.2/31", ""))
-	b.blocks["default-1"].draining = true
+	b.blocks.byName["default-1"].draining = true
 	for _, tc := range []struct {
 		down    string // why default-0 is not routed
 		healthy bool
 		reason  string
 		message string
 	}{{"", true, "Routed", ""}, {"file exists", false, "NotRouted", "block default-0: file exists"}, {"", true, "Routed", ""}} {
-		b.blocks["default-0"].unroutable, b.blocks["default-0"].down = tc.down != "", tc.down
+		b.blocks.byName["default-0"].unroutable, b.blocks.byName["default-0"].down = tc.down != "", tc.down
 		want := []source.Condition{{Type: "BlocksRouted", Healthy: tc.healthy, Reason: tc.reason, Message: tc.message}}
-		if d := cmp.Diff(want, b.conditions()); d != "" {
+		if d := cmp.Diff(want, b.blocks.conditions()); d != "" {
 			t.Errorf("(-want +got):\n%s", d)
 		}
 	}

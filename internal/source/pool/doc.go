@@ -1,33 +1,30 @@
-// Package pool supplies a node's pod addresses from address pools: blocks of them
-// that the operator gives this node, as AddressBlock objects (Coil's design).
+// Package pool supplies a node's pod addresses from address pools: blocks of them that the operator gives this node, as
+// AddressBlock objects (Coil's design).
 //
-// Decisions are made by a ledger, which is values in memory and does no I/O:
+// Decisions are made on values in memory, without I/O:
 //
-//	ledger.go    what is known: pools, namespaces, and what that changes
+//	holdings.go  what the node has of its pools, and what happens to it
+//	pools.go     the pools, and which of them a pod uses
 //	blocks.go    the life of a block on this node
-//	alloc.go     handing out addresses, and taking them back
-//	choose.go    which pool a pod gets its address from
 //	withhold.go  addresses of blocks that Nodes and Services have
-//	pair.go      the two addresses of a dual-stack pod
+//	leases.go    who has which address
+//	requests.go  BlockRequests, and their results
 //	demand.go    how many blocks a pool needs here, and which go back
-//	requests.go  BlockRequests: which are there, and what they came to
-//	plan.go      what is to be asked of the API server
+//	plan.go      what is to be requested from the API server
 //	why.go       why pods get no address
 //
-// The Source owns the ledger's lock and has the edges:
+// Source owns the lock of the holdings. The rest does I/O without it:
 //
 //	source.go    what the daemon calls
 //	follow.go    what is watched at the API server
-//	act.go       what is asked of it, each request beside the others
-//	renew.go     saying that this node lives while its Node is missing
+//	act.go       requests to the API server, beside each other
+//	renew.go     claiming blocks while the Node is missing
 //	commit.go    the file, then the data path, and only then the pods
 //	store.go     the file
-//	snapshot.go  what introspection and metrics see
-//	detail.go    what of it no other source has
-//	metrics.go   the metrics, and what counts requests
+//	snapshot.go  introspection, and what only this source has in it
+//	metrics.go   the metrics
 //
-// No ADD or DEL waits for a request that was not made for its pool, and none is
-// made under the lock.
+// No ADD or DEL waits for a request that was not made for its pool, and none is made under the lock.
 package pool
 
 // What berthd may do in the Kubernetes API. An admission policy narrows it to
@@ -39,4 +36,4 @@ package pool
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=list;watch;create;delete
 // +kubebuilder:rbac:groups="",resources=nodes;namespaces,verbs=list;watch
 
-//go:generate controller-gen rbac:roleName=berthd paths=.;../../podevents output:rbac:dir=../../../deploy/chart/files/rbac/pool/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=.;../../node/podevents output:rbac:dir=../../../deploy/chart/files/rbac/pool/berthd

@@ -21,7 +21,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
@@ -248,7 +248,7 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 // Acquire tells of the pod's annotation, as the runtime does.
 func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
 	if pool, ok := m.wishes[r.Pod.Name]; ok {
-		r.Wish = wishFor(pool)
+		r.Options = wishFor(pool)
 	}
 	return m.Source.Acquire(ctx, r)
 }
@@ -276,20 +276,20 @@ func (m *machine) until(what string, ok func() bool) {
 }
 
 // sees waits until the daemon knows something.
-func (m *machine) sees(what string, ok func(l *ledger) bool) {
+func (m *machine) sees(what string, ok func(l *holdings) bool) {
 	m.T.Helper()
 	m.until("the daemon sees "+what, func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return ok(m.ledger)
+		m.state.mu.Lock()
+		defer m.state.mu.Unlock()
+		return ok(m.state.holdings)
 	})
 }
 
 // known waits until the daemon has seen a namespace with this annotation.
 func (m *machine) known(namespace, pool string) {
 	m.T.Helper()
-	m.sees("namespace "+namespace, func(l *ledger) bool {
-		have, ok := l.namespaces[namespace]
+	m.sees("namespace "+namespace, func(l *holdings) bool {
+		have, ok := l.pools.namespaces[namespace]
 		return ok && have == pool
 	})
 }

@@ -13,8 +13,8 @@ var (
 	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, and kept for the pods that have addresses of it).", "pool", "state")
 	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, a pair of a dual-stack pool counted once, by pool and state as in berth_addresses.", "pool", "state")
 	famPoolWaiting   = metric.New("berth_pool_waiting_adds", "gauge", "ADDs that wait for an address of a pool.", "pool")
-	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node asks for a block of the pool and none is free, else 0.", "pool")
-	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from when this node asked for a block of a pool until it had it.", "pool")
+	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node requests a block of the pool and none is free, else 0.", "pool")
+	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from requesting a block of a pool until this node had it.", "pool")
 	famAPICalls      = metric.New("berth_kubernetes_calls_total", "counter", "Requests to the Kubernetes API about blocks, by call (create-request, delete-request, look-for-block, return-block, free-block or renew-block) and result: success or error.", "call", "result")
 	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Time that these requests took.", "call")
 )
@@ -27,7 +27,7 @@ var Reference = source.Reference{
 	Conditions: [][2]string{{conditionRouted, "with address pools: every block of the node could be routed"}},
 }
 
-// Metrics count what the source asks the Kubernetes API for. They observe it.
+// Metrics implements Observer.
 type Metrics struct {
 	requests *prometheus.HistogramVec
 	calls    *prometheus.CounterVec
@@ -47,7 +47,7 @@ func (m Metrics) Asked(what, result string, took time.Duration) {
 	m.duration.WithLabelValues(what).Observe(took.Seconds())
 }
 
-// Supplied counts one block that was asked for and came.
+// Supplied counts one block that was requested and arrived.
 func (m Metrics) Supplied(pool string, took time.Duration) {
 	m.requests.WithLabelValues(pool).Observe(took.Seconds())
 }

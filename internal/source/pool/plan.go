@@ -10,9 +10,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// What the API server may be asked to do. A reply changes nothing in the ledger:
-// an action is wanted until the watch shows its outcome, so that there is one
-// order of events, and a reply that was lost or late does no harm.
+// Requests to the API server. A reply changes nothing in the holdings: an action is wanted until the watch shows its
+// outcome, so that there is one order of events, and lost or late replies do no harm.
 const (
 	createRequest = "create-request" // BlockRequest name, for pool
 	deleteRequest = "delete-request" // the BlockRequest with uid
@@ -30,125 +29,80 @@ type action struct {
 }
 
 const (
-	// surplusFor is how long a request is kept that no pod waits for: pods whose
-	// ADD has failed try again.
+	// surplusFor is how long a request is kept for which no pod waits: pods whose ADD has failed retry.
 	surplusFor = time.Minute
-	// lookAfter is how long after a request became complete its block must be
-	// missing before it is looked for.
+	// lookAfter is how long the block of a complete request must be missing before it is looked up.
 	lookAfter = time.Second
 )
 
-// mayPlan tells whether the blocks and requests that there are, and the Node, are
-// known: before that nothing is asked for.
-func (l *ledger) mayPlan() bool { return l.synced.blocks && l.synced.requests && l.node.listed }
-
-// plan says what is to be asked of the API server now, and when to look again at
-// the latest; zero: when something changes.
-func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time) {
-	if !l.mayPlan() {
-		return nil, time.Time{}
-	}
-	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
-		actions, at := l.planPool(l.pools[name], node, now)
-		todo, next = append(todo, actions...), earlier(next, at)
-	}
-	for name, h := range l.blocks {
-		if h.release == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
-			todo = append(todo, action{kind: freeBlock, name: name, pool: h.pool, uid: h.uid, block: h.blockFacts})
-		}
-	}
-	return todo, next
+// planning is one plan: what is to be asked of the API server now, and when to plan again at the latest.
+type planning struct {
+	n        *holdings
+	nodeName string
+	now      time.Time
+	todo     []action
+	next     time.Time // zero: when something changes
 }
 
-// planPool plans for one pool.
-func (l *ledger) planPool(s *poolState, node string, now time.Time) (todo []action, next time.Time) {
-	have, empty := l.supplyOf(s)
-	names, next := toReturn(have, l.watermark, empty, l.releaseDelay, now)
-	for _, h := range l.blocks {
-		if h.pool == s.name {
-			l.setReturning(h, slices.Contains(names, h.name))
+// plan plans for all pools. It marks the blocks that go back, and the requests that are made.
+func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next time.Time) {
+	if !mayPlan(n.sync) {
+		return nil, time.Time{}
+	}
+	p := &planning{n: n, nodeName: nodeName, now: now}
+	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
+		p.pool(n.pools.byName[name])
+	}
+	for name, h := range n.blocks.byName {
+		if h.release == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
+			p.todo = append(p.todo, action{kind: freeBlock, name: name, pool: h.pool, uid: h.uid, block: h.blockFacts})
+		}
+	}
+	return p.todo, p.next
+}
+
+// again has the next plan made at a moment at the latest.
+func (p *planning) again(at time.Time) { p.next = earlier(p.next, at) }
+
+// pool plans for one pool.
+func (p *planning) pool(s *poolState) {
+	have, empty := p.n.blocks.supplyOf(s)
+	names, next := toReturn(have, p.n.policy.watermark, empty, p.n.policy.releaseDelay, p.now)
+	p.again(next)
+	for _, h := range p.n.blocks.byName {
+		if returning := slices.Contains(names, h.name); h.pool == s.name && h.returning != returning {
+			h.returning = returning
+			p.n.refresh(h)
 		}
 	}
 	for _, name := range names {
-		todo = append(todo, action{kind: returnBlock, name: name, pool: s.name, uid: l.blocks[name].uid})
+		p.todo = append(p.todo, action{kind: returnBlock, name: name, pool: s.name, uid: p.n.blocks.byName[name].uid})
 	}
-	more, at := l.planRequests(s, have, node, now)
-	return append(todo, more...), earlier(next, at)
+	p.requestsOf(s, have)
 }
 
-func (l *ledger) setReturning(h *heldBlock, v bool) {
-	if h.returning != v {
-		h.returning = v
-		l.refresh(h)
-	}
-}
-
-// supplyOf sums up what this node has of a pool, and which of it is idle. Blocks
-// on their way back count while nothing has come of that.
-func (l *ledger) supplyOf(s *poolState) (supply, []idle) {
-	have := supply{size: s.size, waiting: s.queue.Len()}
-	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
-	var empty []idle
-	stuck := l.stuck(s)
-	for _, h := range l.blocks {
-		if h.pool != s.name || h.conflict != "" {
-			continue
-		}
-		c := l.counts(h)
-		have.warm = have.warm || c.Used > 0 && s.known && !s.deleting
-		if have.size == 0 {
-			have.size = sizeOf(h.first)
-		}
-		if h.deleted() || h.lost || h == stuck {
-			continue
-		}
-		have.free += min(c.Free, 1<<maxBits)
-		if !h.emptySince.IsZero() && h.listed {
-			empty = append(empty, idle{name: h.name, free: min(c.Free, 1<<maxBits), since: h.emptySince})
-		}
-	}
-	return have, empty
-}
-
-// stuck is the block of a pool that has no route while others can: nobody waits
-// for it. Of two such none is meant: then it is not the block's fault, and more of
-// them would not help.
-func (l *ledger) stuck(s *poolState) (only *heldBlock) {
-	for _, h := range l.blocks {
-		if h.pool != s.name || !h.unroutable || h.programmed {
-			continue
-		}
-		if only != nil {
-			return nil
-		}
-		only = h
-	}
-	return only
-}
-
-// planRequests makes as many requests as the pool lacks blocks and have no
-// answer yet, and deletes those that are done, or that nobody has needed for a
-// while, the youngest first.
-func (l *ledger) planRequests(s *poolState, have supply, node string, now time.Time) (todo []action, next time.Time) {
+// requestsOf makes as many requests as the pool lacks blocks without a request, and deletes those that are done,
+// or that nobody has needed for a while, the youngest first.
+func (p *planning) requestsOf(s *poolState, have supply) {
 	lacking := 0
 	if s.known && !s.deleting {
-		lacking = have.blocks(l.watermark)
+		lacking = have.blocks(p.n.policy.watermark)
 	}
 	used := map[int]bool{}
-	for _, r := range l.requestsOf(s.name) {
+	for _, r := range p.n.requests.of(s.name) {
 		used[slotOf(r.name)] = true
 		remove := action{kind: deleteRequest, name: r.name, pool: s.name, uid: r.uid}
 		switch {
-		case l.answered(r):
-			l.measure(r, now)
+		case p.n.blocks.answered(r):
+			p.n.requests.measure(r, p.now)
 			if r.complete() || r.spent {
-				todo = append(todo, remove)
+				p.todo = append(p.todo, remove)
 			}
 			continue
-		case r.complete() && r.completed.Add(lookAfter).After(now):
-			next = earlier(next, r.completed.Add(lookAfter))
+		case r.complete() && r.completed.Add(lookAfter).After(p.now):
+			p.again(r.completed.Add(lookAfter))
 		case r.complete():
-			todo = append(todo, action{kind: lookForBlock, name: r.block, pool: s.name, request: r.uid})
+			p.todo = append(p.todo, action{kind: lookForBlock, name: r.block, pool: s.name, request: r.uid})
 		}
 		if lacking > 0 {
 			lacking--
@@ -156,31 +110,13 @@ func (l *ledger) planRequests(s *poolState, have supply, node string, now time.T
 			continue
 		}
 		if r.surplus.IsZero() {
-			r.surplus = now
+			r.surplus = p.now
 		}
-		if due := r.surplus.Add(surplusFor); due.After(now) {
-			next = earlier(next, due)
+		if due := r.surplus.Add(surplusFor); due.After(p.now) {
+			p.again(due)
 		} else if !r.complete() {
-			todo = append(todo, remove)
+			p.todo = append(p.todo, remove)
 		}
 	}
-	return append(todo, l.ask(s.name, node, used, lacking)...), next
-}
-
-// ask makes up to n requests in slots that are not used. A request that is on
-// its way already is one of them, and is made in the same slot again: another
-// would be one too many.
-func (l *ledger) ask(pool, node string, used map[int]bool, n int) (todo []action) {
-	for _, again := range []bool{true, false} {
-		for i := 0; i < maxOutstanding && n > 0; i++ {
-			name := l.nameFor(slot{pool, i}, node)
-			if used[i] || l.asked[name] != again {
-				continue
-			}
-			used[i], l.asked[name] = true, true
-			todo = append(todo, action{kind: createRequest, name: name, pool: pool})
-			n--
-		}
-	}
-	return todo
+	p.todo = append(p.todo, p.n.requests.ask(s.name, p.nodeName, used, lacking)...)
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// simulation drives a ledger through random events, with an API server, a file and a
+// simulation drives holdings through random events, with an API server, a file and a
 // data path that do what they are asked whenever they like, and holds it to the
 // rules that no order of events may break.
 type simulation struct {
-	*ledgerNode
+	*testNode
 	blocks    map[string]blockFacts // at the API server
 	committed map[string]bool       // blocks that the file and the data path have
 	waiters   map[int]*waiting.Waiter
@@ -33,20 +33,20 @@ var dual = []string{"10.0.%d.%d/%d", "fd00::%x/%d"}
 
 func newSimulation(t *rapid.T) *simulation {
 	l := &simulation{
-		ledgerNode: &ledgerNode{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})},
-		blocks:     map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
+		testNode: &testNode{now: t0, holdings: newHoldings(policy{cooling: cools, watermark: 25, releaseDelay: delay})},
+		blocks:   map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
-	l.synced.blocks, l.synced.requests, l.synced.pools, l.synced.namespaces = true, true, true, true
-	l.node = nodeState{listed: true, uid: "n"}
-	l.namespaces["ns"] = ""
-	l.setPool(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
+	l.sync.SetListed(true, allResources...)
+	l.node = "n"
+	l.pools.namespaces["ns"] = ""
+	l.pools.set(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
 	return l
 }
 
 // cut answers a request, or gives a block that nobody asked for.
 func (l *simulation) cut(request types.UID) {
-	size := l.pools["default"].size
+	size := l.pools.byName["default"].size
 	at := l.next % (64 / size) * size // indexes come round again
 	l.next++
 	bits := 0
@@ -78,15 +78,15 @@ func (l *simulation) drain(name string) {
 	}
 }
 
-// act does what the ledger asks the API server for.
+// act does what the holdings ask the API server for.
 func (l *simulation) act(t *rapid.T, a action) {
 	switch a.kind {
 	case createRequest:
 		l.version++
-		l.setRequest(&request{name: a.name, pool: a.pool, uid: types.UID(fmt.Sprint("r", l.version)), created: l.now})
+		l.requests.set(&request{name: a.name, pool: a.pool, uid: types.UID(fmt.Sprint("r", l.version)), created: l.now})
 	case deleteRequest:
-		if r, ok := l.requests[a.name]; ok && r.uid == a.uid {
-			delete(l.requests, a.name)
+		if r, ok := l.requests.byName[a.name]; ok && r.uid == a.uid {
+			delete(l.requests.byName, a.name)
 		}
 	case returnBlock:
 		if l.blocks[a.name].uid == a.uid {
@@ -123,7 +123,7 @@ func (l *simulation) free(t *rapid.T, name string) {
 
 // putInPlace is the file and the data path.
 func (l *simulation) putInPlace() (want, gone []blockFacts) {
-	want, gone = l.wanted(), l.withdrawnNow()
+	want, gone = l.holdings.blocks.desired(), l.holdings.blocks.withdrawn()
 	clear(l.committed)
 	for _, b := range want {
 		l.committed[b.name] = true
@@ -151,8 +151,8 @@ func (l *simulation) look(t *rapid.T) []action {
 
 // answerOne is the operator.
 func (l *simulation) answerOne() {
-	for _, name := range slices.Sorted(maps.Keys(l.requests)) {
-		if r := l.requests[name]; !r.complete() && l.given(r) == nil {
+	for _, name := range slices.Sorted(maps.Keys(l.requests.byName)) {
+		if r := l.requests.byName[name]; !r.complete() && l.holdings.blocks.given(r) == nil {
 			l.cut(r.uid)
 			return
 		}
@@ -254,8 +254,8 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 				}
 			},
 			"complete": func(*rapid.T) {
-				for _, r := range l.requests {
-					if b := l.given(r); b != nil {
+				for _, r := range l.requests.byName {
+					if b := l.holdings.blocks.given(r); b != nil {
 						r.block = b.name
 					}
 				}
@@ -273,7 +273,7 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				l.hear(t)
-				if n := len(l.requestsOf("default")); n > maxOutstanding {
+				if n := len(l.requests.of("default")); n > maxOutstanding {
 					t.Fatalf("%d requests", n)
 				}
 			},
@@ -285,18 +285,18 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 // and hears what there is.
 func (l *simulation) restart(t *rapid.T) {
 	l.hear(t)
-	before := l.ledger
-	l.ledger = newLedger(before.policy)
-	l.world.namespaces, l.synced, l.node = before.world.namespaces, before.synced, before.node
+	before := l.holdings
+	l.holdings = newHoldings(before.policy)
+	l.holdings.pools.namespaces, l.sync, l.node = before.pools.namespaces, before.sync, before.node
 	clear(l.waiters)
 	early := rapid.Bool().Draw(t, "records first")
 	list := func() {
-		l.setPool(poolFacts{name: "default", bits: bitsOf(before.pools["default"].size)})
+		l.pools.set(poolFacts{name: "default", bits: bitsOf(before.pools.byName["default"].size)})
 		for _, name := range slices.Sorted(maps.Keys(l.blocks)) {
 			l.setBlock(l.blocks[name], true, l.now)
 		}
-		for name, r := range before.requests {
-			l.requests[name] = r
+		for name, r := range before.requests.byName {
+			l.requests.byName[name] = r
 		}
 	}
 	if !early {
@@ -308,7 +308,7 @@ func (l *simulation) restart(t *rapid.T) {
 		}
 	}
 	for i, addrs := range l.held {
-		lease := before.leases[key(i)].Lease
+		lease := before.leases.byKey[key(i)].Lease
 		if err := l.restore(podRequest(i), lease, l.now); err != nil {
 			t.Fatalf("pod %d with %v: %v", i, addrs, err)
 		}

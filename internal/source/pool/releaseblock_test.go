@@ -122,10 +122,10 @@ func TestClaims(t *testing.T) {
 	m.addOwned(1, "") // a block can still be asked for, and nobody owns the request
 	stop()
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
-	m.sees("the Node", func(l *ledger) bool { return !l.node.missing() })
+	m.sees("the Node", func(l *holdings) bool { return !l.nodeMissing() })
 	m.until("no claim is under way any more", func() bool {
 		ticks.Advance(time.Second)
-		return (m.Log.Count("nothing is left to claim") > 0)
+		return (m.Log.Count("no longer claimed") > 0)
 	})
 	last := m.block(a.Block).ResourceVersion
 	ticks.Advance(5 * claimInterval)
@@ -186,9 +186,9 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 	harness.OK(t, m.API.Delete(t.Context(), p))
 	// Who hears of the block first asks for another one.
-	m.sees("the pool's end", func(l *ledger) bool { return l.pools["default"].deleting })
+	m.sees("the pool's end", func(l *holdings) bool { return l.pools.byName["default"].deleting })
 	m.drain(a.Block)
-	m.sees("the block's end", func(l *ledger) bool { return l.blocks[a.Block].draining })
+	m.sees("the block's end", func(l *holdings) bool { return l.blocks.byName[a.Block].draining })
 	m.fails(1, "pool-deleted")
 	if got := m.requests(); len(got) != 0 {
 		t.Errorf("requests %v", got)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,56 +14,66 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 )
 
-// claimInterval is how often, where Config does not say, a node whose Node object
-// is missing says of each of its blocks that it lives and has it: the operator
-// releases blocks that were not renewed for a few times as long.
+// claimInterval is the default of Config.ClaimInterval. The operator releases blocks of missing Nodes that were not renewed
+// for a few times as long.
 const claimInterval = 20 * time.Second
 
-// renewBlocks renews the blocks while the Node is missing, until ctx ends. While it is
-// there nothing is written.
-func (s *Source) renewBlocks(ctx context.Context) {
+// claimer renews the node's blocks while its Node is missing. While the Node exists nothing is written.
+type claimer struct {
+	state    *guarded
+	api      *kubeapi.Client
+	interval time.Duration
+	observer Observer
+	log      *slog.Logger
+}
+
+// run works until ctx ends.
+func (c *claimer) run(ctx context.Context) {
 	missing := false
 	for {
 		wait := time.Second // to notice that the Node is gone
-		s.mu.Lock()
-		blocks := s.ledger.toRenew()
-		s.mu.Unlock()
+		var blocks []blockFacts
+		c.state.with(func(n *holdings, _ time.Time) {
+			if n.nodeMissing() {
+				blocks = n.blocks.inUse()
+			}
+		})
 		switch {
 		case len(blocks) > 0 && !missing:
-			s.log.Warn("the Node object of this node is missing; its blocks are kept by saying that it lives", "blocks", len(blocks))
+			c.log.Warn("the Node object of this node is missing; its blocks are claimed until it is back", "blocks", len(blocks))
 		case len(blocks) == 0 && missing:
-			s.log.Info("nothing is left to claim: the Node object of this node is there again, or it has no blocks")
+			c.log.Info("blocks are no longer claimed: the Node object of this node is back, or it has no blocks")
 		}
 		if missing = len(blocks) > 0; missing {
-			wait = s.cfg.ClaimInterval
-			s.renew(ctx, blocks)
+			wait = c.interval
+			c.renew(ctx, blocks)
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.clock.After(wait):
+		case <-c.state.clock.After(wait):
 		}
 	}
 }
 
 // renew writes the time into the status of each block.
-func (s *Source) renew(ctx context.Context, blocks []blockFacts) {
+func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 	for _, b := range blocks {
-		begun := s.clock.Now()
-		err := s.renewOne(ctx, b, begun)
-		if kubeapi.Ended(err) {
+		started := c.state.clock.Now()
+		err := c.renewOne(ctx, b, started)
+		if kubeapi.Cancelled(err) {
 			return
 		}
 		result := "success"
 		if err != nil {
 			result = "error"
-			s.log.Warn("a block could not be claimed", "block", b.name, "error", err)
+			c.log.Warn("block not claimed", "block", b.name, "error", err)
 		}
-		s.cfg.Observer.Asked("renew-block", result, s.clock.Now().Sub(begun))
+		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(started))
 	}
 }
 
-func (s *Source) renewOne(ctx context.Context, b blockFacts, now time.Time) error {
+func (c *claimer) renewOne(ctx context.Context, b blockFacts, now time.Time) error {
 	var patch struct {
 		Metadata struct {
 			UID types.UID `json:"uid"`
@@ -76,9 +87,9 @@ func (s *Source) renewOne(ctx context.Context, b blockFacts, now time.Time) erro
 	if err != nil {
 		return fmt.Errorf("encode a patch: %w", err)
 	}
-	err = s.api.Patch(ctx, types.MergePatchType, blocksResource, b.name, "status", body, nil)
+	err = c.api.Patch(ctx, types.MergePatchType, blocksResource, b.name, "status", body, nil)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is no more; the watch will show it
+		return nil // it is gone, as the watch will show
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func TestNamesOfRequestsThatAnotherNodeTook(t *testing.T) {
 	for i := range 3 {
 		m.add(i)
 	}
-	if !(m.Log.Count("another node's") > 0) {
+	if !(m.Log.Count("is reserved for this node, is node stranger's") > 0) {
 		t.Error("nothing is told of the names")
 	}
 	m.until("its requests are over", func() bool {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -109,8 +110,8 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 
 // Nor is one network of a pod taken for another, which may have another pool.
 func TestNetworksOfAPodAtAStartWithoutAPIServer(t *testing.T) {
-	b := newLedgerNode(t)
-	b.synced, b.namespaces = synced{}, map[string]string{}
+	b := newTestNode(t)
+	b.sync, b.pools.namespaces = kubeapi.NewSync(), map[string]string{}
 	b.give(blockOf("default-0", "10.0.0.0/29", ""))
 	b.give(blockOf("wide-0", "10.1.0.0/29", ""))
 	request := func(sandbox int, ifName string) source.Request {

@@ -3,36 +3,39 @@ package pool
 import (
 	"maps"
 	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Snapshot implements source.Source. Of a dual-stack pair the address of the
-// first family stands for both, and of a block of more than 256 addresses only
-// those appear that were ever used; the detail's pools count them all.
+// Snapshot implements source.Source. The address of the first family stands for a dual-stack pair, and of a block of more
+// than 256 addresses only those are listed that were ever used; the detail's pools count all.
 func (s *Source) Snapshot() source.Snapshot {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.ledger
-	out := source.Snapshot{Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now()), Conditions: l.conditions()}
+	s.state.mu.Lock()
+	defer s.state.mu.Unlock()
+	n := s.state.holdings
+	v := n.at(s.state.clock.Now())
+	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: v.lastError(), Conditions: n.blocks.conditions()}
 	var d detail
-	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
-		p := l.pools[name]
+	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
+		p := n.pools.byName[name]
 		out.Waiting += p.queue.Len()
-		d.pools = append(d.pools, l.poolInfo(p))
-		for v := range p.alloc.Addresses() {
-			out.Addresses = append(out.Addresses, l.addressInfo(v))
+		d.pools = append(d.pools, v.poolInfo(p))
+		for a := range p.alloc.Addresses() {
+			out.Addresses = append(out.Addresses, n.blocks.addressInfo(a))
 		}
 	}
-	out.Addresses = append(out.Addresses, l.outside()...)
+	out.Addresses = append(out.Addresses, n.leases.outside()...)
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
-	for _, name := range l.blockNames() {
-		b := describeBlock(l.blocks[name])
-		b.Withheld = l.counts(l.blocks[name]).Withdrawn
+	for _, name := range n.blocks.names() {
+		b := describeBlock(n.blocks.byName[name])
+		b.Withheld = n.pools.counts(n.blocks.byName[name]).Withdrawn
 		d.blocks = append(d.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
@@ -41,7 +44,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	return out
 }
 
-// describeBlock leaves the counts to the detail.
+// describeBlock returns a block without the counts, which the detail adds.
 func describeBlock(h *heldBlock) introspect.Block {
 	g := introspect.Block{Name: h.name, Pool: h.pool, Prefixes: h.prefixes(), Ready: h.serves(), Capacity: sizeOf(h.first)}
 	switch {
@@ -49,46 +52,33 @@ func describeBlock(h *heldBlock) introspect.Block {
 		g.Reason = h.down
 	case g.Ready:
 	case h.lost:
-		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"
+		g.Reason = "it was taken from this node, and stays for the pods that have addresses of it"
 	case h.conflict != "":
 		g.Reason = "block " + h.conflict + " of this node has the same addresses"
 	case h.deleted():
 		g.Reason = "it is being deleted"
 	case h.returning:
-		g.Reason = "it is empty and goes back"
+		g.Reason = "it is empty and is being returned"
 	case h.down != "":
 		g.Reason = h.down
 	default:
-		g.Reason = "its routes are not there yet"
+		g.Reason = "its routes are not set yet"
 	}
 	return g
 }
 
-func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
+func (b *blocks) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
 	of := introspect.Origin{Block: v.Group}
-	if h := l.blocks[v.Group]; h != nil {
+	if h := b.byName[v.Group]; h != nil {
 		of.Pool, v.Withdrawn = h.pool, v.Withdrawn || h.ends()
 	}
 	return source.Info(v, of)
 }
 
-// outside lists the addresses that are held or cool and whose block is not known here.
-func (l *ledger) outside() (out []source.AddressInfo) {
-	for key, h := range l.leases {
-		if h.allocatedIn == "" {
-			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Origin: h.Origin, Key: &key})
-		}
-	}
-	for a, since := range l.unlisted {
-		out = append(out, source.AddressInfo{Addr: a, State: source.Cooling, Since: since})
-	}
-	return out
-}
-
 // poolInfo counts what this node has of a pool.
-func (l *ledger) poolInfo(s *poolState) poolInfo {
+func (d view) poolInfo(s *poolState) poolInfo {
 	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
-	for _, h := range l.blocks {
+	for _, h := range d.n.blocks.byName {
 		if h.pool != s.name {
 			continue
 		}
@@ -96,7 +86,7 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 		if h.deleted() {
 			p.Draining++
 		}
-		c := l.counts(h)
+		c := d.n.pools.counts(h)
 		p.Used += c.Used
 		p.Cooling += c.Cooling
 		p.retired += c.Withdrawn
@@ -109,8 +99,8 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 			p.notReady += c.Free
 		}
 	}
-	for _, r := range l.requestsOf(s.name) {
-		if l.answered(r) {
+	for _, r := range d.n.requests.of(s.name) {
+		if d.n.blocks.answered(r) {
 			continue
 		}
 		p.Requests++
@@ -123,4 +113,100 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 		p.Failed = v1alpha1.ReasonPoolDeleted
 	}
 	return p
+}
+
+// detail is the pools that this node uses or could use, and its blocks, by name.
+type detail struct {
+	pools     []poolInfo
+	blocks    []introspect.Block // without counts
+	addresses []source.AddressInfo
+}
+
+// poolInfo is one pool as this node has it.
+type poolInfo struct {
+	introspect.Pool
+	notReady int // addresses whose block is not routed yet
+	retired  int // free addresses of draining blocks, and withheld ones
+}
+
+func (p poolInfo) states() map[source.State]int {
+	return map[source.State]int{
+		source.Used: p.Used, source.Warm: p.Free, source.Cooling: p.Cooling, source.NotReady: p.notReady, source.Withdrawn: p.retired,
+	}
+}
+
+// count counts addresses: those of blocks by the pools' counts, as large blocks do not list every address.
+func (d detail) count() map[source.State]int {
+	block := map[string]bool{}
+	for _, b := range d.blocks {
+		block[b.Name] = true
+	}
+	count := source.Count(nil)
+	for _, a := range d.addresses {
+		if !block[a.Block] {
+			count[a.State]++
+		}
+	}
+	for _, p := range d.pools {
+		for state, n := range p.states() {
+			count[state] += n
+		}
+	}
+	return count
+}
+
+// Describe implements source.Detail. Addresses of a block that are neither used, cooling nor withheld are free, whether
+// listed or not.
+func (d detail) Describe(doc *introspect.Document) {
+	for _, p := range d.pools {
+		doc.Pools = append(doc.Pools, p.Pool)
+	}
+	used, cooling := map[string]int{}, map[string]int{}
+	for _, a := range d.addresses {
+		switch a.State {
+		case source.Used:
+			used[a.Block]++
+		case source.Cooling:
+			cooling[a.Block]++
+		}
+	}
+	for _, b := range d.blocks {
+		b.Used, b.Cooling = used[b.Name], cooling[b.Name]
+		b.Free = b.Capacity - b.Used - b.Cooling - b.Withheld
+		doc.Blocks = append(doc.Blocks, b)
+	}
+}
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() (out []prometheus.Metric) {
+	for _, p := range d.pools {
+		exhausted := 0.0
+		if p.Exhausted {
+			exhausted = 1
+		}
+		out = append(out,
+			famPoolBlocks.Value(float64(p.Blocks-p.Draining), p.Name, "held"),
+			famPoolBlocks.Value(float64(p.Draining), p.Name, "draining"),
+			famPoolWaiting.Value(float64(p.Waiting), p.Name),
+			famPoolExhausted.Value(exhausted, p.Name))
+		for state, n := range p.states() {
+			out = append(out, famPoolAddresses.Value(float64(n), p.Name, string(state)))
+		}
+	}
+	return out
+}
+
+// conditions reports blocks that cannot be routed. Pods get addresses of other blocks meanwhile, so that the node stays
+// ready.
+func (b *blocks) conditions() []source.Condition {
+	var failed []string
+	for _, name := range b.names() {
+		if h := b.byName[name]; h.unroutable {
+			failed = append(failed, "block "+name+": "+h.down)
+		}
+	}
+	if len(failed) > 0 {
+		return []source.Condition{{Type: conditionRouted, Reason: "NotRouted", Message: strings.Join(failed, "; ")}}
+	}
+	return []source.Condition{{Type: conditionRouted, Healthy: true, Reason: "Routed"}}
 }

@@ -10,11 +10,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
@@ -27,16 +28,14 @@ var _ = failpoint.Register(
 	"pool.save.before", "pool.save.after", "pool.program.before", "pool.program.after",
 )
 
-// Datapath makes the node's kernel carry traffic of blocks. Calls come from one
-// goroutine.
+// Datapath routes the traffic of blocks. It is called by one goroutine.
 type Datapath interface {
-	// SetBlocks makes the node's routes those of these blocks and no others. It
-	// is idempotent. With an error it is called again; with a *datapath.BlocksError
-	// the blocks that it does not name are routed all the same.
+	// SetBlocks sets the node's routes to those of these blocks. It is idempotent, and is called again after an
+	// error. With a *datapath.BlocksError all blocks that the error does not name are routed.
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 }
 
-// Config is what the source needs. NodeName and Datapath are required.
+// Config is the configuration of a Source. NodeName and Datapath are required.
 type Config struct {
 	NodeName   string // of the Node
 	Kubeconfig string // a file; empty: what the cluster gives to a pod
@@ -44,17 +43,15 @@ type Config struct {
 	StateDir   string // for the file; empty: none
 
 	Cooling      time.Duration // how long released addresses cool; 0: not at all
-	Watermark    int           // percent of a block to have free, 0 to 100
-	ReleaseDelay time.Duration // how long a block is empty before it goes back
+	Watermark    int           // percentage of a block to keep free, 0 to 100
+	ReleaseDelay time.Duration // how long a block is empty before it is returned
 	// ClaimInterval is how often blocks are claimed while the Node is missing;
 	// 0: 20 s.
 	ClaimInterval time.Duration
-	// IgnoreUntold takes pods whose annotations the runtime does not tell for ones
-	// without.
+	// IgnoreUntold: pods whose annotations the runtime does not pass have none.
 	IgnoreUntold bool
 
-	// Conflict is told of a pod whose address something else has too. It must be
-	// quick; nil: nobody is told.
+	// Conflict is called for a pod whose address something else has too. It must not block; nil: nothing is called.
 	Conflict func(pod attachment.Pod, ifName, message string)
 
 	Clock    clock.Clock  // nil: the machine's
@@ -62,12 +59,12 @@ type Config struct {
 	Observer Observer     // nil: none
 }
 
-// Observer is told what metrics count.
+// Observer counts what the source does.
 type Observer interface {
 	// Asked is called after each request to the API server: what is a verb and
 	// a kind in lower case, such as create-request; result is success or error.
 	Asked(what, result string, took time.Duration)
-	// Supplied is called when a block that was asked for has come.
+	// Supplied is called when a block that was requested has arrived.
 	Supplied(pool string, took time.Duration)
 }
 
@@ -78,16 +75,42 @@ func (silent) Supplied(string, time.Duration)      {}
 
 // Source is a source.Source. Make it with New.
 type Source struct {
-	cfg   Config
-	api   *kubeapi.Client
-	clock clock.Clock
-	log   *slog.Logger
+	cfg       Config
+	api       *kubeapi.Client
+	log       *slog.Logger
+	state     *guarded
+	committer *committer
+}
 
-	wake   retry.Signal // wakes the loop: something changed
-	commit retry.Signal // wakes the goroutine that keeps the file and the data path
+// guarded is the holdings with their lock, and the signals of the goroutines that act on them.
+type guarded struct {
+	clock  clock.Clock
+	wake   retry.Signal // wakes the requester: something changed
+	commit retry.Signal // wakes the committer: what the file and the data path are to have may have changed
 
-	mu     sync.Mutex // guards the ledger; memory only, no call is made under it
-	ledger *ledger
+	mu       sync.Mutex // guards the holdings; memory only, no call is made under it
+	holdings *holdings
+}
+
+func newGuarded(n *holdings, clk clock.Clock) *guarded {
+	return &guarded{clock: clk, wake: retry.NewSignal(), commit: retry.NewSignal(), holdings: n}
+}
+
+// change changes the holdings, hands out addresses that become free by that, and wakes the requester.
+func (g *guarded) change(do func(n *holdings, now time.Time)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := g.clock.Now()
+	do(g.holdings, now)
+	g.holdings.serveAll(now)
+	g.wake.Set()
+}
+
+// with calls do with the lock held.
+func (g *guarded) with(do func(n *holdings, now time.Time)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	do(g.holdings, g.clock.Now())
 }
 
 var _ source.Source = (*Source)(nil)
@@ -115,7 +138,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	case cfg.Cooling < 0:
 		return nil, fmt.Errorf("pool source: Cooling %v: want a time from 0", cfg.Cooling)
 	case cfg.Watermark < 0 || cfg.Watermark > 100:
-		return nil, fmt.Errorf("pool source: Watermark %d: want percents", cfg.Watermark)
+		return nil, fmt.Errorf("pool source: Watermark %d: want a percentage", cfg.Watermark)
 	}
 	if cfg.ClaimInterval <= 0 {
 		cfg.ClaimInterval = claimInterval
@@ -129,53 +152,61 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	if cfg.Observer == nil {
 		cfg.Observer = silent{}
 	}
+	state := newGuarded(newHoldings(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, nodeName: cfg.NodeName, ignoreUntold: cfg.IgnoreUntold}), cfg.Clock)
 	s := &Source{
-		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
-		wake: retry.NewSignal(), commit: retry.NewSignal(),
-		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, nodeName: cfg.NodeName, ignoreUntold: cfg.IgnoreUntold}),
+		cfg: cfg, api: api, log: cfg.Logger, state: state,
+		committer: &committer{state: state, nodeName: cfg.NodeName, dir: cfg.StateDir, datapath: cfg.Datapath, log: cfg.Logger},
 	}
-	s.load()
+	s.committer.load()
 	return s, nil
 }
 
 // Run implements source.Source.
 func (s *Source) Run(ctx context.Context) error {
 	ctx = kubeapi.Quiet(ctx)
+	mirror := s.mirror()
+	requester := newRequester(s.state, s.api, s.cfg)
+	claimer := &claimer{state: s.state, api: s.api, interval: s.cfg.ClaimInterval, observer: s.cfg.Observer, log: s.log}
 	var wg sync.WaitGroup
-	s.follow(ctx, &wg)
-	wg.Go(func() { s.commitBlocks(ctx) })
-	wg.Go(func() { s.renewBlocks(ctx) })
-	wg.Go(func() { confirm.Await(ctx, s.clock, s.serveUnconfirmed) })
-	s.loop(ctx)
+	wg.Go(func() { mirror.Run(ctx) })
+	wg.Go(func() { s.committer.run(ctx) })
+	wg.Go(func() { claimer.run(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.cfg.Clock, s.serveUnconfirmed) })
+	requester.run(ctx)
 	wg.Wait()
 	return ctx.Err()
 }
 
-// Kick implements source.Source.
-func (s *Source) Kick() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ledger.uncommitted() {
-		s.commit.Set()
-	}
+// serveUnconfirmed lets the blocks of the file be served: the API server has had its time to correct them.
+func (s *Source) serveUnconfirmed() {
+	s.state.change(func(n *holdings, _ time.Time) { n.unconfirmed = false })
+	s.state.commit.Set()
 }
 
-// change changes the ledger, hands out what that makes free, and wakes whoever
-// may have something to do.
-func (s *Source) change(do func(l *ledger, now time.Time)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := s.clock.Now()
-	do(s.ledger, now)
-	s.ledger.serveAll(now)
-	s.wake.Set()
+// Annotations implements source.Source.
+func (s *Source) Annotations() []string { return []string{v1alpha1.AnnotationPool} }
+
+// CheckOptions implements source.Source.
+func (s *Source) CheckOptions(w source.PodOptions) error {
+	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
+		return err
+	}
+	return w.CheckNetworkPool()
+}
+
+// Kick implements source.Source.
+func (s *Source) Kick() {
+	s.state.with(func(n *holdings, _ time.Time) {
+		if n.blocks.uncommitted() {
+			s.state.commit.Set()
+		}
+	})
 }
 
 // Restore implements source.Source.
-func (s *Source) Restore(req source.Request, lease source.Lease) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.ledger.restore(req, lease, s.clock.Now()); err != nil {
+func (s *Source) Restore(req source.Request, lease source.Lease) (err error) {
+	s.state.with(func(n *holdings, now time.Time) { err = n.restore(req, lease, now) })
+	if err != nil {
 		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
 	}
 	return nil
@@ -184,94 +215,89 @@ func (s *Source) Restore(req source.Request, lease source.Lease) error {
 // RestoreCooling implements source.Source. An address of a dual-stack block
 // cools together with the other one of its pair.
 func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.ledger.restoreCooling(addr, since, s.clock.Now())
+	s.state.with(func(n *holdings, now time.Time) { n.restoreCooling(addr, since, now) })
 }
 
 // Withhold implements source.Source. An address of a dual-stack block is withheld together
 // with the other one of its pair.
 func (s *Source) Withhold(addrs []netip.Addr) (kept []netip.Addr) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.ledger
-	changed := !slices.Equal(l.nodeHas, addrs)
-	l.nodeHas = slices.Clone(addrs)
-	for _, h := range l.blocks {
-		for _, first := range l.withhold(h) {
-			kept = append(kept, l.ofNode(h, first)...)
+	s.state.with(func(n *holdings, now time.Time) {
+		changed := !slices.Equal(n.nodeHas, addrs)
+		n.nodeHas = slices.Clone(addrs)
+		for _, h := range n.blocks.byName {
+			for _, first := range n.withhold(h) {
+				kept = append(kept, h.among(first, n.nodeHas)...)
+			}
 		}
-	}
+		if changed {
+			n.serveAll(now)
+			s.state.wake.Set()
+		}
+	})
 	slices.SortFunc(kept, netip.Addr.Compare)
-	if changed {
-		l.serveAll(s.clock.Now())
-		s.wake.Set()
-	}
 	return kept
 }
 
 // NodeAddresses implements source.Source.
 func (s *Source) NodeAddresses() (out []netip.Addr) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, h := range s.ledger.blocks {
-		for _, w := range h.withheld {
-			if w.owner == s.ledger.selfOwner() && w.IsSingleIP() {
-				out = append(out, w.Addr())
+	s.state.with(func(n *holdings, _ time.Time) {
+		for _, h := range n.blocks.byName {
+			for _, w := range h.withheld {
+				if w.owner == n.policy.selfOwner() && w.IsSingleIP() {
+					out = append(out, w.Addr())
+				}
 			}
 		}
-	}
+	})
 	return out
 }
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
-	l := s.ledger
-	return waiting.Desk{
-		Lock:    &s.mu,
-		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := l.leases[key]; return h.Lease, ok },
-		Admit:   func(req source.Request) *waiting.Waiter { return l.admit(req, s.clock.Now()) },
-		Why:     func(w *waiting.Waiter) *source.Exhausted { return l.whyWaits(w, s.clock.Now()) },
-		Changed: s.wake.Set,
+	n, now := s.state.holdings, s.cfg.Clock.Now
+	return waiting.Acquirer{
+		Lock:    &s.state.mu,
+		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
+		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },
+		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
+		Changed: s.state.wake.Set,
 	}.Acquire(ctx, req)
 }
 
 // Why implements source.Source.
-func (s *Source) Why(key attachment.Key) *source.Exhausted {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w := s.ledger.waiter(key); w != nil {
-		return s.ledger.whyWaits(w, s.clock.Now())
-	}
-	return nil
+func (s *Source) Why(key attachment.Key) (why *source.Exhausted) {
+	s.state.with(func(n *holdings, now time.Time) {
+		if w := n.pools.waiter(key); w != nil {
+			why = n.at(now).waits(w)
+		}
+	})
+	return why
 }
 
 // Release implements source.Source.
 func (s *Source) Release(key attachment.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ledger.release(key, s.clock.Now()) {
-		s.wake.Set()
-	}
+	s.state.with(func(n *holdings, now time.Time) {
+		if n.release(key, now) {
+			s.state.wake.Set()
+		}
+	})
 }
 
 // Cancel implements source.Source.
 func (s *Source) Cancel(key attachment.Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ledger.cancel(key, s.clock.Now()) {
-		s.wake.Set()
-	}
+	s.state.with(func(n *holdings, now time.Time) {
+		if n.cancel(key, now) {
+			s.state.wake.Set()
+		}
+	})
 }
 
 // CoolingPeriod implements source.Source.
 func (s *Source) CoolingPeriod() time.Duration { return s.cfg.Cooling }
 
-// Ready implements source.Source. A node whose pools keep nothing warm here gets
-// its first block with its first pod, so that it must not wait for one to be
-// ready for pods.
-func (s *Source) Ready() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ledger.ready(s.clock.Now())
+// Ready implements source.Source. A node of whose pools none keeps free addresses gets its first block with its first
+// pod, and is ready without one.
+func (s *Source) Ready() (err error) {
+	s.state.with(func(n *holdings, now time.Time) { err = n.at(now).ready() })
+	return err
 }

@@ -175,7 +175,7 @@ func TestLostReplies(t *testing.T) {
 	wg.Go(func() { sourcetest.AddAll(t, m, 0, 10, longest) })
 	// A request may be made again while the watch is late, and must not find its
 	// answer taken already.
-	m.sees("what it has asked for", func(l *ledger) bool { return len(l.requests) == 5 })
+	m.sees("what it has asked for", func(l *holdings) bool { return len(l.requests.byName) == 5 })
 	m.quiet(2 * retry.First)
 	if got := m.requests(); len(got) != 5 {
 		t.Errorf("requests %v, want 5", got)

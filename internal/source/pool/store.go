@@ -42,8 +42,7 @@ func sameOnFile(x, y blockFacts) bool {
 	return x.same(y) && x.draining == y.draining && slices.Equal(x.withheld, y.withheld)
 }
 
-// load reads the file, or returns false without one. A file that makes no sense
-// is an error.
+// load reads the file. ok is false if there is none; an invalid file is an error.
 func (f file) load() (node string, blocks []blockFacts, ok bool, err error) {
 	var c fileContent
 	if ok, err = statefile.LoadJSON(f.dir, blocksFile, &c); !ok {

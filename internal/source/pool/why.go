@@ -12,112 +12,103 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// waiter is who waits for an address of an attachment, or nil.
-func (l *ledger) waiter(key attachment.Key) *waiting.Waiter {
-	for _, s := range l.pools {
-		if w := s.queue.Find(key); w != nil {
-			return w
-		}
-	}
-	return l.undecided.Find(key)
+// view reads the holdings at a moment: what they are, and why pods have no address.
+type view struct {
+	n   *holdings
+	now time.Time
 }
 
-// whyWaits tells why a waiter got nothing.
-func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
-	for _, s := range l.pools {
+func (n *holdings) at(now time.Time) view { return view{n, now} }
+
+// unreachable returns why the API server cannot be used; nil if it can.
+func (d view) unreachable() *source.Exhausted {
+	err := d.n.sync.Err()
+	if err == nil {
+		return nil
+	}
+	reason, message := kubeapi.Advice(err)
+	return &source.Exhausted{Reason: reason, Message: message, Err: err}
+}
+
+// waits tells why a waiter got nothing.
+func (d view) waits(w *waiting.Waiter) *source.Exhausted {
+	for _, s := range d.n.pools.byName {
 		if w.Queue() == &s.queue {
-			return l.whyEmpty(s, now)
+			return d.empty(s)
 		}
 	}
-	if why := l.apiTrouble(); why != nil {
+	if why := d.unreachable(); why != nil {
 		return why
 	}
-	if !l.synced.mayChoose() {
-		return exhausted("starting", "the API server has not told yet which namespaces and pools there are")
+	if !mayChoose(d.n.sync) {
+		return exhausted("starting", "the API server has not listed namespaces and pools yet")
 	}
-	if _, _, why := choose(l.world, w.Request.Pod, l.told(w.Request.Wish)); why != nil {
+	if _, _, why := d.n.pools.choose(w.Request.Pod, d.n.policy.assumed(w.Request.Options)); why != nil {
 		return why
 	}
 	return exhausted("starting", "the pod's pool was not known in time")
 }
 
-// whyEmpty tells why a pool has no free address here: what is wrong nearest to
-// this node first.
-func (l *ledger) whyEmpty(s *poolState, now time.Time) *source.Exhausted {
+// empty tells why a pool has no free address here: the cause nearest to this node first.
+func (d view) empty(s *poolState) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
-	if l.unconfirmed {
-		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
+	if d.n.unconfirmed {
+		return exhausted("starting", "%sthe API server has not listed this node's blocks yet", none)
 	}
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.pool == s.name && h.release == notReleased && !h.programmed && h.down != "" {
+	for _, name := range d.n.blocks.names() {
+		if h := d.n.blocks.byName[name]; h.pool == s.name && h.release == notReleased && !h.programmed && h.down != "" {
 			return exhausted("not-ready", "%sblock %s: %s", none, name, h.down)
 		}
 	}
-	if why := l.apiTrouble(); why != nil {
+	if why := d.unreachable(); why != nil {
 		why.Message = none + why.Message
 		return why
 	}
 	switch {
-	case !l.mayPlan() || !l.synced.pools:
-		return exhausted("starting", "%sthe API server has not told yet which pools there are and which blocks this node has", none)
+	case !mayPlan(d.n.sync) || !d.n.sync.Listed(poolsResource):
+		return exhausted("starting", "%sthe API server has not listed pools and this node's blocks yet", none)
 	case !s.known && s.name == v1alpha1.DefaultPool:
-		return exhausted("pool-unknown", "there is no AddressPool %s, and neither the pod nor its namespace names another (annotation %s): create it, or annotate the namespace",
+		return exhausted("pool-unknown", "AddressPool %s does not exist, and neither the pod nor its namespace names another one (annotation %s): create it, or annotate the namespace",
 			s.name, v1alpha1.AnnotationPool)
 	case !s.known:
-		return exhausted("pool-unknown", "there is no AddressPool %s, which the namespace's annotation %s names: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-unknown", "AddressPool %s, which the namespace's annotation %s names, does not exist: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
 	case s.deleting:
-		return exhausted("pool-deleted", "AddressPool %s is being deleted and gives no new address: let the namespace's annotation %s name another", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-deleted", "AddressPool %s is being deleted and hands out no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
 	case s.refused != nil:
 		return refusal(none, s.refused)
 	}
-	return l.whyNoBlock(s, none, now)
+	return d.noBlock(s, none)
 }
 
-// whyNoBlock tells what became of the requests for a pool.
-func (l *ledger) whyNoBlock(s *poolState, none string, now time.Time) *source.Exhausted {
+// noBlock tells the state of the requests for a pool.
+func (d view) noBlock(s *poolState, none string) *source.Exhausted {
 	var oldest *request
-	for _, r := range l.requestsOf(s.name) {
+	for _, r := range d.n.requests.of(s.name) {
 		if r.failed != "" {
 			return exhausted(source.ReasonOf(r.failed), "%s%s", none, failure(r))
 		}
-		if oldest == nil && !l.answered(r) {
+		if oldest == nil && !d.n.blocks.answered(r) {
 			oldest = r
 		}
 	}
 	if oldest != nil {
-		return exhausted("growing", "%sa block was asked for %v ago by BlockRequest %s and has not come; is berth-operator running?",
-			none, now.Sub(oldest.created).Round(100*time.Millisecond), oldest.name)
+		return exhausted("growing", "%sa block was requested %v ago by BlockRequest %s and has not arrived; is berth-operator running?",
+			none, d.now.Sub(oldest.created).Round(100*time.Millisecond), oldest.name)
 	}
-	return exhausted("growing", "%sa block is about to be asked for", none)
+	return exhausted("growing", "%sa block is about to be requested", none)
 }
 
-// failure is what the operator says of a failed request, which ends with what a
-// person can do about it.
+// failure returns what the operator says about a failed request, including the remedy.
 func failure(r *request) string {
-	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator gives no block: "+r.failed)
+	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator assigns no block: "+r.failed)
 }
 
-// apiTrouble is an error that keeps this node from listing or watching; nil without.
-func (l *ledger) apiTrouble() *source.Exhausted {
-	if len(l.synced.trouble) == 0 {
-		return nil
-	}
-	err := l.synced.trouble[slices.Min(slices.Collect(maps.Keys(l.synced.trouble)))]
-	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", err), Err: err}
-	}
-	if apierrors.IsNotFound(err) { // a list is found, but of a kind that is not served
-		return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", err), Err: err}
-	}
-	return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err), Err: err}
-}
-
-// refusal tells why a request could not be made.
+// refusal tells why a request could not be created.
 func refusal(none string, err error) *source.Exhausted {
 	reason := "unreachable"
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
@@ -126,57 +117,56 @@ func refusal(none string, err error) *source.Exhausted {
 			reason = "refused"
 		}
 	}
-	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("%sa block cannot be asked for: %v", none, err), Err: err}
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("%sa block cannot be requested: %v", none, err), Err: err}
 }
 
-// lastError is the current trouble; empty without.
-func (l *ledger) lastError(now time.Time) string {
-	if why := l.apiTrouble(); why != nil {
+// lastError returns the current problem; empty: there is none.
+func (d view) lastError() string {
+	if why := d.unreachable(); why != nil {
 		return why.Message
 	}
-	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
-		s := l.pools[name]
+	for _, name := range slices.Sorted(maps.Keys(d.n.pools.byName)) {
+		s := d.n.pools.byName[name]
 		if s.queue.Len() > 0 {
-			return l.whyEmpty(s, now).Message
+			return d.empty(s).Message
 		}
 	}
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.unroutable {
+	for _, name := range d.n.blocks.names() {
+		if h := d.n.blocks.byName[name]; h.unroutable {
 			return fmt.Sprintf("block %s is not used: %s", name, h.down)
 		}
 	}
-	if ws := l.undecided.All(); len(ws) > 0 {
-		return l.whyWaits(ws[0], now).Message
+	if ws := d.n.pools.undecided.All(); len(ws) > 0 {
+		return d.waits(ws[0]).Message
 	}
 	return ""
 }
 
-// ready is nil once an address was usable here or, where none is to be free
-// before a pod comes, one could be asked for.
-func (l *ledger) ready(now time.Time) error {
-	if l.usable {
+// ready is nil once an address was usable here or, if no pool keeps free addresses, could be requested.
+func (d view) ready() error {
+	if d.n.usable {
 		return nil
 	}
-	why := l.apiTrouble()
-	if why == nil && (!l.mayPlan() || !l.synced.pools) {
-		why = exhausted("starting", "the API server has not told yet which pools there are and which blocks this node has")
+	why := d.unreachable()
+	if why == nil && (!mayPlan(d.n.sync) || !d.n.sync.Listed(poolsResource)) {
+		why = exhausted("starting", "the API server has not listed pools and this node's blocks yet")
 	}
 	if why != nil {
 		return fmt.Errorf("no address has been usable on this node yet: %s", why.Message)
 	}
 	known := 0
-	for _, s := range l.pools {
-		have, _ := l.supplyOf(s)
+	for _, s := range d.n.pools.byName {
+		have, _ := d.n.blocks.supplyOf(s)
 		switch {
 		case !s.known:
-		case have.target(l.watermark) > 0:
-			return fmt.Errorf("no address has been usable on this node yet: %s", l.whyEmpty(s, now).Message)
+		case have.target(d.n.policy.watermark) > 0:
+			return fmt.Errorf("no address has been usable on this node yet: %s", d.empty(s).Message)
 		default:
 			known++
 		}
 	}
 	if known == 0 {
-		return errors.New("no address has been usable on this node yet: there is no AddressPool: create one, named default for pods that choose none")
+		return errors.New("no address has been usable on this node yet: no AddressPool exists: create one, named default for pods that choose none")
 	}
 	return nil
 }

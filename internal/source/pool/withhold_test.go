@@ -9,7 +9,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/retry"
 )
 
 func TestWithheldPlaces(t *testing.T) {
@@ -43,7 +42,7 @@ func withholding(cidrs string) (out []v1alpha1.WithheldAddresses) {
 // What a node has is handed out to nobody, also when it comes later; a pod that has it
 // keeps it and is told once, and it is handed out again only when it is nobody's.
 func TestWithheldAddresses(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
 	withhold := func(cidrs string) {
 		block.withheld = readWithheld(withholding(cidrs))
@@ -52,7 +51,7 @@ func TestWithheldAddresses(t *testing.T) {
 	told := func(want string) {
 		t.Helper()
 		var got []string
-		for _, c := range b.conflicts(b.blocks["default-0"]) {
+		for _, c := range b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas) {
 			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
 		}
 		if strings.Join(got, ", ") != want {
@@ -65,10 +64,10 @@ func TestWithheldAddresses(t *testing.T) {
 	withhold("10.0.0.1/32 fd00::/128 10.0.0.3/32")
 	told(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
 	told("")
-	if c := b.counts(b.blocks["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
+	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
 		t.Errorf("counts %+v", c)
 	}
-	if p := b.poolInfo(b.pools["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
+	if p := b.at(b.now).poolInfo(b.pools.byName["default"]); p.Used != 2 || p.Free != 0 || p.retired != 2 {
 		t.Errorf("pool %+v", p)
 	}
 	b.expect("a block that others have counts as none", "create-request default-0")
@@ -86,21 +85,21 @@ func TestWithheldAddresses(t *testing.T) {
 
 	// It stays so for a daemon that starts from the file, and a pod of before it.
 	f := file{t.TempDir()}
-	if err := f.save(nodeID, b.wanted()); err != nil {
+	if err := f.save(nodeID, b.blocks.desired()); err != nil {
 		t.Fatal(err)
 	}
 	_, blocks, _, err := f.load()
 	if err != nil || len(blocks) != 1 {
 		t.Fatalf("%v, %v", blocks, err)
 	}
-	next := newLedgerNode(t, poolFacts{name: "default", bits: 2})
+	next := newTestNode(t, poolFacts{name: "default", bits: 2})
 	next.give(blocks[0])
-	lease := b.leases[key(1)].Lease
+	lease := b.leases.byKey[key(1)].Lease
 	lease.IPv4, lease.IPv6 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	if err := next.restore(podRequest(9), lease, next.now); err != nil {
 		t.Fatal(err)
 	}
-	if got := next.conflicts(next.blocks["default-0"]); len(got) != 1 {
+	if got := next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas); len(got) != 1 {
 		t.Errorf("told: %v", got)
 	}
 	next.adds(3, "10.0.0.0 fd00::")
@@ -110,8 +109,8 @@ func TestWithheldAddresses(t *testing.T) {
 
 // What the kernel says that the node has itself is withheld besides, also of blocks that come later.
 func TestAddressesThatTheNodeHas(t *testing.T) {
-	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
-	s := &Source{ledger: b.ledger, clock: clock.Real{}, wake: retry.NewSignal()}
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
+	s := &Source{state: newGuarded(b.holdings, clock.Real{})}
 	withhold := func(want string, addrs ...string) {
 		t.Helper()
 		var list []netip.Addr
@@ -140,14 +139,14 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 
 	// Of a pod with an address of its own Node the daemon tells, if the kernel has the address too.
 	for kernelHas, want := range map[string]int{"10.0.0.1": 1, "10.0.0.0": 0} {
-		b.nodeName = "node-2"
+		b.policy.nodeName = "node-2"
 		block.withheld = nil
 		b.give(block)
-		b.conflicts(b.blocks["default-0"])
+		b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)
 		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
 		block.withheld = readWithheld(withholding("10.0.0.0/32"))
 		b.give(block)
-		if got := b.conflicts(b.blocks["default-0"]); len(got) != want {
+		if got := b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas); len(got) != want {
 			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
 		}
 		if got := fmt.Sprint(s.NodeAddresses()); got != "[10.0.0.0]" {

@@ -12,23 +12,21 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Source hands out the addresses it was given, longest free first, and
-// cools released ones by its clock.
+// Source hands out the addresses that it was given, longest free first, and cools released ones.
 type Source struct {
-	// Wants are the annotations that it looks at, and Refuses what it says of a wish;
-	// none and nothing unless set before it is used.
+	// Wants is the result of Annotations, and Refuses that of CheckOptions. Both are to be set before the source is used.
 	Wants   []string
-	Refuses func(source.Wish) error
-	// OfNode are the addresses of the Node object.
+	Refuses func(source.PodOptions) error
+	// OfNode is the result of NodeAddresses.
 	OfNode []netip.Addr
-	// Nothing: it leases none, as where all interfaces of pods are NICs.
+	// Nothing: leases have no address.
 	Nothing bool
 
 	clock  clock.Clock
@@ -45,7 +43,7 @@ type Source struct {
 	reason  string // of Exhausted
 	eni     string
 	cancels int
-	wish    source.Wish
+	wish    source.PodOptions
 }
 
 const none = "the fake source has no free address"
@@ -68,8 +66,8 @@ func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
 // Annotations implements source.Source.
 func (s *Source) Annotations() []string { return s.Wants }
 
-// CheckWish implements source.Source.
-func (s *Source) CheckWish(w source.Wish) error {
+// CheckOptions implements source.Source.
+func (s *Source) CheckOptions(w source.PodOptions) error {
 	if s.Refuses == nil {
 		return nil
 	}
@@ -77,7 +75,7 @@ func (s *Source) CheckWish(w source.Wish) error {
 }
 
 // Wish is that of the last Acquire.
-func (s *Source) Wish() source.Wish {
+func (s *Source) Wish() source.PodOptions {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.wish
@@ -172,7 +170,7 @@ func (s *Source) Run(ctx context.Context) error {
 // Acquire implements source.Source for IPv4 or IPv6 addresses, one a lease.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	s.mu.Lock()
-	s.wish = req.Wish
+	s.wish = req.Options
 	s.mu.Unlock()
 	if s.Nothing {
 		return source.Lease{}, nil

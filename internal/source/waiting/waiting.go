@@ -1,48 +1,47 @@
-// Package waiting is who waits for an address, in the order of arrival, and how long:
-// Acquire, as all address sources have it.
+// Package waiting queues requests for addresses in the order of arrival. It implements Acquire for all address sources.
 package waiting
 
 import (
 	"container/list"
 	"context"
+	"sync"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Queue is the waiters of one supply. The zero value is ready. It is not safe
-// for concurrent use: its owner locks, also around the methods of its waiters
-// other than Answered.
+// Queue is a queue of waiters. The zero value is ready. It is not safe for concurrent use: its owner locks, also around
+// the methods of its waiters other than Answered.
 type Queue struct {
-	list list.List // of *Waiter, the first to come first
+	list list.List // of *Waiter, in the order of arrival
 }
 
-// Waiter is one Acquire without an answer yet.
+// Waiter is an Acquire that waits for its answer.
 type Waiter struct {
 	Request source.Request
 
-	answer chan Answer // of one
+	answer chan Answer // with room for one
 	queue  *Queue      // nil once answered or left
 	at     *list.Element
 }
 
-// Answer ends a wait: with a lease, or with the reason why there will be none.
+// Answer ends a wait: with a lease or an error.
 type Answer struct {
 	Lease source.Lease
 	Err   error
 }
 
-// Push lets a request wait behind those who came before.
+// Push appends a request to the queue.
 func (q *Queue) Push(req source.Request) *Waiter {
 	w := &Waiter{Request: req, answer: make(chan Answer, 1)}
 	w.join(q)
 	return w
 }
 
-// Len tells how many wait.
+// Len returns the length of the queue.
 func (q *Queue) Len() int { return q.list.Len() }
 
-// Front is the waiter who came first, or nil.
+// Front returns the first waiter, or nil.
 func (q *Queue) Front() *Waiter {
 	if e := q.list.Front(); e != nil {
 		return e.Value.(*Waiter)
@@ -50,7 +49,7 @@ func (q *Queue) Front() *Waiter {
 	return nil
 }
 
-// All lists the waiters, the first to come first.
+// All returns the waiters in the order of arrival.
 func (q *Queue) All() []*Waiter {
 	out := make([]*Waiter, 0, q.Len())
 	for e := q.list.Front(); e != nil; e = e.Next() {
@@ -59,7 +58,7 @@ func (q *Queue) All() []*Waiter {
 	return out
 }
 
-// Find is the waiter of an attachment, or nil.
+// Find returns the waiter of an attachment, or nil.
 func (q *Queue) Find(key attachment.Key) *Waiter {
 	for e := q.list.Front(); e != nil; e = e.Next() {
 		if w := e.Value.(*Waiter); w.Request.Key == key {
@@ -72,8 +71,8 @@ func (q *Queue) Find(key attachment.Key) *Waiter {
 // Answered delivers the answer.
 func (w *Waiter) Answered() <-chan Answer { return w.answer }
 
-// await returns the answer, or false when ctx ended first. An answer that is there
-// already, as when an address is warm, comes before the end of ctx.
+// await returns the answer, or false when ctx ended first. An answer that is already available, because an address was
+// free, takes precedence over the end of ctx.
 func (w *Waiter) await(ctx context.Context) (Answer, bool) {
 	select {
 	case a := <-w.answer:
@@ -94,8 +93,7 @@ func (w *Waiter) Grant(l source.Lease) { w.end(Answer{Lease: l}) }
 // Fail ends the wait with an error.
 func (w *Waiter) Fail(err error) { w.end(Answer{Err: err}) }
 
-// Leave ends the wait without an answer. It tells false when there is one
-// already: nothing that was granted may be lost.
+// Leave ends the wait without an answer. It returns false if there is an answer already, which must not be lost.
 func (w *Waiter) Leave() bool {
 	if w.queue == nil {
 		return false
@@ -104,7 +102,7 @@ func (w *Waiter) Leave() bool {
 	return true
 }
 
-// Move lets a waiter go on waiting at the end of another queue.
+// Move moves a waiter to the end of another queue.
 func (w *Waiter) Move(to *Queue) {
 	if w.queue == nil {
 		return
@@ -113,7 +111,7 @@ func (w *Waiter) Move(to *Queue) {
 	w.join(to)
 }
 
-// Queue is where the waiter waits; nil once it was answered or left.
+// Queue returns the waiter's queue; nil once it was answered or left.
 func (w *Waiter) Queue() *Queue { return w.queue }
 
 func (w *Waiter) end(a Answer) {
@@ -129,4 +127,49 @@ func (w *Waiter) join(q *Queue) {
 func (w *Waiter) part() {
 	w.queue.list.Remove(w.at)
 	w.queue, w.at = nil, nil
+}
+
+// Acquirer implements Acquire with the functions of a source.
+type Acquirer struct {
+	Lock sync.Locker // of the source; held when the functions below are called
+	// Held returns the lease that a key already has.
+	Held func(attachment.Key) (source.Lease, bool)
+	// Admit queues a request, and serves it at once if possible.
+	Admit func(source.Request) *Waiter
+	// Why returns why a waiter is waiting.
+	Why func(*Waiter) *source.Exhausted
+	// Changed is called when a queue became longer or shorter.
+	Changed func()
+}
+
+// Acquire implements source.Source.
+func (d Acquirer) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+	d.Lock.Lock()
+	if l, ok := d.Held(req.Key); ok {
+		d.Lock.Unlock()
+		return l, nil
+	}
+	w := d.Admit(req)
+	d.Changed()
+	d.Lock.Unlock()
+	if a, ok := w.await(ctx); ok {
+		return a.Lease, a.Err
+	}
+	return d.giveUp(ctx, w)
+}
+
+// giveUp ends a wait whose context ended. If an address was granted at the same time, it is returned.
+func (d Acquirer) giveUp(ctx context.Context, w *Waiter) (source.Lease, error) {
+	d.Lock.Lock()
+	defer d.Lock.Unlock()
+	why := d.Why(w)
+	if !w.Leave() {
+		a := <-w.Answered()
+		return a.Lease, a.Err
+	}
+	d.Changed()
+	if why.Err == nil {
+		why.Err = ctx.Err()
+	}
+	return source.Lease{}, why
 }

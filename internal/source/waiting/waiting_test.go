@@ -1,11 +1,13 @@
 package waiting_test
 
 import (
+	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"testing"
 
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -53,5 +55,53 @@ func TestQueue(t *testing.T) {
 	case got := <-c.Answered():
 		t.Errorf("one who left got %+v", got)
 	default:
+	}
+}
+
+// How an Acquire ends whose context is over, by what its source does.
+func TestAcquire(t *testing.T) {
+	lease := source.Lease{IPv4: netip.MustParseAddr("10.0.0.1")}
+	refused := errors.New("refused")
+	for name, c := range map[string]struct {
+		held    bool                  // the key has a lease already
+		admit   func(*waiting.Waiter) // what its source does at once
+		later   func(*waiting.Waiter) // what it does before it is asked why
+		err     error
+		changed int
+	}{
+		"held already":             {held: true},
+		"warm":                     {admit: func(w *waiting.Waiter) { w.Grant(lease) }, changed: 1},
+		"refused":                  {admit: func(w *waiting.Waiter) { w.Fail(refused) }, err: refused, changed: 1},
+		"given up":                 {err: context.Canceled, changed: 2},
+		"given at the last moment": {later: func(w *waiting.Waiter) { w.Grant(lease) }, changed: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var queue waiting.Queue
+			changed := 0
+			d := waiting.Acquirer{
+				Lock: &sync.Mutex{},
+				Held: func(attachment.Key) (source.Lease, bool) { return lease, c.held },
+				Admit: func(r source.Request) *waiting.Waiter {
+					w := queue.Push(r)
+					if c.admit != nil {
+						c.admit(w)
+					}
+					return w
+				},
+				Why: func(w *waiting.Waiter) *source.Exhausted {
+					if c.later != nil {
+						c.later(w)
+					}
+					return &source.Exhausted{Reason: "growing"}
+				},
+				Changed: func() { changed++ },
+			}
+			over, cancel := context.WithCancel(t.Context())
+			cancel()
+			l, err := d.Acquire(over, request("a"))
+			if !errors.Is(err, c.err) || (err == nil) != (l == lease) || changed != c.changed || queue.Len() != 0 {
+				t.Errorf("%v, %v; changed %d times, %d wait", l, err, changed, queue.Len())
+			}
+		})
 	}
 }

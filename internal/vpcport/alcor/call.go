@@ -4,58 +4,56 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
 
-	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// request is one request of Alcor.
+// request is one request to Alcor.
 type request struct {
 	method string
 	path   string // below /project/PROJECT, such as ports/ID
 	query  url.Values
 	body   any
 	names  rest.Names
-	port   bool // it is of one port, by its ID
+	port   bool // it names one port by its ID
 }
 
-// op is what a request is called in errors: without IDs, so that metrics may count by it.
+// op is the operation in errors. It has no IDs, since metrics count by it.
 func (r request) op() string {
 	collection, _, _ := strings.Cut(r.path, "/")
 	return "Alcor " + r.method + " " + collection
 }
 
-// call makes a request and reads the reply into to, unless that is nil. It ends with ctx,
-// or once the time-out is over.
+// call makes a request and decodes the reply into to, unless that is nil. It ends with ctx or after
+// Settings.Timeout.
 func (p *Provider) call(ctx context.Context, r request, to any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
 	defer cancel()
 	req, err := p.newRequest(ctx, r)
 	if err != nil {
-		return rest.Misuse(r.op(), "%v", err)
+		return rest.BadRequest(r.op(), "%v", err)
 	}
 	resp, err := p.http.Do(req)
 	if err != nil {
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	switch {
 	case resp.StatusCode < 200 || resp.StatusCode >= 300:
-		return refusal(r, resp, body) // what there is of the body
+		return refusal(r, resp, body) // as far as the body was read
 	case err != nil:
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	case to == nil:
 		return nil
 	}
 	if err := json.Unmarshal(body, to); err != nil {
-		return unanswered(r, err)
+		return rest.Unanswered(r.op(), err)
 	}
 	return nil
 }
@@ -81,20 +79,4 @@ func (p *Provider) newRequest(ctx context.Context, r request) (*http.Request, er
 		req.Header.Set("Content-Type", "application/json")
 	}
 	return req, nil
-}
-
-// unanswered is the error of a request of which no reply of use came.
-func unanswered(r request, err error) error {
-	out := &vpcport.Error{Class: vpcport.Transient, Op: r.op(), Err: err}
-	if in, ok := errors.AsType[*url.Error](err); ok {
-		out.Err = in.Err // without the URL, which may be long
-	}
-	wrongType := (*json.UnmarshalTypeError)(nil)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		out.Message = "no reply in time"
-	case errors.Is(err, rest.ErrReplyTooLarge), errors.As(err, &wrongType):
-		out.Class = vpcport.Bug
-	}
-	return out
 }

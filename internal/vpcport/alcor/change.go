@@ -2,19 +2,18 @@ package alcor
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Update implements vpcport.Provider. The port is read before, for what a change would
-// take with it, and after, as the answer is no port.
+// Update implements vpcport.Provider. It reads the port before, because a change resets some fields,
+// and after, because the reply is not the port.
 func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Change) (vpcport.Port, error) {
 	const op = "Alcor PUT ports"
-	if c.Host == nil && c.Device == nil && c.Owner == nil && c.Groups == nil {
-		return vpcport.Port{}, rest.Misuse(op, "a change of nothing")
+	if c.Empty() {
+		return vpcport.Port{}, rest.BadRequest(op, "an empty change")
 	}
 	now, err := p.get(ctx, id)
 	if err != nil {
@@ -38,10 +37,13 @@ func (p *Provider) Update(ctx context.Context, id string, _ int, c vpcport.Chang
 	if refused {
 		got = nowhere(got, *c.Host)
 	}
-	return got, kept(op, c, got)
+	if unmet := c.Unmet(got); unmet != "" { // another client may have changed it, as there are no revisions
+		return got, &vpcport.Error{Class: vpcport.Conflict, Op: op, Message: rest.Shorten(unmet, rest.MaxMessage)}
+	}
+	return got, nil
 }
 
-// put makes a change, without its host if it is refused for that.
+// put makes a change; if Alcor refuses the host, without it.
 func (p *Provider) put(ctx context.Context, id string, change wireChange, groups []string) (refused bool, err error) {
 	for {
 		if change.Host == nil && change.Device == nil && change.Owner == nil && change.Groups == nil && change.Tags == nil {
@@ -56,32 +58,10 @@ func (p *Provider) put(ctx context.Context, id string, change wireChange, groups
 	}
 }
 
-// kept tells whether a port is as it was changed to be. Without revisions somebody else may
-// have changed it since.
-func kept(op string, c vpcport.Change, got vpcport.Port) error {
-	for _, f := range []struct {
-		name string
-		want *string
-		got  string
-	}{{"host", c.Host, got.Host}, {"device", c.Device, got.Device}, {"owner", c.Owner, got.Owner}} {
-		if f.want != nil && *f.want != f.got {
-			return conflict(op, "port %s has the %s %q after a change to %q", got.ID, f.name, f.got, *f.want)
-		}
-	}
-	if c.Groups != nil && !vpcport.SameSet(c.Groups, got.Groups) {
-		return conflict(op, "port %s has the groups %q after a change to %q", got.ID, got.Groups, c.Groups)
-	}
-	return nil
-}
-
-func conflict(op, format string, args ...any) error {
-	return &vpcport.Error{Class: vpcport.Conflict, Op: op, Message: rest.Shorten(fmt.Sprintf(format, args...), rest.MaxMessage)}
-}
-
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	r := request{method: http.MethodDelete, path: "ports/" + id, port: true, names: rest.Names{Ports: []string{id}}}
-	err := checkID(r.op(), id)
+	err := rest.CheckID(r.op(), id)
 	if err == nil {
 		err = p.call(ctx, r, nil)
 	}

@@ -8,21 +8,21 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// maxName is the longest name of a port, in bytes. Alcor tells no bound.
+// maxName is the maximum length of a port's name in bytes. Alcor documents none.
 const maxName = 255
 
-// Create implements vpcport.Provider, of one port.
+// Create implements vpcport.Provider, for one port.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	const op = "Alcor POST ports"
 	if len(ports) != 1 {
-		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: op, Message: "a request for no or several ports, expected one"}
+		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: op, Message: "expected a request for one port"}
 	}
 	n := ports[0]
 	if !rest.ValidID(n.NetworkID) {
-		return nil, rest.Misuse(op, "a port of network %q", n.NetworkID)
+		return nil, rest.BadRequest(op, "a port of network %q", n.NetworkID)
 	}
 	out, err := p.create(ctx, n)
-	if n.Host != "" && hostRefused(err) { // of which nothing is left
+	if n.Host != "" && hostRefused(err) { // and nothing was made
 		host := n.Host
 		n.Host = ""
 		if out, err = p.create(ctx, n); err == nil {
@@ -44,30 +44,23 @@ func (p *Provider) create(ctx context.Context, n vpcport.NewPort) (vpcport.Port,
 		return vpcport.Port{}, err
 	}
 	if reply.Port == nil {
-		return vpcport.Port{}, rest.Lie(r.op(), "asked for a port for device %q, got none", n.Device)
+		return vpcport.Port{}, rest.BadReply(r.op(), "requested a port for device %q, got none", n.Device)
 	}
 	out, err := p.port(r.op(), *reply.Port)
 	if err != nil {
 		return vpcport.Port{}, err
 	}
 	if what := vpcport.Mismatch(n, out); what != "" || !p.owns(*reply.Port) {
-		return vpcport.Port{}, rest.Lie(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
+		return vpcport.Port{}, rest.BadReply(r.op(), "port %s for device %q has another %s", out.ID, n.Device, what)
 	}
 	return out, nil
 }
 
-// wire is a request for a port as it is sent.
+// wire converts a request for a port.
 func wire(n vpcport.NewPort) wireNew {
-	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host}
+	w := wireNew{Network: n.NetworkID, Name: vpcport.Cut(n.Name, maxName), Up: true, Device: n.Device, Owner: vpcport.Owner, Groups: n.Groups, Host: n.Host, FixedIPs: rest.IPs(n.Addresses)}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()
-	}
-	for _, a := range n.Addresses {
-		ip := wireIP{Subnet: a.SubnetID}
-		if a.IP.IsValid() {
-			ip.IP = a.IP.String()
-		}
-		w.FixedIPs = append(w.FixedIPs, ip)
 	}
 	return w
 }

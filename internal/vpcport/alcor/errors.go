@@ -2,7 +2,6 @@ package alcor
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -10,11 +9,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// said are the classes of what Alcor's managers say, in lower case: the reasons of their
-// exceptions (@ResponseStatus). Those of the managers of addresses, nodes and groups are
-// within the text of what the port manager says, whose status then is 500. The first that
-// fits counts.
-var said = []struct {
+// messages are the classes of messages of Alcor's managers, in lower case: the reasons of their exceptions
+// (@ResponseStatus). Reasons of the managers of addresses, nodes and groups are within the message of
+// the port manager, with status 500. The first match counts.
+var messages = []struct {
 	text  string
 	class vpcport.Class
 }{
@@ -36,32 +34,26 @@ var said = []struct {
 }
 
 const (
-	// noNode is said of a host that the node manager does not have.
+	// noNode is the message for a host that the node manager does not have.
 	noNode = "get node information exception"
-	// noAddress is said of no address, for whatever reason (AllocateIpAddrException).
+	// noAddress is the message for any failed allocation of an address (AllocateIpAddrException).
 	noAddress = "allocate ip address error"
-	// noPort is said of a port that is not there (PortEntityNotFound). A proxy says
-	// something else.
+	// noPort is the message for a port that does not exist (PortEntityNotFound). A 404 of a proxy does
+	// not have it.
 	noPort = "port not found"
 )
 
-// refusal judges a reply that is no success.
+// refusal is the error of an unsuccessful reply.
 func refusal(r request, resp *http.Response, body []byte) error {
-	t := read(body)
-	out := &vpcport.Error{Op: r.op(), Status: resp.StatusCode, Type: t.kind, Message: t.message, RetryAfter: rest.RetryAfter(resp.Header)}
-	out.Class = classify(resp.StatusCode, t.all, r, out.RetryAfter > 0)
-	if resp.StatusCode < 400 {
-		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(resp.Header.Get("Location"), rest.MaxMessage))
-	}
-	if out.Message == "" {
-		out.Message = http.StatusText(resp.StatusCode)
-	}
-	out.About = r.names.About(out.Class, t.all)
+	kind, message := read(body)
+	out := rest.Refused(r.op(), resp.StatusCode, resp.Header, kind, message)
+	out.Class = classify(resp.StatusCode, message, r, out.RetryAfter > 0)
+	out.About = r.names.About(out.Class, message)
 	return out
 }
 
-// byStatus are the classes of statuses, whatever is said with them: those of 502, 503 and
-// 504 are of whoever is in front of Alcor.
+// byStatus are the classes of statuses whose message does not matter. 502, 503 and 504 come from
+// proxies.
 var byStatus = map[int]vpcport.Class{
 	http.StatusTooManyRequests: vpcport.Throttled,
 	http.StatusBadGateway:      vpcport.Transient, http.StatusServiceUnavailable: vpcport.Transient, http.StatusGatewayTimeout: vpcport.Transient,
@@ -70,7 +62,7 @@ var byStatus = map[int]vpcport.Class{
 	http.StatusRequestEntityTooLarge: vpcport.TooLarge, http.StatusRequestURITooLong: vpcport.TooLarge, http.StatusRequestHeaderFieldsTooLarge: vpcport.TooLarge,
 }
 
-// classify is the class of a status and what is said with it.
+// classify is the class of a status and a message.
 func classify(status int, message string, r request, comesBack bool) vpcport.Class {
 	if status == http.StatusServiceUnavailable && comesBack {
 		return vpcport.Throttled
@@ -79,7 +71,7 @@ func classify(status int, message string, r request, comesBack bool) vpcport.Cla
 		return class
 	}
 	message = strings.ToLower(message)
-	for _, s := range said {
+	for _, s := range messages {
 		if strings.Contains(message, s.text) {
 			return s.class
 		}
@@ -100,34 +92,24 @@ func classify(status int, message string, r request, comesBack bool) vpcport.Cla
 	}
 }
 
-// hostRefused tells whether a request was refused for its host.
+// hostRefused reports whether Alcor refused the host of a request.
 func hostRefused(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // refusal makes them
 	return ok && strings.Contains(strings.ToLower(e.Message), noNode)
 }
 
-// told is what an error's body says.
-type told struct {
-	kind, message string // bounded, for people
-	all           string
-}
-
 // read reads the body that Spring makes of an exception: timestamp, status, error, message
 // and path; or whatever else there is.
-func read(body []byte) told {
+func read(body []byte) (kind, message string) {
 	var e struct {
 		Error   string `json:"error"`
 		Message string `json:"message"`
 	}
 	if json.Unmarshal(body, &e) != nil {
-		text := string(body)
-		if strings.Contains(text, "<") { // a page for people
-			text = ""
-		}
-		return told{message: rest.Shorten(text, rest.MaxMessage), all: text}
+		return "", rest.Text(body)
 	}
-	if e.Message == "No message available" { // as Spring says nothing
+	if e.Message == "No message available" { // Spring's words for none
 		e.Message = ""
 	}
-	return told{rest.Shorten(e.Error, rest.MaxWord), rest.Shorten(e.Message, rest.MaxMessage), e.Message}
+	return e.Error, e.Message
 }

@@ -9,17 +9,18 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-// of is what the port manager says of another manager's refusal.
+// of is the port manager's message for the refusal of another manager.
 func of(status int, message, path string) string {
 	return fmt.Sprintf(`org.springframework.web.client.HttpClientErrorException$X: %d : [{"timestamp":"2026-11-23T08:00:00.000+0000","status":%d,"error":"X","message":%q,"path":%q}]`, status, status, message, path)
 }
 
-// Every answer that is no success has a class, whoever gives it.
+// Every unsuccessful reply has a class, whoever sends it.
 func TestClassesOfAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
@@ -59,10 +60,10 @@ func TestClassesOfAnswers(t *testing.T) {
 		{504, "", 0, vpcport.Transient, vpcport.Transient},
 		{302, "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
-		_, gerr := b.provider.Get(t.Context(), absent)
+		_, gerr := b.provider.Get(t.Context(), vpcporttest.Absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
 			t.Errorf("%d %s: Create %v, want %v; Get %v, want %v", tc.status, tc.message, vpcport.ClassOf(cerr), tc.create, vpcport.ClassOf(gerr), tc.get)
 		}
@@ -70,21 +71,20 @@ func TestClassesOfAnswers(t *testing.T) {
 		if !ok || e.Status != tc.status || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" {
 			t.Errorf("%d %s: got %+v", tc.status, tc.message, e)
 		}
-		if n := b.cloud.Count(http.MethodPost, "/project/*/ports"); n != 1 {
+		if n := b.cloud.HTTP.Count(http.MethodPost, "/project/*/ports"); n != 1 {
 			t.Errorf("%d %s: asked %d times", tc.status, tc.message, n)
 		}
 	}
 }
 
-// A proxy's word that something is not there is none of Alcor, so nothing is taken for
-// deleted by it.
+// A 404 of a proxy does not mean that Alcor has deleted a port.
 func TestDeleteBelievesAlcorOnly(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
-		b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
 		err := b.provider.Delete(t.Context(), p.ID)
-		e := wantError(t, "by a proxy", err, vpcport.Transient, "")
+		e := vpcporttest.WantError(t, "by a proxy", err, vpcport.Transient, "")
 		if strings.Contains(e.Message, "<") {
 			t.Errorf("a page for people is told: %v", err)
 		}
@@ -94,18 +94,7 @@ func TestDeleteBelievesAlcorOnly(t *testing.T) {
 	}
 }
 
-// What somebody wrote into an error's message is no way to fill logs.
-func TestMessagesAreBounded(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 400, Message: strings.Repeat("é\n\x1b[31m", 5000)})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Invalid, "")
-	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") {
-		t.Errorf("the message has %d characters: %q", n, e.Message)
-	}
-}
-
-// What a refusal is about is told where the request names only one.
+// An error has the name that caused it if the request has only one of its kind.
 func TestAbout(t *testing.T) {
 	taken := netip.MustParseAddr("192.168.0.7")
 	for _, tc := range []struct {
@@ -114,135 +103,73 @@ func TestAbout(t *testing.T) {
 		class vpcport.Class
 		about func(*bed) string
 	}{
-		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = absent }, vpcport.NetworkGone, func(*bed) string { return absent }},
-		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = absent }, vpcport.ReferenceGone, func(*bed) string { return absent }},
-		{"group, or subnet", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{absent} }, vpcport.ReferenceGone, func(*bed) string { return "" }},
+		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = vpcporttest.Absent }, vpcport.NetworkGone, func(*bed) string { return vpcporttest.Absent }},
+		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = vpcporttest.Absent }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
+		{"group, or subnet", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{vpcporttest.Absent} }, vpcport.ReferenceGone, func(*bed) string { return "" }},
 		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
 		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "" }},
 		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
 		{"full subnet", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(b *bed) string { return b.small.ID }},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, alcorfake.Options{})
 		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
 		for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
-			b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+			b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, FixedIPs: []alcorfake.FixedIP{{Subnet: b.small.ID, IP: ip}}})
 		}
 		n := b.newPort("u-2")
 		tc.edit(b, &n)
 		before := len(b.cloud.Ports())
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		wantError(t, tc.name, err, tc.class, tc.about(b))
+		vpcporttest.WantError(t, tc.name, err, tc.class, tc.about(b))
 		if len(b.cloud.Ports()) != before {
 			t.Errorf("%s: something is left of it", tc.name)
 		}
 	}
 }
 
-// Of an address that was not given and a subnet that is full Alcor may say the same. Which
-// of both it is shows by what was asked for.
+// Alcor may have one message for a taken address and for a full subnet. The request decides which it
+// is.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
+		b := newBed(t, alcorfake.Options{})
+		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPost, Status: 500, Message: "Allocate ip address error"})
 		n := b.newPort("u-1")
 		about := b.web.ID
 		if ip != "" {
 			n.Addresses[0].IP, about = netip.MustParseAddr(ip), ip
 		}
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		if e := wantError(t, ip, err, class, about); e.Message != "Allocate ip address error" {
+		if e := vpcporttest.WantError(t, ip, err, class, about); e.Message != "Allocate ip address error" {
 			t.Errorf("Alcor's words are %q", e.Message)
-		}
-	}
-}
-
-// A reply that is lost, late or cut off tells nothing of what became of the request: the
-// port may be there, and is found by its device.
-func TestLostReplies(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		fault lab.Fault
-		there bool
-	}{
-		{"hung up before", lab.Fault{HangUp: true}, false},
-		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
-		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
-		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
-	} {
-		b := newBed(t, lab.Options{})
-		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
-		b.cloud.Inject(tc.fault)
-		n := b.newPort("u-1")
-		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		wantError(t, tc.name, err, vpcport.Transient, "")
-		found, err := b.provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
-		if err != nil || len(found) == 1 != tc.there {
-			t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
-		}
-		_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		if tc.there {
-			wantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
-		} else if err != nil {
-			t.Errorf("%s, asked for again: %v", tc.name, err)
 		}
 	}
 }
 
 // A call ends with its context.
 func TestContextEnds(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	b := newBed(t, alcorfake.Options{Clock: start()})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
-	go func() { _, err := b.provider.Get(ctx, absent); failed <- err }()
+	go func() { _, err := b.provider.Get(ctx, vpcporttest.Absent); failed <- err }()
 	cancel()
 	if err := <-failed; vpcport.ClassOf(err) != vpcport.Transient {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A server that says nothing is given up, also by a caller that would wait for ever.
-func TestTimeout(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
-	p := b.open(t, func(s *alcor.Settings) { s.Timeout = 20 * time.Millisecond })
-	_, err := p.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Transient, "")
-	if want := "Alcor GET ports: no reply in time"; e.Error() != want {
-		t.Errorf("got %v, want %s", &e, want)
-	}
-}
-
-// Errors name no IDs in their operation, which metrics count by.
-func TestOperations(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Method: http.MethodPut, Status: 504})
-	host := "node-a"
-	_, get := b.provider.Get(t.Context(), absent)
-	_, put := b.provider.Update(t.Context(), b.make(t).ID, 0, vpcport.Change{Host: &host})
-	_, net := b.provider.Network(t.Context(), absent)
-	var got []string
-	for _, err := range []error{get, put, net} {
-		got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
-	}
-	if want := "[Alcor GET ports Alcor PUT ports Alcor GET vpcs]"; fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %s", got, want)
-	}
-}
-
 // A redirect is not followed.
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	other := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
-	_, err := b.provider.Get(t.Context(), absent)
-	if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.Calls()) != 0 {
-		t.Errorf("got %v, calls %v", err, other.cloud.Calls())
+	b := newBed(t, alcorfake.Options{})
+	other := newBed(t, alcorfake.Options{})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
+	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+	if e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.HTTP.Calls()) != 0 {
+		t.Errorf("got %v, calls %v", err, other.cloud.HTTP.Calls())
 	}
 }
 
-// Settings that cannot be are told by their field.
+// Errors name the invalid field of the settings.
 func TestSettings(t *testing.T) {
 	good := alcor.Settings{Endpoint: "http://alcor.example:9009/", Project: project}
 	if p, err := alcor.Open(good); err != nil || p.Endpoint() != good.Endpoint {

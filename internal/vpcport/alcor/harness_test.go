@@ -7,35 +7,32 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/alcor"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
-const (
-	project = "3dda2801-d675-4688-a63f-dcda8d327f50"
-	absent  = "00000000-0000-4000-8000-000000000000"
-)
+const project = "3dda2801-d675-4688-a63f-dcda8d327f50"
 
 // bed is an Alcor with a VPC, served, and a provider of it.
 type bed struct {
-	cloud      *lab.Cloud
+	cloud      *alcorfake.Cloud
 	server     *httptest.Server
-	network    lab.Network
-	web, small lab.Subnet
+	network    alcorfake.Network
+	web, small alcorfake.Subnet
 	group      string
 	provider   *alcor.Provider
 }
 
-func newBed(t *testing.T, o lab.Options) *bed {
+func newBed(t *testing.T, o alcorfake.Options) *bed {
 	t.Helper()
-	b := &bed{cloud: lab.New(o)}
-	b.network = b.cloud.AddNetwork(lab.Network{Name: "blue"})
-	b.web = b.cloud.AddSubnet(lab.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	b := &bed{cloud: alcorfake.New(o)}
+	b.network = b.cloud.AddNetwork(alcorfake.Network{Name: "blue"})
+	b.web = b.cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
 	// A /29 has six hosts, of which one is the gateway.
-	b.small = b.cloud.AddSubnet(lab.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
+	b.small = b.cloud.AddSubnet(alcorfake.Subnet{Name: "small", Network: b.network.ID, CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")})
 	b.group = b.cloud.AddGroup()
-	b.cloud.AddHost("node-a", lab.Host{})
+	b.cloud.AddHost("node-a", alcorfake.Host{})
 	b.server = httptest.NewServer(b.cloud)
 	t.Cleanup(b.server.Close)
 	b.provider = b.open(t)
@@ -62,39 +59,12 @@ func (b *bed) open(t *testing.T, edit ...func(*alcor.Settings)) *alcor.Provider 
 	return p
 }
 
-func (b *bed) newPort(uid string) vpcport.NewPort {
-	return vpcport.NewPort{
-		NetworkID: b.network.ID, Name: "default/" + uid, Device: vpcport.Device("blue", uid), MAC: vpcport.DerivedMAC("blue", uid, 0),
-		Addresses: []vpcport.NewAddress{{SubnetID: b.web.ID}},
-	}
-}
+func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
+
+func (b *bed) newPort(uid string) vpcport.NewPort { return b.contract("vpc-ns").NewPort(uid) }
 
 // make makes a port that must be possible.
 func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
-	n := b.newPort("u-1")
-	for _, e := range edit {
-		e(&n)
-	}
-	out, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out[0]
-}
-
-func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
-
-// wantError checks class and what an error is about, and returns it.
-func wantError(t *testing.T, what string, err error, class vpcport.Class, about string) vpcport.Error {
-	t.Helper()
-	if vpcport.ClassOf(err) != class || err == nil {
-		t.Errorf("%s: class %v, want %v: %v", what, vpcport.ClassOf(err), class, err)
-		return vpcport.Error{}
-	}
-	e := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
-	if e.About != about {
-		t.Errorf("%s: it is about %q, want %q: %v", what, e.About, about, err)
-	}
-	return *e
+	return b.contract("vpc-ns").Make(t, edit...)
 }

@@ -2,6 +2,7 @@ package alcor
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,10 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// maxFilter is how many values a list of a filter has at most.
+// maxFilter is the maximum number of values in a list of a filter.
 const maxFilter = 100
 
-// Get implements vpcport.Provider. A port of another project is none of this.
+// Get implements vpcport.Provider. It finds no ports of other projects.
 func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 	w, err := p.get(ctx, id)
 	if err != nil {
@@ -25,7 +26,7 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 
 func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	r := request{method: http.MethodGet, path: "ports/" + id, port: true, names: rest.Names{Ports: []string{id}}}
-	if err := checkID(r.op(), id); err != nil {
+	if err := rest.CheckID(r.op(), id); err != nil {
 		return wirePort{}, err
 	}
 	var reply struct {
@@ -36,7 +37,7 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	}
 	switch w := reply.Port; {
 	case w == nil || w.ID != id:
-		return wirePort{}, rest.Lie(r.op(), "asked for port %s, got %+v", id, w)
+		return wirePort{}, rest.BadReply(r.op(), "requested port %s, got %+v", id, w)
 	case !p.owns(*w):
 		return wirePort{}, gone(r.op(), id, "it is of another project")
 	default:
@@ -44,27 +45,15 @@ func (p *Provider) get(ctx context.Context, id string) (wirePort, error) {
 	}
 }
 
-// owns tells whether a port is the project's.
+// owns reports whether a port is in the project of the settings.
 func (p *Provider) owns(w wirePort) bool { return w.Project == "" || w.Project == p.settings.Project }
 
-// checkID refuses what can be no port's ID before it is part of a URL.
-func checkID(op, id string) error {
-	switch {
-	case id == "":
-		return rest.Misuse(op, "a port without an ID")
-	case !rest.ValidID(id):
-		return gone(op, rest.Shorten(id, rest.MaxWord), "no port has such an ID")
-	}
-	return nil
-}
-
 func gone(op, id, why string) error {
-	return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "there is no port " + id + ": " + why}
+	return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: id, Message: "no port " + id + ": " + why}
 }
 
-// Ports implements vpcport.Provider. Of a filter's lists one goes to Alcor, in as many
-// requests as fit into URLs; all is looked at here, as Alcor lists more than it is asked
-// for.
+// Ports implements vpcport.Provider. It sends one list of the filter to Alcor, in as many requests as
+// the length of URLs requires, and applies the whole filter again, as Alcor lists other ports too.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	r := request{method: http.MethodGet, path: "ports"}
 	if err := rest.CheckFilter(r.op(), f, maxFilter); err != nil {
@@ -91,7 +80,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 			return nil, err
 		}
 		if reply.Ports == nil {
-			return nil, rest.Lie(r.op(), "a listing without ports")
+			return nil, rest.BadReply(r.op(), "a listing without ports")
 		}
 		for _, w := range *reply.Ports {
 			if !p.owns(w) || !asks(f, w) {
@@ -110,8 +99,8 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	return out, nil
 }
 
-// asked is the list of a filter that goes to Alcor: that which finds the fewest. MAC
-// addresses do not, as Alcor keeps them in whatever form they came.
+// asked is the list of a filter that goes to Alcor: the most selective one. MAC addresses never go, as
+// Alcor keeps their spelling.
 func asked(f vpcport.Filter) (name string, values []string) {
 	switch {
 	case len(f.IDs) > 0:
@@ -123,14 +112,14 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	}
 }
 
-// asks tells whether a filter lets a port through. It is asked before the port is read: what
-// strangers have need not be right.
+// asks reports whether a filter matches a port. It comes before the port is decoded, because ports of
+// others may be invalid.
 func asks(f vpcport.Filter, w wirePort) bool {
 	return (len(f.IDs) == 0 || slices.Contains(f.IDs, w.ID)) && (len(f.Devices) == 0 || slices.Contains(f.Devices, w.Device)) &&
 		(f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner) && (len(f.MACs) == 0 || hasMAC(f.MACs, w))
 }
 
 func hasMAC(list []mac.Addr, w wirePort) bool {
-	hw, err := w.mac()
+	hw, err := net.ParseMAC(w.mac())
 	return err == nil && slices.ContainsFunc(list, func(m mac.Addr) bool { return m.String() == hw.String() })
 }

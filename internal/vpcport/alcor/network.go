@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -24,26 +23,11 @@ type wireVPC struct {
 	Shared  bool   `json:"shared"`
 }
 
-// wireSubnet is a subnet (SubnetEntity).
-type wireSubnet struct {
-	ID      string      `json:"id"`
-	Name    string      `json:"name"`
-	Network string      `json:"network_id"`
-	CIDR    string      `json:"cidr"`
-	Gateway *string     `json:"gateway_ip"`
-	Routes  []wireRoute `json:"host_routes"`
-}
-
-type wireRoute struct {
-	Destination string `json:"destination"`
-	NextHop     string `json:"nexthop"`
-}
-
-// Network implements vpcport.Provider. What may be an ID is looked for as one first.
+// Network implements vpcport.Provider. It looks for a UUID as an ID first.
 func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Network, error) {
 	const op = "Alcor GET vpcs"
 	if idOrName == "" {
-		return vpcport.Network{}, rest.Misuse(op, "a network without ID and name")
+		return vpcport.Network{}, rest.BadRequest(op, "a network without an ID or a name")
 	}
 	found, err := p.vpcs(ctx, idOrName)
 	switch {
@@ -60,14 +44,14 @@ func (p *Provider) Network(ctx context.Context, idOrName string) (vpcport.Networ
 		out.MTU = *w.MTU
 	}
 	if !rest.ValidID(w.ID) || out.MTU < 0 || out.MTU > 65535 {
-		return out, rest.Lie(op, "VPC %q with the MTU %d", w.ID, out.MTU)
+		return out, rest.BadReply(op, "VPC %q with the MTU %d", w.ID, out.MTU)
 	}
 	out.Subnets, err = p.subnets(ctx, w.ID)
 	return out, err
 }
 
-// vpcs are those of the project with an ID or a name. Alcor answers for one that is not
-// there with none, and lists those of all projects.
+// vpcs are the project's VPCs with an ID or a name. Alcor returns null for one that does not exist, and
+// lists VPCs of all projects.
 func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, err error) {
 	if uuid.Validate(idOrName) == nil {
 		var one struct {
@@ -77,7 +61,7 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 			return nil, err
 		}
 		if w := one.Network; w != nil && w.ID != idOrName {
-			return nil, rest.Lie("Alcor GET vpcs", "asked for VPC %s, got %q", idOrName, w.ID)
+			return nil, rest.BadReply("Alcor GET vpcs", "requested VPC %s, got %q", idOrName, w.ID)
 		} else if w != nil && p.sees(*w) {
 			return []wireVPC{*w}, nil
 		}
@@ -98,64 +82,41 @@ func (p *Provider) vpcs(ctx context.Context, idOrName string) (out []wireVPC, er
 	return out, nil
 }
 
-// notThere tells whether a refusal says that there is no such thing.
+// notThere reports whether an error says that something does not exist.
 func notThere(err error) bool {
 	e, ok := err.(*vpcport.Error) //nolint:errorlint // call makes them
 	return ok && e.Status == http.StatusNotFound && strings.Contains(strings.ToLower(e.Message), "not found")
 }
 
-// sees tells whether a VPC is the project's, or all projects'.
+// sees reports whether the project can use a VPC.
 func (p *Provider) sees(w wireVPC) bool {
 	return w.Shared || w.Project == "" || w.Project == p.settings.Project
 }
 
-// subnets are those of a VPC, in the order of their IDs.
+// subnets are the subnets of a VPC, in the order of their IDs.
 func (p *Provider) subnets(ctx context.Context, network string) ([]vpcport.Subnet, error) {
 	r := request{method: http.MethodGet, path: "subnets", query: url.Values{"network_id": {network}}}
 	var reply struct {
-		Subnets *[]wireSubnet `json:"subnets"`
+		Subnets *[]rest.Subnet `json:"subnets"`
 	}
 	if err := p.call(ctx, r, &reply); err != nil {
 		return nil, err
 	}
 	if reply.Subnets == nil {
-		return nil, rest.Lie(r.op(), "a listing without subnets")
+		return nil, rest.BadReply(r.op(), "a listing without subnets")
 	}
 	var out []vpcport.Subnet
 	for _, w := range *reply.Subnets {
 		if w.Network != network {
-			continue // old releases list the project's
+			continue // old releases list all subnets of the project
 		}
-		s, err := w.subnet(r.op())
+		s, err := w.Read(r.op())
 		if err != nil {
 			return nil, err
 		}
+		s.CIDR = s.CIDR.Masked() // Alcor accepts bits of a host
 		out = append(out, s)
 	}
 	slices.SortFunc(out, func(a, b vpcport.Subnet) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
-}
-
-// subnet reads a subnet, and refuses one that cannot be.
-func (w wireSubnet) subnet(op string) (vpcport.Subnet, error) {
-	s := vpcport.Subnet{ID: w.ID, Name: w.Name}
-	var err error
-	if s.CIDR, err = netip.ParsePrefix(w.CIDR); err != nil || !rest.ValidID(w.ID) {
-		return s, rest.Lie(op, "subnet %q with the addresses %q", w.ID, w.CIDR)
-	}
-	s.CIDR = s.CIDR.Masked() // Alcor takes any address of it
-	if w.Gateway != nil && *w.Gateway != "" {
-		if s.Gateway, err = netip.ParseAddr(*w.Gateway); err != nil || s.Gateway.Is4() != s.CIDR.Addr().Is4() {
-			return s, rest.Lie(op, "subnet %s with the gateway %q", w.ID, *w.Gateway)
-		}
-	}
-	for _, r := range w.Routes {
-		to, err := netip.ParsePrefix(r.Destination)
-		via, verr := netip.ParseAddr(strings.TrimSpace(r.NextHop))
-		if err != nil || verr != nil || to.Addr().Is4() != via.Is4() {
-			return s, rest.Lie(op, "subnet %s with the route %q by %q", w.ID, r.Destination, r.NextHop)
-		}
-		s.Routes = append(s.Routes, vpcport.Route{Destination: to.Masked(), Gateway: via})
-	}
-	return s, nil
 }

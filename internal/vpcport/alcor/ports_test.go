@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/alcor"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
 )
 
 func (b *bed) update(t *testing.T, id string, c vpcport.Change) vpcport.Port {
@@ -41,25 +42,25 @@ func TestStatuses(t *testing.T) {
 		"failed": {vpcport.StatusError, vpcport.BindingFailed}, "FAILURE": {vpcport.StatusError, vpcport.BindingFailed}, "Error": {vpcport.StatusError, vpcport.BindingFailed},
 		"else": {vpcport.StatusDown, vpcport.Bound},
 	} {
-		b := newBed(t, lab.Options{})
-		p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Host: "node-a", Status: status})
+		b := newBed(t, alcorfake.Options{})
+		p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Host: "node-a", Status: status})
 		if got := b.get(t, p.ID); got.Status != want.status || got.Binding.Result != want.binding {
 			t.Errorf("%q: got %v, %v; want %v", status, got.Status, got.Binding.Result, want)
 		}
-		b.cloud.Edit(p.ID, func(p *lab.Port) { p.Host = "" })
+		b.cloud.Edit(p.ID, func(p *alcorfake.Port) { p.Host = "" })
 		if got := b.get(t, p.ID); got.Binding.Result != vpcport.Unbound || got.Status == vpcport.StatusActive {
 			t.Errorf("%q without a host: got %v, %v", status, got.Status, got.Binding.Result)
 		}
 	}
 }
 
-// A port is bound, let go, bound again and moved. Alcor tells the old host of one that is
-// bound to none, and so a tag tells of it. Tags of others stay.
+// A port is bound, unbound, bound again and moved. Alcor still shows the old host of an unbound port,
+// so a tag marks it. Other tags stay.
 func TestLifeOfAPort(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.AddHost("node-b", lab.Host{})
+	b := newBed(t, alcorfake.Options{})
+	b.cloud.AddHost("node-b", alcorfake.Host{})
 	p := b.make(t)
-	b.cloud.Edit(p.ID, func(p *lab.Port) { p.Tags = []string{"theirs"} })
+	b.cloud.Edit(p.ID, func(p *alcorfake.Port) { p.Tags = []string{"theirs"} })
 	a, other, none := "node-a", "node-b", ""
 	for _, step := range []struct {
 		host *string
@@ -77,7 +78,7 @@ func TestLifeOfAPort(t *testing.T) {
 		if got.Host != *step.host || (got.Binding.Result == vpcport.Bound) != (*step.host != "") || !slices.Equal(there.Tags, step.tags) {
 			t.Errorf("to %q: got %q, %+v, with the tags %q", *step.host, got.Host, got.Binding, there.Tags)
 		}
-		if n := b.cloud.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
+		if n := b.cloud.HTTP.Count(http.MethodPut, "/project/*/ports/*"); n != step.puts {
 			t.Errorf("to %q: changed %d times, want %d", *step.host, n, step.puts)
 		}
 		b.cloud.Programmed(p.ID, there.Host, true)
@@ -91,23 +92,23 @@ func TestLifeOfAPort(t *testing.T) {
 	}
 }
 
-// A change leaves what it does not name: of port security Alcor itself does not.
+// A change keeps properties that it does not have. Alcor itself would turn port security on.
 func TestPortSecurityStaysOff(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	device := vpcport.Device("blue", "u-1")
 	for _, off := range []bool{true, false} {
-		p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Unsecured: off, Name: "theirs"})
+		p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Unsecured: off, Name: "theirs"})
 		b.update(t, p.ID, vpcport.Change{Device: &device})
-		i := slices.IndexFunc(b.cloud.Ports(), func(o lab.Port) bool { return o.ID == p.ID })
+		i := slices.IndexFunc(b.cloud.Ports(), func(o alcorfake.Port) bool { return o.ID == p.ID })
 		if now := b.cloud.Ports()[i]; now.Unsecured != off || now.Name != "theirs" || now.Device != device {
 			t.Errorf("without port security %t: it is %+v", off, now)
 		}
 	}
 }
 
-// A host that Alcor does not have is no error: the port is made, or changed, without it.
+// A host that Alcor does not have is no error: the port is made or changed without it.
 func TestUnknownHosts(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-z" })
 	if p.Host != "node-z" || p.Binding.Result != vpcport.BindingFailed || len(b.cloud.Ports()) != 1 {
 		t.Errorf("made %+v, there are %v", p, b.cloud.Ports())
@@ -117,66 +118,66 @@ func TestUnknownHosts(t *testing.T) {
 	if p.Host != z || p.Binding.Result != vpcport.BindingFailed || p.Device != device {
 		t.Errorf("changed %+v", p)
 	}
-	b.cloud.AddHost(z, lab.Host{Fails: true})
+	b.cloud.AddHost(z, alcorfake.Host{Fails: true})
 	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.BindingFailed {
 		t.Errorf("with an agent that fails: %+v", p)
 	}
-	b.cloud.AddHost(z, lab.Host{})
+	b.cloud.AddHost(z, alcorfake.Host{})
 	if p = b.update(t, p.ID, vpcport.Change{Host: &z}); p.Binding.Result != vpcport.Bound || p.Binding.Plug.Netns != "vpc-ns"+b.network.ID {
 		t.Errorf("with an agent: %+v", p)
 	}
 	b.cloud.RemoveHost(z)
-	wantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	vpcporttest.WantError(t, "deleting a port of a host that went", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Somebody else's change in the same moment is seen, as the answer is not believed.
+// A concurrent change of another client is detected, because the port is read again.
 func TestAnothersChange(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(lab.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: swap("berth:blue:u-2", "berth:blue:u-3")})
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: vpcporttest.Swap("berth:blue:u-2", "berth:blue:u-3")})
 	device := vpcport.Device("blue", "u-2")
 	_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Device: &device})
-	wantError(t, "Update", err, vpcport.Conflict, "")
-	b.cloud.Inject(lab.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
+	vpcporttest.WantError(t, "Update", err, vpcport.Conflict, "")
+	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodPut, Status: 200, After: false, Message: "nothing done"})
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Groups: []string{b.group}})
-	wantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
+	vpcporttest.WantError(t, "Update that changes nothing", err, vpcport.Conflict, "")
 }
 
-// Ports of other projects are none of this, though Alcor shows them to everybody.
+// Ports of other projects are ignored, though Alcor lists them.
 func TestOtherProjects(t *testing.T) {
-	b := newBed(t, lab.Options{Unfiltered: true})
-	p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Project: "another", Device: "d"})
+	b := newBed(t, alcorfake.Options{Unfiltered: true})
+	p := b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Project: "another", Device: "d"})
 	_, err := b.provider.Get(t.Context(), p.ID)
-	wantError(t, "Get", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, p.ID)
 	host := "node-a"
 	_, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
-	wantError(t, "Update", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update", err, vpcport.PortGone, p.ID)
 	if found, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}}); err != nil || len(found) != 0 {
 		t.Errorf("listed %v, %v", found, err)
 	}
 	if id, err := b.provider.Project(t.Context()); id != project || err != nil {
 		t.Errorf("project %q, %v", id, err)
 	}
-	theirs := b.cloud.AddNetwork(lab.Network{Name: "theirs", Project: "another"})
+	theirs := b.cloud.AddNetwork(alcorfake.Network{Name: "theirs", Project: "another"})
 	_, err = b.provider.Network(t.Context(), theirs.ID)
-	wantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
-	shared := b.cloud.AddNetwork(lab.Network{Name: "shared", Project: "another", Shared: true})
+	vpcporttest.WantError(t, "Network", err, vpcport.NetworkGone, theirs.ID)
+	shared := b.cloud.AddNetwork(alcorfake.Network{Name: "shared", Project: "another", Shared: true})
 	if n, err := b.provider.Network(t.Context(), shared.ID); err != nil || n.ID != shared.ID {
 		t.Errorf("a shared VPC: %+v, %v", n, err)
 	}
-	b.cloud.AddSubnet(lab.Subnet{Name: "theirs", Network: shared.ID, CIDR: b.web.CIDR})
+	b.cloud.AddSubnet(alcorfake.Subnet{Name: "theirs", Network: shared.ID, CIDR: b.web.CIDR})
 	if n, err := b.provider.Network(t.Context(), b.network.ID); err != nil || len(n.Subnets) != 2 {
 		t.Errorf("subnets of other VPCs are in it: %+v, %v", n, err)
 	}
-	b.cloud.AddNetwork(lab.Network{Name: "shared"})
+	b.cloud.AddNetwork(alcorfake.Network{Name: "shared"})
 	_, err = b.provider.Network(t.Context(), "shared")
-	wantError(t, "two of a name", err, vpcport.Invalid, "shared")
+	vpcporttest.WantError(t, "two of a name", err, vpcport.Invalid, "shared")
 }
 
 // A port says when it was made, and has a name that is not too long.
 func TestNameAndTime(t *testing.T) {
 	clock := start()
-	b := newBed(t, lab.Options{Clock: clock})
+	b := newBed(t, alcorfake.Options{Clock: clock})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Name = strings.Repeat("é", 200) })
 	if !p.CreatedAt.Equal(clock.Now().Truncate(time.Second)) || len(p.Name) > 255 || p.Revision != 0 {
 		t.Errorf("made at %v, named by %d bytes, revision %d", p.CreatedAt, len(p.Name), p.Revision)

@@ -1,53 +1,45 @@
 package alcor
 
 import (
-	"net"
-	"net/netip"
+	"slices"
 	"strings"
-	"time"
 
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// wirePort is a port as Alcor sends it (PortEntity). What it does not have is not sent.
+// wirePort is a port from Alcor (PortEntity). Alcor omits empty fields.
 type wirePort struct {
-	ID       string   `json:"id"`
-	Project  string   `json:"project_id"`
-	Name     string   `json:"name"`
-	Network  string   `json:"network_id"`
-	Device   string   `json:"device_id"`
-	Owner    string   `json:"device_owner"`
-	MAC      string   `json:"mac_address"`
-	Status   string   `json:"status"`
-	FixedIPs []wireIP `json:"fixed_ips"`
-	Groups   []string `json:"security_groups"`
-	Host     string   `json:"binding:host_id"`
-	Tags     []string `json:"tags"`
-	Security *bool    `json:"port_security_enabled"`
-	Created  string   `json:"create_at"`
+	ID       string    `json:"id"`
+	Project  string    `json:"project_id"`
+	Name     string    `json:"name"`
+	Network  string    `json:"network_id"`
+	Device   string    `json:"device_id"`
+	Owner    string    `json:"device_owner"`
+	MAC      string    `json:"mac_address"`
+	Status   string    `json:"status"`
+	FixedIPs []rest.IP `json:"fixed_ips"`
+	Groups   []string  `json:"security_groups"`
+	Host     string    `json:"binding:host_id"`
+	Tags     []string  `json:"tags"`
+	Security *bool     `json:"port_security_enabled"`
+	Created  string    `json:"create_at"`
 }
 
-type wireIP struct {
-	Subnet string `json:"subnet_id,omitempty"`
-	IP     string `json:"ip_address,omitempty"`
-}
-
-// wireNew asks for a port.
+// wireNew is a request for a port.
 type wireNew struct {
-	Network  string   `json:"network_id"`
-	Name     string   `json:"name"`
-	Up       bool     `json:"admin_state_up"`
-	Device   string   `json:"device_id"`
-	Owner    string   `json:"device_owner"`
-	MAC      string   `json:"mac_address,omitempty"`
-	FixedIPs []wireIP `json:"fixed_ips,omitempty"`
-	Groups   []string `json:"security_groups,omitempty"`
-	Host     string   `json:"binding:host_id,omitempty"`
+	Network  string    `json:"network_id"`
+	Name     string    `json:"name"`
+	Up       bool      `json:"admin_state_up"`
+	Device   string    `json:"device_id"`
+	Owner    string    `json:"device_owner"`
+	MAC      string    `json:"mac_address,omitempty"`
+	FixedIPs []rest.IP `json:"fixed_ips,omitempty"`
+	Groups   []string  `json:"security_groups,omitempty"`
+	Host     string    `json:"binding:host_id,omitempty"`
 }
 
-// wireChange changes a port. Nil is left as it is.
+// wireChange is a change of a port. Nil fields stay as they are.
 type wireChange struct {
 	Host     *string   `json:"binding:host_id,omitempty"`
 	Device   *string   `json:"device_id,omitempty"`
@@ -57,54 +49,78 @@ type wireChange struct {
 	Security *bool     `json:"port_security_enabled,omitempty"`
 }
 
-// envelope has the port of a request.
+// envelope wraps the port of a request.
 type envelope struct {
 	Port any `json:"port"`
 }
 
-// statuses are those of PortStatusEnum, NetworkStatusEnum and StatusEnum, in any case.
+// statuses are the values of PortStatusEnum, NetworkStatusEnum and StatusEnum, in upper case.
 var statuses = map[string]vpcport.Status{
 	"DOWN": vpcport.StatusDown, "CREATED": vpcport.StatusDown, "BUILD": vpcport.StatusBuild, "PENDING": vpcport.StatusBuild,
 	"ACTIVE": vpcport.StatusActive, "SUCCESS": vpcport.StatusActive,
 	"ERROR": vpcport.StatusError, "FAILED": vpcport.StatusError, "FAILURE": vpcport.StatusError,
 }
 
-// port reads a port, and refuses one that cannot be.
+// port decodes a port, and refuses an impossible one.
 func (p *Provider) port(op string, w wirePort) (vpcport.Port, error) {
 	out := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups, Tags: w.Tags,
-		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: created(w.Created),
+		Status: statuses[strings.ToUpper(strings.TrimSpace(w.Status))], CreatedAt: rest.Time(w.Created),
 	}
 	if !rest.ValidID(w.ID) || !rest.ValidID(w.Network) {
-		return out, rest.Lie(op, "a port with the ID %q of network %q", w.ID, w.Network)
+		return out, rest.BadReply(op, "a port with the ID %q of network %q", w.ID, w.Network)
 	}
-	hw, err := w.mac()
-	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
-		return out, rest.Lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
-	}
-	out.MAC = mac.Addr(hw)
-	for _, f := range w.FixedIPs {
-		ip, err := netip.ParseAddr(f.IP)
-		if err != nil || ip.Zone() != "" {
-			return out, rest.Lie(op, "port %s has the address %q", w.ID, f.IP)
-		}
-		out.Addresses = append(out.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
+	if err := rest.Addresses(op, &out, w.mac(), w.FixedIPs); err != nil {
+		return out, err
 	}
 	p.bind(&out, w)
 	return out, nil
 }
 
-// mac reads the MAC address. A comma is a separator to Alcor, too.
-func (w wirePort) mac() (net.HardwareAddr, error) {
-	return net.ParseMAC(strings.ReplaceAll(w.MAC, ",", ":"))
+// mac is the MAC address. A comma is a separator to Alcor, too.
+func (w wirePort) mac() string { return strings.ReplaceAll(w.MAC, ",", ":") }
+
+// Unbound is the tag of a port that is bound to no host, although Alcor still shows its last one.
+const Unbound = "berth:unbound"
+
+// bind sets the host and the binding of a port. The agents of the host put the port into the namespace
+// of the VPC; a failed status comes from them.
+func (p *Provider) bind(out *vpcport.Port, w wirePort) {
+	if w.Host == "" || slices.Contains(w.Tags, Unbound) {
+		if out.Status != vpcport.StatusError {
+			out.Status = vpcport.StatusDown // the status is from the last host
+		}
+		return
+	}
+	out.Host = w.Host
+	if out.Status == vpcport.StatusError {
+		out.Binding = vpcport.Binding{Result: vpcport.BindingFailed}
+		return
+	}
+	out.Binding = vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: p.settings.NetnsPrefix + w.Network}}
 }
 
-// created reads a time, which is in UTC and does not say so; zero for anything else.
-func created(s string) time.Time {
-	for _, form := range []string{time.RFC3339, "2006-01-02T15:04:05", time.DateTime} {
-		if at, err := time.Parse(form, s); err == nil {
-			return at.UTC()
+// nowhere is a port whose requested host Alcor does not have.
+func nowhere(port vpcport.Port, host string) vpcport.Port {
+	port.Host, port.Binding, port.Status = host, vpcport.Binding{Result: vpcport.BindingFailed}, vpcport.StatusDown
+	return port
+}
+
+// rehosted is the change that binds a port to a host, or to none.
+func rehosted(now wirePort, host string) (to *string, tags *[]string) {
+	marked := slices.Contains(now.Tags, Unbound)
+	others := slices.DeleteFunc(slices.Clone(now.Tags), func(t string) bool { return t == Unbound })
+	switch {
+	case host == "" && (marked || now.Host == ""):
+		return nil, nil
+	case host == "":
+		others = append(others, Unbound)
+		return nil, &others
+	case marked:
+		if others == nil {
+			others = []string{}
 		}
+		return &host, &others
 	}
-	return time.Time{}
+	return &host, nil
 }

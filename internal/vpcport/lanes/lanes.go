@@ -1,12 +1,7 @@
-// Package lanes bounds how many calls to a provider of VPC ports are under way at once.
-// A provider that refuses calls as too many (class Throttled) gets half as many, and none
-// for as long as it asks for; then one more for each round of calls that went well.
-// Among the calls that wait, those that give something back or let a pod start come
-// before those that ask for more.
-//
-//	lanes.go     the calls under way and those that wait
-//	queue.go     which of them is next: a decision
-//	provider.go  a provider whose calls go through it
+// Package lanes limits how many calls to a provider of VPC ports are in flight. When the provider
+// throttles (class Throttled), the limit is halved, and no call starts until the time that the provider
+// asked for. Then the limit grows by one for each round of successful calls. Waiting calls that free
+// something or let a pod start go first; calls that ask for more go last.
 package lanes
 
 import (
@@ -20,66 +15,66 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// DefaultMost is how many calls are under way at once unless Options say otherwise.
-const DefaultMost = 8
+// DefaultCalls is the default limit of calls in flight.
+const DefaultCalls = 8
 
-// Options are what Lanes need to know. Zero values take the defaults named.
+// Options configure Lanes.
 type Options struct {
-	Most  int // calls at once; DefaultMost
+	Calls int // maximum calls in flight; 0: DefaultCalls
 	Clock clock.Clock
 }
 
-// Lanes are for all calls that a provider counts together: those to one endpoint.
-// They may be used by many goroutines at once.
-type Lanes struct {
+// Limiter limit all calls that the provider counts together: those to one endpoint. They may be used by
+// many goroutines.
+type Limiter struct {
 	most  int
 	clock clock.Clock
 
 	mu       sync.Mutex // guards all below; nothing is called under it
-	allowed  int        // calls at once, for now
+	allowed  int        // the current limit
 	underWay int
 	waiting  queue
-	went     int       // calls that went well since allowed changed
-	refused  int       // times in a row that all calls were held back
-	changed  time.Time // when allowed was last made less
-	until    time.Time // no call begins before
+	went     int       // successful calls since allowed changed
+	refused  int       // consecutive reductions of allowed
+	changed  time.Time // the last reduction of allowed
+	until    time.Time // no call starts before
 	sleeping bool      // a goroutine waits for until
 }
 
-// New returns lanes without any calls.
-func New(o Options) *Lanes {
-	o.Most = cmp.Or(max(o.Most, 0), DefaultMost)
-	return &Lanes{most: o.Most, allowed: o.Most, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
+// New returns Lanes without calls.
+func New(o Options) *Limiter {
+	o.Calls = cmp.Or(max(o.Calls, 0), DefaultCalls)
+	return &Limiter{most: o.Calls, allowed: o.Calls, clock: cmp.Or[clock.Clock](o.Clock, clock.Real{})}
 }
 
-// Usage is what goes on now.
-type Usage struct{ Allowed, UnderWay, Waiting int }
+// Usage is the current limit and the number of calls.
+type Usage struct{ Allowed, InFlight, Waiting int }
 
-// Usage counts the calls.
-func (l *Lanes) Usage() Usage {
+// Usage returns the current usage.
+func (l *Limiter) Usage() Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Usage{l.allowed, l.underWay, l.waiting.len()}
 }
 
-// do makes a call once it is its turn. A call whose context ends before is not made.
-func (l *Lanes) do(ctx context.Context, op string, u urgency, told Observer, call func() error) error {
+// do makes a call when its turn comes. If the context ends before that, the call is not made.
+func (l *Limiter) do(ctx context.Context, op string, u urgency, o Observer, call func() error) error {
 	asked := l.clock.Now()
 	if err := l.enter(ctx, u); err != nil {
-		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: it waited for other calls to end", Err: err}
+		return &vpcport.Error{Class: vpcport.Transient, Op: op, Message: "not sent: the wait for other calls ended", Err: err}
 	}
 	began := l.clock.Now()
 	err := error(&vpcport.Error{Class: vpcport.Bug, Op: op, Message: "the call panicked"})
 	defer func() { l.leave(began, err) }()
 	err = call()
-	if told != nil {
-		told.Called(op, err, began.Sub(asked), l.clock.Now().Sub(began))
+	if o != nil {
+		o.Called(op, err, began.Sub(asked), l.clock.Now().Sub(began))
 	}
 	return err
 }
 
-// enter returns once a call may begin, or with the cause of ctx's end.
-func (l *Lanes) enter(ctx context.Context, u urgency) error {
+// enter waits for the turn of a call, or returns the cause of the end of ctx.
+func (l *Limiter) enter(ctx context.Context, u urgency) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -95,15 +90,15 @@ func (l *Lanes) enter(ctx context.Context, u urgency) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.waiting.remove(w) { // its turn came meanwhile
+	if !l.waiting.remove(w) { // its turn has just come
 		l.underWay--
 		l.next()
 	}
 	return context.Cause(ctx)
 }
 
-// leave notes the end of a call that began at a moment.
-func (l *Lanes) leave(began time.Time, err error) {
+// leave records the end of a call.
+func (l *Limiter) leave(began time.Time, err error) {
 	now := l.clock.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,7 +106,7 @@ func (l *Lanes) leave(began time.Time, err error) {
 	switch vpcport.ClassOf(err) {
 	case vpcport.Throttled:
 		l.hold(began, now, err)
-	case vpcport.Transient: // nothing is learned of how many are too many
+	case vpcport.Transient: // says nothing about the limit
 	default:
 		l.went, l.refused = l.went+1, 0
 		if l.went >= l.allowed && l.allowed < l.most {
@@ -121,9 +116,9 @@ func (l *Lanes) leave(began time.Time, err error) {
 	l.next()
 }
 
-// hold takes a refusal in. Those of calls that began before the last one was taken in are
-// of the same crowd: they change nothing but how long the provider asks to wait.
-func (l *Lanes) hold(began, now time.Time, err error) {
+// hold reduces the limit after a throttled call. Calls that started before the last reduction are part
+// of the same burst: they can only prolong the wait.
+func (l *Limiter) hold(began, now time.Time, err error) {
 	policy := vpcport.PolicyOf(vpcport.Throttled)
 	wait := retryAfter(err)
 	if !began.Before(l.changed) {
@@ -138,8 +133,8 @@ func (l *Lanes) hold(began, now time.Time, err error) {
 	}
 }
 
-// next lets calls begin whose turn it is. l.mu is held.
-func (l *Lanes) next() {
+// next starts the calls whose turn it is. l.mu is held.
+func (l *Limiter) next() {
 	if l.waiting.len() == 0 || l.underWay >= l.allowed {
 		return
 	}
@@ -156,7 +151,7 @@ func (l *Lanes) next() {
 	}
 }
 
-func (l *Lanes) sleep(over <-chan time.Time) {
+func (l *Limiter) sleep(over <-chan time.Time) {
 	<-over
 	l.mu.Lock()
 	defer l.mu.Unlock()

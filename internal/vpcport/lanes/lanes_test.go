@@ -39,7 +39,7 @@ func TestContract(t *testing.T) {
 
 // traffic makes calls in virtual time.
 type traffic struct {
-	lanes    *lanes.Lanes
+	lanes    *lanes.Limiter
 	fake     *portfake.Provider
 	provider vpcport.Provider
 	group    sync.WaitGroup
@@ -84,7 +84,7 @@ func TestBound(t *testing.T) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
 		began := time.Now()
 		tr.ask(t.Context(), 2000)
-		tr.is(t, "at the beginning", lanes.Usage{Allowed: 8, UnderWay: 8, Waiting: 1992})
+		tr.is(t, "at the beginning", lanes.Usage{Allowed: 8, InFlight: 8, Waiting: 1992})
 		tr.group.Wait()
 		if took := time.Since(began); took != 2000/8*call {
 			t.Errorf("2000 calls took %v", took)
@@ -93,23 +93,22 @@ func TestBound(t *testing.T) {
 	})
 }
 
-// What a crowd of refused calls does is halve the calls once; then one more is let through
-// after each round that went well.
+// A burst of throttled calls halves the limit once; then it grows by one after each successful round.
 func TestThrottled(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
-		tr.fake.Inject(portfake.Fault{Times: 8, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429, RetryAfter: 30 * time.Second}})
+		tr.fake.Front.Inject(portfake.Fault{Times: 8, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429, RetryAfter: 30 * time.Second}})
 		tr.ask(t.Context(), 100)
 		sleep(call)
 		tr.is(t, "refused", lanes.Usage{Allowed: 4, Waiting: 92})
 		sleep(30*time.Second - time.Millisecond)
 		tr.is(t, "just before the time that the provider asked for", lanes.Usage{Allowed: 4, Waiting: 92})
 		sleep(time.Millisecond)
-		tr.is(t, "after it", lanes.Usage{Allowed: 4, UnderWay: 4, Waiting: 88})
+		tr.is(t, "after it", lanes.Usage{Allowed: 4, InFlight: 4, Waiting: 88})
 		sleep(call)
-		tr.is(t, "after a round", lanes.Usage{Allowed: 5, UnderWay: 5, Waiting: 83})
+		tr.is(t, "after a round", lanes.Usage{Allowed: 5, InFlight: 5, Waiting: 83})
 		sleep(call)
-		tr.is(t, "after two", lanes.Usage{Allowed: 6, UnderWay: 6, Waiting: 77})
+		tr.is(t, "after two", lanes.Usage{Allowed: 6, InFlight: 6, Waiting: 77})
 		tr.group.Wait()
 		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
 	})
@@ -119,8 +118,8 @@ func TestThrottled(t *testing.T) {
 // call is always let through in the end.
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
-		tr := newTraffic(portfake.Options{}, lanes.Options{Most: 4})
-		tr.fake.Inject(portfake.Fault{Times: 40, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429}})
+		tr := newTraffic(portfake.Options{}, lanes.Options{Calls: 4})
+		tr.fake.Front.Inject(portfake.Fault{Times: 40, Err: &vpcport.Error{Class: vpcport.Throttled, Status: 429}})
 		var waits []time.Duration
 		for range 9 {
 			began := time.Now()
@@ -143,15 +142,15 @@ func TestThrottledWithoutATime(t *testing.T) {
 // A refusal with a longer time, of a call that began before the pause, makes it longer.
 func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 2})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 2})
 		for _, wait := range []time.Duration{time.Second, 10 * time.Second} {
-			tr.fake.Inject(portfake.Fault{Times: 1, Err: &vpcport.Error{Class: vpcport.Throttled, RetryAfter: wait}})
+			tr.fake.Front.Inject(portfake.Fault{Times: 1, Err: &vpcport.Error{Class: vpcport.Throttled, RetryAfter: wait}})
 		}
 		tr.ask(t.Context(), 3)
 		sleep(call + 9*time.Second)
 		tr.is(t, "after the shorter", lanes.Usage{Allowed: 1, Waiting: 1})
 		sleep(time.Second)
-		tr.is(t, "after the longer", lanes.Usage{Allowed: 1, UnderWay: 1})
+		tr.is(t, "after the longer", lanes.Usage{Allowed: 1, InFlight: 1})
 		tr.group.Wait()
 	})
 }
@@ -160,7 +159,7 @@ func TestLongerPause(t *testing.T) {
 func TestTransientChangesNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
-		tr.fake.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
+		tr.fake.Front.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
 		tr.ask(t.Context(), 100)
 		tr.group.Wait()
 		tr.is(t, "at the end", lanes.Usage{Allowed: 8})
@@ -171,7 +170,7 @@ func TestTransientChangesNothing(t *testing.T) {
 // not overtaken for ever.
 func TestOrder(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		for range 3 {
 			tr.group.Go(func() { _, _ = tr.provider.Create(t.Context(), nil) })
 		}
@@ -183,7 +182,7 @@ func TestOrder(t *testing.T) {
 		tr.group.Go(func() { _, _ = tr.provider.Update(t.Context(), "none", 0, vpcport.Change{}) })
 		tr.group.Wait()
 		var got []string
-		for _, c := range tr.fake.Calls() {
+		for _, c := range tr.fake.Front.Calls() {
 			got = append(got, c.Op[:1])
 		}
 		// Of deletions and the binding, the order among them is that in which they came.
@@ -205,16 +204,16 @@ func TestOrder(t *testing.T) {
 // pause.
 func TestGivesUp(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.ask(t.Context(), 1)
 		hurried, cancel := context.WithTimeout(t.Context(), call/2)
 		defer cancel()
 		tr.ask(hurried, 5)
 		tr.ask(t.Context(), 1)
 		sleep(call / 2)
-		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, UnderWay: 1, Waiting: 1})
+		tr.is(t, "five gave up", lanes.Usage{Allowed: 1, InFlight: 1, Waiting: 1})
 		tr.group.Wait()
-		if n := len(tr.fake.Calls()); n != 2 {
+		if n := len(tr.fake.Front.Calls()); n != 2 {
 			t.Errorf("%d calls were sent, want 2", n)
 		}
 		tr.is(t, "at the end", lanes.Usage{Allowed: 1})
@@ -223,7 +222,7 @@ func TestGivesUp(t *testing.T) {
 
 // A call that panics gives its place back.
 func TestPanic(t *testing.T) {
-	l := lanes.New(lanes.Options{Most: 1})
+	l := lanes.New(lanes.Options{Calls: 1})
 	p := l.Provider(nil, nil)
 	func() {
 		defer func() { _ = recover() }()
@@ -234,11 +233,11 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// Each call is told to the observer, with how long it waited.
+// The observer sees each call with the time that it waited.
 func TestObserver(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		seen := &observed{}
-		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Most: 1})
+		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.provider = tr.lanes.Provider(tr.fake, seen)
 		tr.ask(t.Context(), 2)
 		tr.group.Wait()

@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// The calls, as an Observer is told of them.
+// The operations for an Observer.
 const (
 	OpNetwork = "Network"
 	OpPorts   = "Ports"
@@ -19,29 +19,28 @@ const (
 	OpProject = "Project"
 )
 
-// Observer is told of every call of a provider that was sent, before its caller knows
-// what came of it. Its methods must be quick; several run at once.
+// Observer observes every call that was sent, before its caller has the result. Its methods must be
+// quick and may be called concurrently.
 type Observer interface {
-	// Called is told what a call was, what came of it, how long it waited for its turn,
-	// and how long it took then.
+	// Called reports the operation of a call, its error, how long it waited, and how long it took.
 	Called(op string, err error, waited, took time.Duration)
 }
 
-// Provider is p with all its calls through the lanes. Several providers may share them.
-// Told may be nil.
-func (l *Lanes) Provider(p vpcport.Provider, told Observer) vpcport.Provider {
-	return &provider{l, p, told}
+// Provider returns p with all its calls limited. Several providers may share the limit. The observer may
+// be nil.
+func (l *Limiter) Provider(p vpcport.Provider, o Observer) vpcport.Provider {
+	return &provider{l, p, o}
 }
 
 type provider struct {
-	lanes *Lanes
-	in    vpcport.Provider
-	told  Observer
+	lanes    *Limiter
+	in       vpcport.Provider
+	observer Observer
 }
 
-// through makes a call that has an answer.
+// through makes a call with a result.
 func through[T any](ctx context.Context, p *provider, op string, u urgency, call func() (T, error)) (out T, err error) {
-	err = p.lanes.do(ctx, op, u, p.told, func() error {
+	err = p.lanes.do(ctx, op, u, p.observer, func() error {
 		out, err = call()
 		return err
 	})
@@ -84,12 +83,12 @@ func (p *provider) Project(ctx context.Context) (string, error) {
 	return through(ctx, p, OpProject, second, func() (string, error) { return p.in.Project(ctx) })
 }
 
-// Resolve implements vpcport.Resolver, of providers that are one (vpcport.Traits.Warm). It takes no turn: a
-// provider asks for what it does not know already, which is little.
+// Resolve implements vpcport.Resolver for providers that do (vpcport.Traits.Warm). It is not limited, as
+// providers answer mostly from their caches.
 func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved, error) {
 	in, ok := p.in.(vpcport.Resolver)
 	if !ok {
-		return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Bug, Op: "Resolve", Message: "the provider tells nothing of ports beforehand"}
+		return vpcport.Resolved{}, &vpcport.Error{Class: vpcport.Bug, Op: "Resolve", Message: "the provider is not a Resolver"}
 	}
 	return in.Resolve(ctx, n)
 }
@@ -97,7 +96,7 @@ func (p *provider) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Reso
 // Traits implements vpcport.Provider.
 func (p *provider) Traits() vpcport.Traits { return p.in.Traits() }
 
-// retryAfter is how long the provider asked to wait; 0 when it did not.
+// retryAfter is how long the provider asked the client to wait; 0: it did not.
 func retryAfter(err error) time.Duration {
 	if e, ok := errors.AsType[*vpcport.Error](err); ok {
 		return e.RetryAfter

@@ -2,31 +2,31 @@ package lanes
 
 import "slices"
 
-// urgency sorts calls that wait; the lowest is the most urgent.
+// urgency orders waiting calls; the lowest is the most urgent.
 type urgency int
 
 const (
-	first  urgency = iota // gives back, or lets a pod start: deletions and bindings
-	second                // tells what there is
-	third                 // asks for more: new ports
+	first  urgency = iota // frees something or lets a pod start: deletions and bindings
+	second                // reads
+	third                 // creates ports
 	urgencies
 )
 
-// fairness is how many calls in a row may overtake one that waits longer.
+// fairness is how many calls in a row may overtake the oldest one.
 const fairness = 8
 
-// waiter is a call that waits.
+// waiter is a waiting call.
 type waiter struct {
 	urgency urgency
-	number  uint64        // by which the older of two is known
-	turn    chan struct{} // closed once it may begin
+	number  uint64        // in the order of arrival
+	turn    chan struct{} // closed when the call may start
 }
 
-// queue is the calls that wait. The zero value is empty.
+// queue holds the waiting calls. The zero value is empty.
 type queue struct {
-	by       [urgencies][]*waiter // in the order in which they came
+	by       [urgencies][]*waiter // in the order of arrival
 	numbers  uint64
-	overtook int // calls in a row that did not wait the longest
+	overtook int // calls in a row that overtook the oldest one
 }
 
 func (q *queue) len() (n int) {
@@ -42,7 +42,7 @@ func (q *queue) add(w *waiter) {
 	q.by[w.urgency] = append(q.by[w.urgency], w)
 }
 
-// remove takes a call out; false: it was not there any more.
+// remove removes a call; false if it is not in the queue.
 func (q *queue) remove(w *waiter) bool {
 	i := slices.Index(q.by[w.urgency], w)
 	if i >= 0 {
@@ -51,8 +51,8 @@ func (q *queue) remove(w *waiter) bool {
 	return i >= 0
 }
 
-// take takes the next one out of a queue that is not empty: the first of the most urgent;
-// but after fairness others that overtook it, the one that has waited the longest.
+// take removes the next call from a queue that is not empty: the first of the most urgent ones, but after
+// fairness calls that overtook it, the oldest one.
 func (q *queue) take() *waiter {
 	var urgent, oldest *waiter
 	for _, ws := range q.by {

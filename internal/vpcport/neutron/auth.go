@@ -23,7 +23,7 @@ const (
 	defaultDomain = "Default"
 )
 
-// connect returns a client with a token, which it gets if there is none yet.
+// connect returns a client with a token. It gets the first token if there is none.
 func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, error) {
 	if c := p.client.Load(); c != nil {
 		return c, nil
@@ -34,7 +34,7 @@ func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, err
 	case <-ctx.Done():
 		return nil, failure(opToken, ctx.Err(), scope{})
 	}
-	if c := p.client.Load(); c != nil { // somebody else did it
+	if c := p.client.Load(); c != nil { // another goroutine got it
 		return c, nil
 	}
 	c, err := p.authenticate(ctx)
@@ -54,11 +54,11 @@ func (p *Provider) Project(ctx context.Context) (string, error) {
 	}
 	token, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {
-		return "", rest.Lie(opToken, "a token without a body")
+		return "", rest.BadReply(opToken, "a token without a body")
 	}
 	project, err := token.ExtractProject()
 	if err != nil || project == nil || !rest.ValidID(project.ID) {
-		return "", rest.Lie(opToken, "a token of no project")
+		return "", rest.BadReply(opToken, "a token without a project")
 	}
 	return project.ID, nil
 }
@@ -96,8 +96,8 @@ func service(client *gophercloud.ProviderClient, endpoint string) *gophercloud.S
 	return &gophercloud.ServiceClient{ProviderClient: client, Endpoint: endpoint, ResourceBase: endpoint + "v2.0/", Type: "network"}
 }
 
-// options are the credentials as gophercloud has them. With AllowReauth it gets another
-// token, once for a request, when one is refused.
+// options converts the credentials for gophercloud. With AllowReauth it gets another token, once for a
+// request, when Neutron refuses one.
 func (s Settings) options(endpoint string) *gophercloud.AuthOptions {
 	o := &gophercloud.AuthOptions{IdentityEndpoint: endpoint, AllowReauth: true}
 	if a := s.Credentials.Application; a != nil {
@@ -110,8 +110,8 @@ func (s Settings) options(endpoint string) *gophercloud.AuthOptions {
 	return o
 }
 
-// endpointIn is Neutron's public URL in Keystone's catalog, in the region that is asked
-// for or in the only one.
+// endpointIn is Neutron's public URL in Keystone's catalog, in the region of the settings or the only
+// one.
 func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 	urls := map[string]string{} // by region
 	for _, e := range catalog {
@@ -127,11 +127,11 @@ func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 	case len(urls) == 0:
 		return "", errors.New("endpoint: Keystone's catalog has no public endpoint of a network service")
 	case s.Region == "" && len(urls) > 1:
-		return "", fmt.Errorf("region: must be set, there are %s", regions)
+		return "", fmt.Errorf("region: must be set, Keystone's catalog has %s", regions)
 	case s.Region == "":
 		found = urls[regions]
 	case !ok:
-		return "", fmt.Errorf("region: there is no %s, there are %s", s.Region, regions)
+		return "", fmt.Errorf("region: no region %s, Keystone's catalog has %s", s.Region, regions)
 	}
 	return s.endpointOf(found)
 }
@@ -142,7 +142,7 @@ func (s Settings) endpointOf(found string) (string, error) {
 		return "", fmt.Errorf("the network service in Keystone's catalog: %w", err)
 	}
 	if u.Scheme != "https" && !s.TLS.Insecure {
-		return "", fmt.Errorf("the network service in Keystone's catalog is at %s, to which no token goes without TLS", (&url.URL{Scheme: u.Scheme, Host: u.Host}).String())
+		return "", fmt.Errorf("the network service in Keystone's catalog is at %s: tokens are not sent without TLS", (&url.URL{Scheme: u.Scheme, Host: u.Host}).String())
 	}
 	return u.String(), nil
 }

@@ -12,9 +12,10 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 const tokens = "/v3/auth/tokens"
@@ -34,7 +35,7 @@ func atOnce(n int, call func(int) error) []error {
 // for the old one is asked for again, once.
 func TestTokensAreShared(t *testing.T) {
 	clock := start()
-	b := withKeystone(t, lab.Options{Clock: clock}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{Clock: clock}, neutronfake.User{})
 	create := func(i int) error {
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{b.newPort(fmt.Sprint("u-", clock.Now().Unix(), i))})
 		return err
@@ -45,7 +46,7 @@ func TestTokensAreShared(t *testing.T) {
 				t.Errorf("round %d, call %d: %v", round, i, err)
 			}
 		}
-		if got := b.cloud.Count(http.MethodPost, tokens); got != round {
+		if got := b.cloud.HTTP.Count(http.MethodPost, tokens); got != round {
 			t.Errorf("round %d: %d tokens asked for", round, got)
 		}
 		if got := len(b.cloud.Ports()); got != 8*round {
@@ -57,31 +58,31 @@ func TestTokensAreShared(t *testing.T) {
 
 // A token that Neutron refuses although it is new is no reason to ask on and on.
 func TestNewTokenRefused(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{TokensWithoutAccess: true})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Unauthorized, "")
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
+	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+	e := vpcporttest.WantError(t, "Get", err, vpcport.Unauthorized, "")
 	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
 		t.Errorf("got %+v", e)
 	}
-	if n, m := b.cloud.Count(http.MethodPost, tokens), b.cloud.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
+	if n, m := b.cloud.HTTP.Count(http.MethodPost, tokens), b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
 		t.Errorf("asked %d times for a token and %d times for the port, want 2 and 2", n, m)
 	}
 }
 
-// Wrong credentials are told as such by Keystone's own words, and once they are right all
-// goes on.
+// The error for wrong credentials has Keystone's message, and calls succeed once the credentials are
+// right.
 func TestCredentialsRefused(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{})
-	password := func(to string) { b.cloud.EditUsers(func(u *lab.User) { u.Password = to }) }
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
+	password := func(to string) { b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = to }) }
 	port := b.make(t)
 	password("another")
 	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
 		t.Errorf("with the old token: %v", err)
 	}
 	for _, when := range []string{"the token is void", "and again"} {
-		b.cloud.RevokeTokens()
+		b.cloud.Keystone.RevokeTokens()
 		_, err := b.provider.Get(t.Context(), port.ID)
-		e := wantError(t, when, err, vpcport.Unauthorized, "")
+		e := vpcporttest.WantError(t, when, err, vpcport.Unauthorized, "")
 		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
 			t.Errorf("%s: %v\nwant %s", when, &e, want)
 		}
@@ -95,36 +96,36 @@ func TestCredentialsRefused(t *testing.T) {
 	}
 }
 
-// What Keystone fails with is judged as what Neutron fails with.
+// Failures of Keystone have the same classes as those of Neutron.
 func TestKeystoneFails(t *testing.T) {
 	for _, tc := range []struct {
-		fault lab.Fault
+		fault neutronfake.Fault
 		want  vpcport.Class
 	}{
-		{lab.Fault{Status: 503, Message: "<html>no backend</html>"}, vpcport.Transient},
-		{lab.Fault{Status: 429, RetryAfter: 7}, vpcport.Throttled},
-		{lab.Fault{Status: 403}, vpcport.Forbidden},
-		{lab.Fault{Status: 404}, vpcport.Invalid},
-		{lab.Fault{Status: 302, Header: map[string]string{"Location": "http://elsewhere.invalid/"}}, vpcport.Invalid},
-		{lab.Fault{HangUp: true}, vpcport.Transient},
-		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(`{"token": {"catalog": []}}`) }}, vpcport.Invalid},
-		{lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, vpcport.Transient},
-		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(strings.Repeat(" ", 9<<20)) }}, vpcport.Bug},
+		{neutronfake.Fault{Status: 503, Message: "<html>no backend</html>"}, vpcport.Transient},
+		{neutronfake.Fault{Status: 429, RetryAfter: 7}, vpcport.Throttled},
+		{neutronfake.Fault{Status: 403}, vpcport.Forbidden},
+		{neutronfake.Fault{Status: 404}, vpcport.Invalid},
+		{neutronfake.Fault{Status: 302, Header: map[string]string{"Location": "http://elsewhere.invalid/"}}, vpcport.Invalid},
+		{neutronfake.Fault{HangUp: true}, vpcport.Transient},
+		{neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return []byte(`{"token": {"catalog": []}}`) }}, vpcport.Invalid},
+		{neutronfake.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, vpcport.Transient},
+		{neutronfake.Fault{After: true, Falsify: func([]byte) []byte { return []byte(strings.Repeat(" ", 9<<20)) }}, vpcport.Bug},
 	} {
 		for _, when := range []string{"first", "later"} {
-			b := withKeystone(t, lab.Options{}, lab.User{})
+			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 			if when == "later" && tc.fault.Status != 0 {
 				b.make(t)
-				b.cloud.RevokeTokens()
+				b.cloud.Keystone.RevokeTokens()
 			}
 			tc.fault.Path = tokens
-			b.cloud.Inject(tc.fault)
-			_, err := b.provider.Get(t.Context(), absent)
+			b.cloud.HTTP.Inject(tc.fault)
+			_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
 			if got := vpcport.ClassOf(err); got != tc.want {
 				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
 			}
-			b.cloud.ClearFaults()
-			if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+			b.cloud.HTTP.ClearFaults()
+			if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 				t.Errorf("after %+v: %v", tc.fault, err)
 			}
 		}
@@ -132,16 +133,16 @@ func TestKeystoneFails(t *testing.T) {
 }
 
 func TestApplicationCredential(t *testing.T) {
-	b := open(t, lab.Options{}, func(s *neutron.Settings) {
+	b := open(t, neutronfake.Options{}, func(s *neutron.Settings) {
 		s.TLS.Insecure = true
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "ac-1", Secret: "s"}}
-	}, lab.User{Name: "berth", Credential: "ac-1", Secret: "s"})
+	}, neutronfake.User{Name: "berth", Credential: "ac-1", Secret: "s"})
 	b.make(t)
-	b.cloud.RevokeTokens()
+	b.cloud.Keystone.RevokeTokens()
 	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
 }
 
-// Neutron's URL is that of the region; what would send the token astray is refused.
+// Neutron's URL is that of the region. URLs that would leak the token are refused.
 func TestCatalog(t *testing.T) {
 	for _, tc := range []struct {
 		name, region, url, want string
@@ -149,13 +150,13 @@ func TestCatalog(t *testing.T) {
 	}{
 		{name: "the only region"},
 		{name: "that region", region: "RegionOne"},
-		{name: "another region", region: "RegionTwo", want: "region: there is no RegionTwo, there are RegionOne"},
+		{name: "another region", region: "RegionTwo", want: "region: no region RegionTwo, Keystone's catalog has RegionOne"},
 		{name: "no URL", url: "neutron", want: "must begin with http:// or https://"},
-		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid, to which no token goes without TLS"},
+		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid: tokens are not sent without TLS"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b := withKeystone(t, lab.Options{}, lab.User{})
-			b.cloud.SetCatalog(tc.url)
+			b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
+			b.cloud.Keystone.SetCatalog(tc.url)
 			server := b.server
 			if tc.secure {
 				server = httptest.NewTLSServer(b.cloud)
@@ -166,12 +167,12 @@ func TestCatalog(t *testing.T) {
 				s.TLS.Insecure, s.TLS.CABundle = !tc.secure, bundle(server)
 				s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
 			})
-			_, err := p.Get(t.Context(), absent)
+			_, err := p.Get(t.Context(), vpcporttest.Absent)
 			if tc.want == "" {
-				wantError(t, "Get", err, vpcport.PortGone, absent)
+				vpcporttest.WantError(t, "Get", err, vpcport.PortGone, vpcporttest.Absent)
 				return
 			}
-			e := wantError(t, "Get", err, vpcport.Invalid, "")
+			e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, "")
 			if !strings.Contains(e.Error(), tc.want) {
 				t.Errorf("got %v, want %s", &e, tc.want)
 			}
@@ -182,14 +183,14 @@ func TestCatalog(t *testing.T) {
 // Keystone and Neutron may be below paths, as DevStack has them, and their URLs may have
 // versions or not.
 func TestPaths(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	mux := http.NewServeMux()
 	mux.Handle("/identity/", http.StripPrefix("/identity", b.cloud))
 	mux.Handle("/networking/", http.StripPrefix("/networking", b.cloud))
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	for _, tc := range []struct{ keystone, neutron string }{{"/identity", "/networking"}, {"/identity/v3/", "/networking/v2.0/"}, {"/identity/", "/networking/v2.0"}} {
-		b.cloud.SetCatalog(server.URL + tc.neutron)
+		b.cloud.Keystone.SetCatalog(server.URL + tc.neutron)
 		p := b.open(t, func(s *neutron.Settings) {
 			s.Endpoint, s.TLS.Insecure = server.URL+tc.keystone, true
 			s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
@@ -208,9 +209,9 @@ func bundle(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// An endpoint proves what it is, by the certificates and the name that are trusted.
+// An endpoint is verified by its certificate and name.
 func TestTLS(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	server.StartTLS()
@@ -227,7 +228,7 @@ func TestTLS(t *testing.T) {
 		{"any", neutron.TLS{Insecure: true}, vpcport.PortGone},
 	} {
 		p := b.open(t, func(s *neutron.Settings) { s.Endpoint, s.Project, s.TLS = server.URL, project, tc.tls })
-		_, err := p.Get(t.Context(), absent)
+		_, err := p.Get(t.Context(), vpcporttest.Absent)
 		if got := vpcport.ClassOf(err); got != tc.want {
 			t.Errorf("%s: %v, want %v: %v", tc.name, got, tc.want, err)
 		}
@@ -237,17 +238,17 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A redirect is told and not followed: the token would go along.
+// A redirect is an error and is not followed: it would leak the token.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	var strangers atomic.Int32
 	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))
 	defer stranger.Close()
-	b := withKeystone(t, lab.Options{}, lab.User{})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{})
 	for _, status := range []int{301, 302, 307, 308} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
-		_, err := b.provider.Get(t.Context(), absent)
-		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
+		_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
+		e := vpcporttest.WantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
 		if !strings.Contains(e.Message, stranger.URL) {
 			t.Errorf("%d: %v does not tell where to", status, &e)
 		}

@@ -7,12 +7,11 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// linkName is what may be the name of a bridge: it goes to nodes, which look for it.
+// linkName matches valid names of bridges. Nodes look for them.
 var linkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
 
-// binding reads what came of binding a port (binding:vif_type and binding:vif_details of
-// the ML2 mechanism drivers ovn and openvswitch). Any other type is one that Berth cannot
-// plug, which is as good as a failure.
+// binding decodes the result of binding a port (binding:vif_type and binding:vif_details of the ML2
+// mechanism drivers ovn and openvswitch). Types that Berth cannot plug count as failed.
 func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 	switch kind {
 	case "", "unbound":
@@ -37,7 +36,7 @@ func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 		plug.Kind = vpcport.OVSHybrid
 	}
 	if plug.Bridge == "" {
-		plug.Bridge = "br-int" // Neutron's default, which it does not tell where nobody set another
+		plug.Bridge = "br-int" // Neutron omits its default
 	}
 	if !linkName.MatchString(plug.Bridge) {
 		return vpcport.Binding{Result: vpcport.BindingFailed}
@@ -45,7 +44,7 @@ func binding(host, kind string, details json.RawMessage) vpcport.Binding {
 	return vpcport.Binding{Result: vpcport.Bound, Plug: plug}
 }
 
-// bound tells whether a driver is one of those that bound a port.
+// bound reports whether a driver is among those that bound a port.
 func bound(drivers json.RawMessage, name string) bool {
 	var by map[string]string
 	if json.Unmarshal(drivers, &by) != nil {

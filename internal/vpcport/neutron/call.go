@@ -8,7 +8,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 )
 
-// request is one request of Neutron.
+// request is one request to Neutron.
 type request struct {
 	method string
 	path   string // below /v2.0, such as ports/ID
@@ -23,7 +23,7 @@ var expected = map[string]int{
 	http.MethodGet: http.StatusOK, http.MethodPost: http.StatusCreated, http.MethodPut: http.StatusOK, http.MethodDelete: http.StatusNoContent,
 }
 
-// op is what a request is called in errors: without IDs, so that metrics may count by it.
+// op is the operation in errors. It has no IDs, since metrics count by it.
 func (r request) op() string {
 	path := r.path
 	for i := range path {
@@ -35,8 +35,8 @@ func (r request) op() string {
 	return "Neutron " + r.method + " " + path
 }
 
-// call makes a request and reads the reply into to, unless that is nil. It ends with ctx,
-// or once the time-out is over.
+// call makes a request and decodes the reply into to, unless that is nil. It ends with ctx or after
+// Settings.Timeout.
 func (p *Provider) call(ctx context.Context, r request, to any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.settings.Timeout)
 	defer cancel()

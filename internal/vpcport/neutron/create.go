@@ -3,6 +3,7 @@ package neutron
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -10,12 +11,12 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Where Neutron is served behind oslo.middleware's filter sizelimit, it reads requests of
-// 114,688 bytes at most (max_request_body_size); its own server has no limit. A port takes
-// about 600, and 1,700 with the longest names and 16 groups (TestLargestBatch).
+// maxBatch keeps requests below 114,688 bytes, the limit of oslo.middleware's filter sizelimit
+// (max_request_body_size) in front of Neutron. A port takes about 600 bytes, and 1,700 with the longest
+// names and 16 groups (TestLargestBatch).
 const maxBatch = 64
 
-// maxName is the longest name of a port, in bytes; Neutron takes as many characters.
+// maxName is the maximum length of a port's name in bytes. Neutron allows as many characters.
 const maxName = 255
 
 // Traits implements vpcport.Provider.
@@ -23,19 +24,19 @@ func (p *Provider) Traits() vpcport.Traits {
 	return vpcport.Traits{MaxBatch: maxBatch, MaxFilter: maxFilter, ChosenMAC: !p.settings.ProviderMAC, Revisions: true}
 }
 
-// Create implements vpcport.Provider, by one request: Neutron's plugin ML2 makes all of
-// its ports in one transaction. Another one reads those that are bound.
+// Create implements vpcport.Provider with one request: ML2 makes all of its ports in one transaction. A
+// second request reads the bound ports.
 func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
 	r := request{method: http.MethodPost, path: "ports", scope: scope{names: rest.NamesOf(ports)}}
 	if len(ports) == 0 || len(ports) > maxBatch {
-		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: r.op(), Message: "a request for no or too many ports"}
+		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: r.op(), Message: fmt.Sprintf("a request for %d ports, expected 1 to %d", len(ports), maxBatch)}
 	}
 	body := struct {
 		Ports []wireNew `json:"ports"`
 	}{}
 	for _, n := range ports {
 		if !rest.ValidID(n.NetworkID) {
-			return nil, rest.Misuse(r.op(), "a port of network %q", n.NetworkID)
+			return nil, rest.BadRequest(r.op(), "a port of network %q", n.NetworkID)
 		}
 		body.Ports = append(body.Ports, p.settings.wire(n))
 	}
@@ -53,11 +54,11 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 	return p.settled(ctx, out)
 }
 
-// noSubnets is in what Neutron says to an administrator who asks for addresses of a network
-// without subnets, or of one that is not there: it looks for the network only after that.
+// noSubnets is in Neutron's message to an administrator who requests addresses of a network that has no
+// subnets or does not exist.
 const noSubnets = "IP allocation requires subnets for network"
 
-// networkGone tells a network that is not there from one without subnets, by a look.
+// networkGone turns an error with noSubnets into NetworkGone if one of the networks does not exist.
 func (p *Provider) networkGone(ctx context.Context, err error, networks []string) error {
 	refused, ok := errors.AsType[*vpcport.Error](err)
 	if !ok || refused.Class != vpcport.Invalid || !strings.Contains(refused.Message, noSubnets) {
@@ -73,21 +74,14 @@ func (p *Provider) networkGone(ctx context.Context, err error, networks []string
 	return err
 }
 
-// wire is a request for a port as it is sent.
+// wire converts a request for a port.
 func (s Settings) wire(n vpcport.NewPort) wireNew {
 	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: vpcport.Cut(n.Name, maxName), Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()
 	}
 	if n.Addresses != nil {
-		ips := []wireIP{}
-		for _, a := range n.Addresses {
-			ip := wireIP{Subnet: a.SubnetID}
-			if a.IP.IsValid() {
-				ip.IP = a.IP.String()
-			}
-			ips = append(ips, ip)
-		}
+		ips := rest.IPs(n.Addresses)
 		w.FixedIPs = &ips
 	}
 	if n.Groups != nil {
@@ -96,11 +90,10 @@ func (s Settings) wire(n vpcport.NewPort) wireNew {
 	return w
 }
 
-// made are the new ports in the order in which they were asked for, each held against
-// what was asked.
+// made decodes new ports in the order of their requests, and compares each with its request.
 func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, error) {
 	if len(got) != len(asked) {
-		return nil, rest.Lie(op, "asked for %d ports, got %d", len(asked), len(got))
+		return nil, rest.BadReply(op, "requested %d ports, got %d", len(asked), len(got))
 	}
 	got = inOrder(asked, got)
 	ids := map[string]bool{}
@@ -111,15 +104,15 @@ func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, e
 			return nil, err
 		}
 		if what := vpcport.Mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
-			return nil, rest.Lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
+			return nil, rest.BadReply(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
 		}
 		ids[w.ID] = true
 	}
 	return out, nil
 }
 
-// inOrder sorts replies by their devices where those tell them apart. Neutron's order is
-// that of the request, which its API does not promise.
+// inOrder sorts ports like their requests if their devices are unique. Neutron keeps the order, but its
+// API does not promise it.
 func inOrder(asked []vpcport.NewPort, got []wirePort) []wirePort {
 	by := map[string]int{}
 	for i, w := range got {

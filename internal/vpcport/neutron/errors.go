@@ -1,12 +1,9 @@
 package neutron
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -15,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron
-// ipam/exceptions.py), as far as the status alone does not tell.
+// byType are the classes of Neutron's exceptions (neutron-lib exceptions, neutron ipam/exceptions.py)
+// that do not follow from the status.
 var byType = map[string]vpcport.Class{
 	"IpAddressGenerationFailure": vpcport.SubnetFull, "IpAddressGenerationFailureAllSubnets": vpcport.SubnetFull,
 	"IpAddressGenerationFailureNoMatchingSubnet": vpcport.Invalid, "ExternalIpAddressExhausted": vpcport.SubnetFull,
@@ -26,57 +23,39 @@ var byType = map[string]vpcport.Class{
 	"PortNotFound": vpcport.PortGone, "HTTPNotFound": vpcport.PortGone, "RevisionNumberConstraintFailed": vpcport.Stale,
 }
 
-// scope is what is known of a request whose failure is judged.
+// scope describes a failed request.
 type scope struct {
 	keystone bool
-	port     bool // the request is of one port, by its ID
+	port     bool // the request names one port by its ID
 	names    rest.Names
 }
 
-// failure makes an error of a failed request.
+// failure is the error of a failed request.
 func failure(op string, err error, s scope) error {
 	if own, ok := errors.AsType[*vpcport.Error](err); ok {
 		return own
 	}
-	// Neutron no longer takes the token, and Keystone gives no other: what Keystone says
-	// is what counts.
+	// Neutron refused the token and Keystone gave no other: the error of Keystone counts.
 	if again, ok := errors.AsType[*gophercloud.ErrUnableToReauthenticate](err); ok {
 		return failure(opToken, again.ErrReauth, scope{keystone: true})
 	}
 	if refused, ok := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err); ok {
 		return refusal(op, refused, s)
 	}
-	out := &vpcport.Error{Class: vpcport.Transient, Op: op, Err: err}
-	if in, ok := errors.AsType[*url.Error](err); ok {
-		out.Err = in.Err // without the URL, which may be long
-	}
-	wrongType := (*json.UnmarshalTypeError)(nil)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		out.Message = "no reply in time"
-	case errors.Is(err, rest.ErrReplyTooLarge), errors.As(err, &wrongType):
-		out.Class = vpcport.Bug
-	}
-	return out
+	return rest.Unanswered(op, err)
 }
 
-// refusal judges a reply that is no success.
+// refusal is the error of an unsuccessful reply.
 func refusal(op string, r gophercloud.ErrUnexpectedResponseCode, s scope) error {
-	told := read(r.Body)
-	out := &vpcport.Error{Op: op, Status: r.Actual, Type: told.kind, Message: told.message, RetryAfter: rest.RetryAfter(r.ResponseHeader)}
-	out.Class = classify(r.Actual, told, s, out.RetryAfter > 0)
-	if r.Actual >= 300 && r.Actual < 400 {
-		out.Message = fmt.Sprintf("it answers with a redirect to %q, which is not followed", rest.Shorten(r.ResponseHeader.Get("Location"), rest.MaxMessage))
-	}
-	if out.Message == "" {
-		out.Message = http.StatusText(r.Actual)
-	}
-	out.About = s.names.About(out.Class, told.message)
+	kind, message := read(r.Body)
+	out := rest.Refused(op, r.Actual, r.ResponseHeader, kind, message)
+	out.Class = classify(r.Actual, kind, s, out.RetryAfter > 0)
+	out.About = s.names.About(out.Class, message)
 	return out
 }
 
-// classify is the class of a status with Neutron's type.
-func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
+// classify is the class of a status and an exception.
+func classify(status int, kind string, s scope, comesBack bool) vpcport.Class {
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && comesBack:
 		return vpcport.Throttled
@@ -93,14 +72,14 @@ func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
 	case s.keystone || status < 400:
 		return vpcport.Invalid
 	}
-	class, known := byType[told.kind]
+	class, known := byType[kind]
 	switch {
 	case class == vpcport.PortGone && !s.port:
-		return vpcport.Transient // one on which a page or a batch hung
+		return vpcport.Transient // a port that a page or a batch referred to
 	case known:
 		return class
 	case status == http.StatusNotFound:
-		return vpcport.Transient // not of Neutron: nothing is told of the port by a proxy without a backend
+		return vpcport.Transient // from a proxy without a backend, not from Neutron
 	case status == http.StatusConflict:
 		return vpcport.Conflict
 	default:
@@ -108,22 +87,15 @@ func classify(status int, told told, s scope, comesBack bool) vpcport.Class {
 	}
 }
 
-// told is what an error's body says.
-type told struct{ kind, message string }
-
-// read reads the bodies of Neutron, Keystone and what may be in between.
-func read(body []byte) told {
+// read decodes the error bodies of Neutron, Keystone and proxies.
+func read(body []byte) (kind, message string) {
 	var e struct {
 		Neutron json.RawMessage `json:"NeutronError"`
 		Error   json.RawMessage `json:"error"`
 		Message string          `json:"message"`
 	}
 	if json.Unmarshal(body, &e) != nil {
-		text := string(body)
-		if strings.Contains(text, "<") { // a page for people
-			text = ""
-		}
-		return told{message: rest.Shorten(text, rest.MaxMessage)}
+		return "", rest.Text(body)
 	}
 	for _, raw := range []json.RawMessage{e.Neutron, e.Error} {
 		var in struct {
@@ -134,10 +106,45 @@ func read(body []byte) told {
 		switch {
 		case len(raw) == 0:
 		case json.Unmarshal(raw, &in) == nil && in.Message != "":
-			return told{rest.Shorten(in.Type, rest.MaxWord), rest.Shorten(in.Message, rest.MaxMessage)}
+			return in.Type, in.Message
 		case json.Unmarshal(raw, &text) == nil:
-			return told{message: rest.Shorten(text, rest.MaxMessage)}
+			return "", text
 		}
 	}
-	return told{message: rest.Shorten(e.Message, rest.MaxMessage)}
+	return "", e.Message
+}
+
+// concealed replaces a secret in messages.
+const concealed = "(concealed)"
+
+// conceal removes the credentials and the token from an error: a server or a proxy may echo what it was
+// sent. Client may be nil.
+func (p *Provider) conceal(err error, client *gophercloud.ProviderClient) error {
+	e, ok := errors.AsType[*vpcport.Error](err)
+	if !ok {
+		return err
+	}
+	var secrets []string
+	if c := p.settings.Credentials; c != nil && c.Password != nil {
+		secrets = append(secrets, c.Password.Password)
+	}
+	if c := p.settings.Credentials; c != nil && c.Application != nil {
+		secrets = append(secrets, c.Application.Secret)
+	}
+	if client != nil {
+		secrets = append(secrets, client.Token())
+	}
+	clean := *e
+	for _, s := range secrets {
+		if s == "" {
+			continue
+		}
+		for _, text := range []*string{&clean.Message, &clean.Type, &clean.About} {
+			*text = strings.ReplaceAll(*text, s, concealed)
+		}
+		if clean.Err != nil && strings.Contains(clean.Err.Error(), s) {
+			clean.Err = errors.New(strings.ReplaceAll(clean.Err.Error(), s, concealed))
+		}
+	}
+	return &clean
 }

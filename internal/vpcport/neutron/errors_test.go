@@ -9,12 +9,13 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// Every answer that is no success has a class, whoever gives it.
+// Every unsuccessful reply has a class, whoever sends it.
 func TestClassesOfAnswers(t *testing.T) {
 	for _, tc := range []struct {
 		status        int
@@ -46,10 +47,10 @@ func TestClassesOfAnswers(t *testing.T) {
 		{504, "", "", 0, vpcport.Transient, vpcport.Transient},
 		{202, "", "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
+		b := newBed(t, neutronfake.Options{})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
 		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
-		_, gerr := b.provider.Get(t.Context(), absent)
+		_, gerr := b.provider.Get(t.Context(), vpcporttest.Absent)
 		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
 			t.Errorf("%d %s: Create %v, want %v; Get %v, want %v", tc.status, tc.kind, cerr, tc.create, gerr, tc.get)
 		}
@@ -57,18 +58,17 @@ func TestClassesOfAnswers(t *testing.T) {
 		if !ok || e.Status != tc.status || e.Type != tc.kind || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" || strings.Contains(e.Message, "<") {
 			t.Errorf("%d %s: got %+v", tc.status, tc.kind, e)
 		}
-		if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+		if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 			t.Errorf("%d: asked %d times", tc.status, n)
 		}
 	}
 }
 
-// A proxy's word that something is not there is none of Neutron, so nothing is taken for
-// deleted by it.
+// A 404 of a proxy does not mean that Neutron has deleted a port.
 func TestDeleteBelievesNeutronOnly(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
-	b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
 	if err := b.provider.Delete(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.Transient {
 		t.Errorf("by a proxy: %v", err)
 	}
@@ -77,18 +77,7 @@ func TestDeleteBelievesNeutronOnly(t *testing.T) {
 	}
 }
 
-// What a person wrote into an error's message is no way to fill logs.
-func TestMessagesAreBounded(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
-	_, err := b.provider.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Invalid, "")
-	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
-		t.Errorf("the type has %d, the message %d characters: %q", len(e.Type), n, e.Message)
-	}
-}
-
-// What a refusal is about is told, in a request for several ports too.
+// An error has the name that caused it, even in a request for several ports.
 func TestAbout(t *testing.T) {
 	taken := netip.MustParseAddr("192.168.0.7")
 	for _, tc := range []struct {
@@ -97,9 +86,9 @@ func TestAbout(t *testing.T) {
 		class vpcport.Class
 		about func(*bed) string
 	}{
-		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = absent }, vpcport.NetworkGone, func(*bed) string { return absent }},
-		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = absent }, vpcport.ReferenceGone, func(*bed) string { return absent }},
-		{"group", func(b *bed, n *vpcport.NewPort) { n.Groups = []string{b.group.ID, absent} }, vpcport.ReferenceGone, func(*bed) string { return absent }},
+		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = vpcporttest.Absent }, vpcport.NetworkGone, func(*bed) string { return vpcporttest.Absent }},
+		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = vpcporttest.Absent }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
+		{"group", func(b *bed, n *vpcport.NewPort) { n.Groups = []string{b.group.ID, vpcporttest.Absent} }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
 		{"group's form", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{"web"} }, vpcport.Invalid, func(*bed) string { return "web" }},
 		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
 		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "10.0.0.1" }},
@@ -107,7 +96,7 @@ func TestAbout(t *testing.T) {
 		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
 		{"full subnet among others", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(*bed) string { return "" }},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
 		if tc.class == vpcport.SubnetFull {
 			b.fill()
@@ -118,7 +107,7 @@ func TestAbout(t *testing.T) {
 		tc.edit(b, &out)
 		before := len(b.cloud.Ports())
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{near, out})
-		wantError(t, tc.name, err, tc.class, tc.about(b))
+		vpcporttest.WantError(t, tc.name, err, tc.class, tc.about(b))
 		if len(b.cloud.Ports()) != before {
 			t.Errorf("%s: something is left of it", tc.name)
 		}
@@ -128,64 +117,31 @@ func TestAbout(t *testing.T) {
 // fill fills the small subnet.
 func (b *bed) fill() {
 	for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
-		b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, FixedIPs: []neutronfake.FixedIP{{Subnet: b.small.ID, IP: ip}}})
 	}
 }
 
-// A full subnet is named where Neutron names the network alone.
+// A full subnet is named although Neutron names only the network.
 func TestFullSubnetIsNamed(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	b.fill()
 	n := b.newPort("u-1")
 	n.Addresses[0].SubnetID = b.small.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	e := wantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
+	e := vpcporttest.WantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
 	if e.Type != "IpAddressGenerationFailure" {
 		t.Errorf("got %v", &e)
 	}
 }
 
-// A reply that is lost, late or cut off tells nothing of what became of the request: the
-// port may be there, and is found by its device.
-func TestLostReplies(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		fault lab.Fault
-		there bool
-	}{
-		{"hung up before", lab.Fault{HangUp: true}, false},
-		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
-		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
-		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
-		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
-	} {
-		b := newBed(t, lab.Options{})
-		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
-		b.cloud.Inject(tc.fault)
-		n := b.newPort("u-1")
-		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		wantError(t, tc.name, err, vpcport.Transient, "")
-		found, err := b.provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
-		if err != nil || len(found) == 1 != tc.there {
-			t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
-		}
-		_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		if tc.there {
-			wantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
-		} else if err != nil {
-			t.Errorf("%s, asked for again: %v", tc.name, err)
-		}
-	}
-}
-
-// A call ends with its context, also while it waits for a token that another asked for.
+// A call ends with its context, even while it waits for a token that another call requested.
 func TestContextEnds(t *testing.T) {
-	b := withKeystone(t, lab.Options{Clock: start()}, lab.User{})
-	b.cloud.Inject(lab.Fault{Path: tokens, Delay: time.Hour})
+	b := withKeystone(t, neutronfake.Options{Clock: start()}, neutronfake.User{})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Path: tokens, Delay: time.Hour})
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error, 2)
 	for range 2 {
-		go func() { _, err := b.provider.Get(ctx, absent); errs <- err }()
+		go func() { _, err := b.provider.Get(ctx, vpcporttest.Absent); errs <- err }()
 	}
 	cancel()
 	for range 2 {
@@ -193,58 +149,29 @@ func TestContextEnds(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	b.cloud.ClearFaults()
-	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+	b.cloud.HTTP.ClearFaults()
+	if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Errorf("after that: %v", err)
 	}
 }
 
-// A server that says nothing is given up, also by a caller that would wait for ever.
-func TestTimeout(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
-	b.cloud.Inject(lab.Fault{Delay: time.Hour})
-	p := b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
-	_, err := p.Get(t.Context(), absent)
-	e := wantError(t, "Get", err, vpcport.Transient, "")
-	if want := "Neutron GET ports: no reply in time"; e.Error() != want {
-		t.Errorf("got %v, want %s", &e, want)
-	}
-}
-
-// Errors name no IDs in their operation, which metrics count by.
-func TestOperations(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	host := "node-a"
-	_, get := b.provider.Get(t.Context(), absent)
-	_, put := b.provider.Update(t.Context(), absent, 1, vpcport.Change{Host: &host})
-	_, net := b.provider.Network(t.Context(), absent)
-	got := []string{}
-	for _, err := range []error{get, put, net} {
-		got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
-	}
-	if want := "[Neutron GET ports Neutron PUT ports Neutron GET networks]"; fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %s", got, want)
-	}
-}
-
-// A server that answers with what it was sent tells nobody the password, the secret or the
-// token.
+// Errors do not have the password, the secret or the token, even if a server echoes them.
 func TestSecretsAreConcealed(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{Credential: "credential-1", Secret: "battery staple"})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Credential: "credential-1", Secret: "battery staple"})
 	application := b.open(t, func(s *neutron.Settings) {
 		s.TLS.Insecure = true
 		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "credential-1", Secret: "battery staple"}}
 	})
-	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+	if _, err := b.provider.Get(t.Context(), vpcporttest.Absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Fatal(err)
 	}
 	b.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(map[string]int{http.MethodGet: http.StatusInternalServerError, http.MethodPost: http.StatusBadRequest}[r.Method])
 		_, _ = fmt.Fprintf(w, "you sent %s, correct horse and battery staple", r.Header.Get("X-Auth-Token"))
 	})
-	_, ofPort := b.provider.Get(t.Context(), absent)
+	_, ofPort := b.provider.Get(t.Context(), vpcporttest.Absent)
 	_, ofNetwork := b.provider.Network(t.Context(), "blue")
-	_, ofToken := application.Get(t.Context(), absent)
+	_, ofToken := application.Get(t.Context(), vpcporttest.Absent)
 	for what, tt := range map[string]struct {
 		err    error
 		secret []string

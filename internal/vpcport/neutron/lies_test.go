@@ -6,36 +6,18 @@ import (
 	"strings"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// swap replaces a text in what is answered.
-func swap(old, with string) func([]byte) []byte {
-	return func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(old), []byte(with)) }
-}
-
-// Nothing is believed that is not what was asked for: neither of new ports, ...
+// New ports that are not the requested ones are refused.
 func TestCreateIsChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		lie  func(b *bed) func([]byte) []byte
 	}{
-		{"another network", func(b *bed) func([]byte) []byte { return swap(b.network.ID, absent) }},
-		{"another device", func(*bed) func([]byte) []byte { return swap("berth:blue:u-2", "berth:blue:u-9") }},
-		{"another owner", func(*bed) func([]byte) []byte { return swap("compute:berth", "compute:nova") }},
-		{"another MAC address", func(*bed) func([]byte) []byte {
-			return swap(vpcport.DerivedMAC("blue", "u-1", 0).String(), "fa:16:3e:00:00:01")
-		}},
-		{"no MAC address", func(*bed) func([]byte) []byte { return swap(vpcport.DerivedMAC("blue", "u-1", 0).String(), "none") }},
-		{"another subnet", func(b *bed) func([]byte) []byte { return swap(b.web.ID, b.small.ID) }},
-		{"no address", func(*bed) func([]byte) []byte { return swap(`"fixed_ips":[{`, `"fixed_ips":[],"x":[{`) }},
-		{"what is no address", func(*bed) func([]byte) []byte { return swap("192.168.0.", "192.168.300.") }},
-		{"another host", func(*bed) func([]byte) []byte {
-			return swap(`"binding:host_id":"node-a"`, `"binding:host_id":"node-b"`)
-		}},
-		{"other groups", func(b *bed) func([]byte) []byte { return swap(b.group.ID, absent) }},
 		{"one port twice", func(*bed) func([]byte) []byte {
 			return func(b []byte) []byte { return bytes.ReplaceAll(b, ids(b)[1], ids(b)[0]) }
 		}},
@@ -43,14 +25,13 @@ func TestCreateIsChecked(t *testing.T) {
 			return func(b []byte) []byte { return bytes.ReplaceAll(b, ids(b)[0], []byte("../networks/x")) }
 		}},
 		{"too few", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": []}`) } }},
-		{"none", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"port": {}}`) } }},
 		{"of another type", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": "two"}`) } }},
 		{"too much", func(*bed) func([]byte) []byte {
 			return func([]byte) []byte { return []byte(`{"ports": [` + strings.Repeat(" ", 9<<20)) }
 		}},
 	} {
-		b := newBed(t, lab.Options{})
-		b.cloud.Inject(lab.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
+		b := newBed(t, neutronfake.Options{})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
 		first, second := b.newPort("u-1"), b.newPort("u-2")
 		first.Host, first.Groups = "node-a", []string{b.group.ID}
 		if _, err := b.provider.Create(t.Context(), []vpcport.NewPort{first, second}); vpcport.ClassOf(err) != vpcport.Bug {
@@ -68,10 +49,10 @@ func ids(body []byte) (out [][]byte) {
 	return out
 }
 
-// Another order than that of the request is none of its business.
+// Replies in another order than the requests are accepted.
 func TestCreateIsSorted(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.Inject(lab.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
+	b := newBed(t, neutronfake.Options{})
+	b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: func(body []byte) []byte {
 		first, second, _ := bytes.Cut(bytes.TrimSuffix(bytes.TrimPrefix(body, []byte(`{"ports":[`)), []byte(`]}`)), []byte(`},{"admin_state_up"`))
 		return []byte(`{"ports":[{"admin_state_up"` + string(second) + "," + string(first) + `}]}`)
 	}})
@@ -87,7 +68,7 @@ func TestCreateIsSorted(t *testing.T) {
 	}
 }
 
-// ... nor of looks and changes, ...
+// Impossible replies to Get and Update are refused.
 func TestOnePortIsChecked(t *testing.T) {
 	host := "node-a"
 	for _, tc := range []struct {
@@ -95,18 +76,22 @@ func TestOnePortIsChecked(t *testing.T) {
 		lie         func(p vpcport.Port) func([]byte) []byte
 		get, update vpcport.Class
 	}{
-		{"another port", func(p vpcport.Port) func([]byte) []byte { return swap(p.ID, absent) }, vpcport.Bug, vpcport.Bug},
+		{"another port", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.ID, vpcporttest.Absent) }, vpcport.Bug, vpcport.Bug},
 		{"no port", func(vpcport.Port) func([]byte) []byte { return func([]byte) []byte { return []byte(`{}`) } }, vpcport.Bug, vpcport.Bug},
-		{"another host", func(vpcport.Port) func([]byte) []byte { return swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
-		{"an old revision", func(vpcport.Port) func([]byte) []byte { return swap(`"revision_number":`, `"revision_number":-`) }, vpcport.Unknown, vpcport.Bug},
-		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
-		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "02:00:00:00:00:00:00:01") }, vpcport.Bug, vpcport.Bug},
-		{"a zone", func(vpcport.Port) func([]byte) []byte { return swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
-		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
+		{"another host", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
+		{"an old revision", func(vpcport.Port) func([]byte) []byte {
+			return vpcporttest.Swap(`"revision_number":`, `"revision_number":-`)
+		}, vpcport.Unknown, vpcport.Bug},
+		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
+		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte {
+			return vpcporttest.Swap(p.MAC.String(), "02:00:00:00:00:00:00:01")
+		}, vpcport.Bug, vpcport.Bug},
+		{"a zone", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
+		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		p := b.make(t)
-		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/ports/*", After: true, Falsify: tc.lie(p)})
 		_, gerr := b.provider.Get(t.Context(), p.ID)
 		_, uerr := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
 		if vpcport.ClassOf(gerr) != tc.get || vpcport.ClassOf(uerr) != tc.update {
@@ -115,32 +100,32 @@ func TestOnePortIsChecked(t *testing.T) {
 	}
 }
 
-// ... nor of listings, ...
+// Impossible listings are refused.
 func TestListingsAreChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	mine := b.make(t)
-	theirs := b.cloud.AddPort(lab.Port{Network: b.network.ID, Device: "vm", Owner: "compute:nova"})
+	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Device: "vm", Owner: "compute:nova"})
 	hw := mine.MAC
 	for _, tc := range []struct {
 		name string
 		f    vpcport.Filter
 		lie  func([]byte) []byte
 	}{
-		{"an ID that was not asked for", vpcport.Filter{IDs: []string{mine.ID}}, swap(mine.ID, theirs.ID)},
-		{"a device that was not asked for", vpcport.Filter{Devices: []string{mine.Device}}, swap(mine.Device, "vm")},
-		{"a MAC address that was not asked for", vpcport.Filter{MACs: []mac.Addr{hw}}, swap(hw.String(), "fa:16:3e:00:00:01")},
-		{"an owner that was not asked for", vpcport.Filter{Owner: vpcport.Owner}, swap(vpcport.Owner, "compute:nova")},
-		{"a network that was not asked for", vpcport.Filter{NetworkID: b.network.ID}, swap(b.network.ID, absent)},
-		{"no ports", vpcport.Filter{NetworkID: b.network.ID}, swap(`"ports"`, `"networks"`)},
+		{"an ID that was not asked for", vpcport.Filter{IDs: []string{mine.ID}}, vpcporttest.Swap(mine.ID, theirs.ID)},
+		{"a device that was not asked for", vpcport.Filter{Devices: []string{mine.Device}}, vpcporttest.Swap(mine.Device, "vm")},
+		{"a MAC address that was not asked for", vpcport.Filter{MACs: []mac.Addr{hw}}, vpcporttest.Swap(hw.String(), "fa:16:3e:00:00:01")},
+		{"an owner that was not asked for", vpcport.Filter{Owner: vpcport.Owner}, vpcporttest.Swap(vpcport.Owner, "compute:nova")},
+		{"a network that was not asked for", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"no ports", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`"ports"`, `"networks"`)},
 		{"ports that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [1]}`) }},
 		{"links that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [], "ports_links": 7}`) }},
-		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
+		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
 	} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: tc.lie})
 		if tc.name == "more, without end" {
-			b.cloud.ClearFaults()
-			b.cloud.Inject(lab.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
+			b.cloud.HTTP.ClearFaults()
+			b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodGet, After: true, Falsify: func([]byte) []byte {
 				return []byte(`{"ports_links":[{"rel":"next"}],"ports":[{"id":"` + mine.ID + `"}]}`)
 			}})
 		}
@@ -150,23 +135,23 @@ func TestListingsAreChecked(t *testing.T) {
 	}
 }
 
-// ... nor of networks.
+// Impossible networks and subnets are refused.
 func TestNetworksAreChecked(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	for _, tc := range []struct {
 		name, path string
 		lie        func([]byte) []byte
 	}{
-		{"another network", "/v2.0/networks", swap(b.network.ID, absent)},
-		{"an MTU below nothing", "/v2.0/networks", swap(`"mtu":1442`, `"mtu":-1`)},
-		{"a subnet of another network", "/v2.0/subnets", swap(b.network.ID, absent)},
-		{"a subnet without addresses", "/v2.0/subnets", swap("192.168.0.0/24", "all")},
-		{"a subnet that begins in its middle", "/v2.0/subnets", swap("192.168.0.0/24", "192.168.0.9/24")},
-		{"a gateway of another family", "/v2.0/subnets", swap("192.168.0.1", "fd00::1")},
-		{"a route to nowhere", "/v2.0/subnets", swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
+		{"another network", "/v2.0/networks", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"an MTU below nothing", "/v2.0/networks", vpcporttest.Swap(`"mtu":1442`, `"mtu":-1`)},
+		{"a subnet of another network", "/v2.0/subnets", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
+		{"a subnet without addresses", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "all")},
+		{"a subnet that begins in its middle", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "192.168.0.9/24")},
+		{"a gateway of another family", "/v2.0/subnets", vpcporttest.Swap("192.168.0.1", "fd00::1")},
+		{"a route to nowhere", "/v2.0/subnets", vpcporttest.Swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 	} {
-		b.cloud.ClearFaults()
-		b.cloud.Inject(lab.Fault{Path: tc.path, After: true, Falsify: tc.lie})
+		b.cloud.HTTP.ClearFaults()
+		b.cloud.HTTP.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})
 		by := b.network.ID
 		if n, err := b.provider.Network(t.Context(), by); vpcport.ClassOf(err) != vpcport.Bug {
 			t.Errorf("%s: %+v, %v", tc.name, n, err)

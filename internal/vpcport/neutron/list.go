@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// maxFilter is how many values a list of a filter has at most.
+// maxFilter is the maximum number of values in a list of a filter.
 const maxFilter = 100
 
 // Get implements vpcport.Provider.
@@ -20,9 +20,9 @@ func (p *Provider) Get(ctx context.Context, id string) (vpcport.Port, error) {
 	return p.one(ctx, id, r)
 }
 
-// one makes a request of one port, which is answered with it.
+// one makes a request whose reply is one port.
 func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port, error) {
-	if err := checkID(r.op(), id); err != nil {
+	if err := rest.CheckID(r.op(), id); err != nil {
 		return vpcport.Port{}, err
 	}
 	var reply struct {
@@ -32,24 +32,13 @@ func (p *Provider) one(ctx context.Context, id string, r request) (vpcport.Port,
 		return vpcport.Port{}, err
 	}
 	if reply.Port == nil || reply.Port.ID != id {
-		return vpcport.Port{}, rest.Lie(r.op(), "asked for port %s, got %+v", id, reply.Port)
+		return vpcport.Port{}, rest.BadReply(r.op(), "requested port %s, got %+v", id, reply.Port)
 	}
 	return reply.Port.port(r.op())
 }
 
-// checkID refuses what can be no port's ID before it is part of a URL.
-func checkID(op, id string) error {
-	switch {
-	case id == "":
-		return rest.Misuse(op, "a port without an ID")
-	case !rest.ValidID(id):
-		return &vpcport.Error{Class: vpcport.PortGone, Op: op, About: rest.Shorten(id, rest.MaxWord), Message: "no port has the ID " + rest.Shorten(id, rest.MaxWord)}
-	}
-	return nil
-}
-
-// Ports implements vpcport.Provider. Of a filter's lists one goes to Neutron, in as many
-// requests as fit into URLs; the others are looked at here.
+// Ports implements vpcport.Provider. It sends one list of the filter to Neutron, in as many requests as
+// the length of URLs requires, and applies the others itself.
 func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port, error) {
 	const op = "Neutron GET ports"
 	if err := rest.CheckFilter(op, f, maxFilter); err != nil {
@@ -75,7 +64,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 		}
 		for _, w := range found {
 			if !answers(w, f, name, batch) {
-				return nil, rest.Lie(op, "port %s of device %q and owner %q in network %q was not asked for", w.ID, w.Device, w.Owner, w.Network)
+				return nil, rest.BadReply(op, "port %s of device %q and owner %q in network %q does not match the filter", w.ID, w.Device, w.Owner, w.Network)
 			}
 			port, err := w.port(op)
 			if err != nil {
@@ -90,7 +79,7 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) ([]vpcport.Port,
 	return out, nil
 }
 
-// asked is the list of a filter that goes to Neutron: that which finds the fewest.
+// asked is the list of a filter that goes to Neutron: the most selective one.
 func asked(f vpcport.Filter) (name string, values []string) {
 	switch {
 	case len(f.IDs) > 0:
@@ -107,7 +96,7 @@ func asked(f vpcport.Filter) (name string, values []string) {
 	}
 }
 
-// answers tells whether Neutron was asked for a port.
+// answers reports whether a port matches what was sent to Neutron.
 func answers(w wirePort, f vpcport.Filter, name string, batch []string) bool {
 	value := map[string]string{"id": w.ID, "device_id": w.Device, "mac_address": strings.ToLower(w.MAC)}[name]
 	return (name == "" || slices.Contains(batch, value)) && (f.NetworkID == "" || f.NetworkID == w.Network) && (f.Owner == "" || f.Owner == w.Owner)

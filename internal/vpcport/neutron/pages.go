@@ -11,16 +11,15 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// Bounds of a listing: the items of a page, and of all pages. Neutron may have smaller
-// pages of its own (pagination_max_limit).
+// Bounds of a listing: the items of a page, and of all pages. Neutron may have smaller pages
+// (pagination_max_limit).
 const (
 	pageSize = 500
 	maxItems = 200_000
 )
 
-// pages lists a collection page by page. The next one is asked for by the last item of
-// the one before, not by the link in the reply: its host may be one that only Neutron's
-// proxy knows, and the token would go along.
+// pages lists a collection page by page. It requests the next page by the last item, not by the link in
+// the reply: the link would send the token to its host, which may be an internal name.
 func pages[T any](ctx context.Context, p *Provider, collection string, query url.Values, id func(T) string) ([]T, error) {
 	r := request{method: http.MethodGet, path: collection, query: maps.Clone(query)}
 	r.query.Set("limit", strconv.Itoa(pageSize))
@@ -38,10 +37,10 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 			Rel string `json:"rel"`
 		}
 		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
-			return nil, rest.Lie(r.op(), "a page without %s", collection)
+			return nil, rest.BadReply(r.op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {
-			return nil, rest.Lie(r.op(), "a page with links that are none")
+			return nil, rest.BadReply(r.op(), "a page with invalid links")
 		}
 		news := 0
 		for _, item := range items {
@@ -59,9 +58,9 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		case !more || len(items) == 0:
 			return out, nil
 		case news == 0:
-			return nil, rest.Lie(r.op(), "the same page again")
+			return nil, rest.BadReply(r.op(), "the same page again")
 		case len(out) > maxItems:
-			return nil, rest.Lie(r.op(), "more than %d %s", maxItems, collection)
+			return nil, rest.BadReply(r.op(), "more than %d %s", maxItems, collection)
 		}
 		r.query.Set("marker", id(items[len(items)-1]))
 	}

@@ -9,29 +9,30 @@ import (
 	"testing"
 	"time"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/podnic"
+	"github.com/berthnet/berth/internal/nicrequest"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
-// How a port is plugged follows from what Neutron says of its binding.
+// The plug of a port follows from Neutron's binding.
 func TestBindings(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		host lab.Host
+		host neutronfake.Host
 		want vpcport.Binding
 	}{
-		{"OVN", lab.Host{}, vpcport.Binding{Result: vpcport.Bound, Plug: ovn}},
-		{"Open vSwitch's agent", lab.Host{Agent: true}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
-		{"hybrid", lab.Host{Agent: true, Hybrid: true, Bridge: "br-x"}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-x"}}},
-		{"few words", lab.Host{VIF: lab.VIF{Type: "ovs"}}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
-		{"SR-IOV", lab.Host{VIF: lab.VIF{Type: "hw_veb"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"vhost-user", lab.Host{VIF: lab.VIF{Type: "vhostuser"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"a bridge that cannot be", lab.Host{Bridge: "../../etc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"a long bridge", lab.Host{Bridge: "br-0123456789abc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
-		{"details of another type", lab.Host{VIF: lab.VIF{Type: "ovs", Details: map[string]any{"ovs_hybrid_plug": "maybe"}}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"OVN", neutronfake.Host{}, vpcport.Binding{Result: vpcport.Bound, Plug: ovn}},
+		{"Open vSwitch's agent", neutronfake.Host{Agent: true}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"hybrid", neutronfake.Host{Agent: true, Hybrid: true, Bridge: "br-x"}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-x"}}},
+		{"few words", neutronfake.Host{VIF: neutronfake.VIF{Type: "ovs"}}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"SR-IOV", neutronfake.Host{VIF: neutronfake.VIF{Type: "hw_veb"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"vhost-user", neutronfake.Host{VIF: neutronfake.VIF{Type: "vhostuser"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"a bridge that cannot be", neutronfake.Host{Bridge: "../../etc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"a long bridge", neutronfake.Host{Bridge: "br-0123456789abc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"details of another type", neutronfake.Host{VIF: neutronfake.VIF{Type: "ovs", Details: map[string]any{"ovs_hybrid_plug": "maybe"}}}, vpcport.Binding{Result: vpcport.BindingFailed}},
 	} {
-		b := newBed(t, lab.Options{})
+		b := newBed(t, neutronfake.Options{})
 		b.cloud.AddHost("node-b", tc.host)
 		p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-b" })
 		if p.Binding != tc.want {
@@ -43,7 +44,7 @@ func TestBindings(t *testing.T) {
 // A port goes from down to active as it is bound and plugged, and a binding that failed is
 // tried again by asking for the same host.
 func TestLifeOfAPort(t *testing.T) {
-	b := newBed(t, lab.Options{Clock: start()})
+	b := newBed(t, neutronfake.Options{Clock: start()})
 	p := b.make(t)
 	if want := time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC); !p.CreatedAt.Equal(want) {
 		t.Errorf("made at %v, want %v", p.CreatedAt, want)
@@ -54,7 +55,7 @@ func TestLifeOfAPort(t *testing.T) {
 		if p, err = b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host}); err != nil || p.Binding.Result != want {
 			t.Fatalf("got %+v, %v; want %v", p.Binding, err, want)
 		}
-		b.cloud.AddHost("node-z", lab.Host{}) // its agent has come
+		b.cloud.AddHost("node-z", neutronfake.Host{}) // its agent has come
 	}
 	b.cloud.Plug(p.ID, "node-z")
 	for _, want := range []vpcport.Status{vpcport.StatusActive, vpcport.StatusDown} {
@@ -65,21 +66,21 @@ func TestLifeOfAPort(t *testing.T) {
 		b.cloud.Unplug(p.ID)
 	}
 	for text, want := range map[string]vpcport.Status{"BUILD": vpcport.StatusBuild, "ERROR": vpcport.StatusError, "N/A": vpcport.StatusDown} {
-		b.cloud.Edit(p.ID, func(o *lab.Port) { o.Status = text })
+		b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Status = text })
 		if p, err := b.provider.Get(t.Context(), p.ID); err != nil || p.Status != want {
 			t.Errorf("status %v of %s, %v", p.Status, text, err)
 		}
 	}
 }
 
-// What another client changed is not overwritten, unless that is asked for.
+// A change does not overwrite the change of another client, unless it has revision 0.
 func TestAnothersChange(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
-	b.cloud.Edit(p.ID, func(o *lab.Port) { o.Device = "theirs" })
+	b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Device = "theirs" })
 	host := "node-a"
 	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
-	e := wantError(t, "Update", err, vpcport.Stale, p.ID)
+	e := vpcporttest.WantError(t, "Update", err, vpcport.Stale, p.ID)
 	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
 		t.Errorf("got %v\nwant %s", &e, want)
 	}
@@ -92,31 +93,31 @@ func TestAnothersChange(t *testing.T) {
 	}
 	b.cloud.Remove(p.ID)
 	_, err = b.provider.Update(t.Context(), p.ID, now.Revision, vpcport.Change{Host: &host})
-	wantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
+	vpcporttest.WantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
 }
 
 // A service's port is not deleted, and that is an error.
 func TestServicePortsStay(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Owner: "network:dhcp"})
-	wantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+	b := newBed(t, neutronfake.Options{})
+	p := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Owner: "network:dhcp"})
+	vpcporttest.WantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
 // Neutron gives a port the gateway's address to whoever asks for it: what keeps people from
 // asking is Berth's own check of the NICs of a pod, by the network that the provider
 // describes.
 func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	n, err := b.provider.Network(t.Context(), "blue")
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := podnic.Network{VPC: "blue"}
+	known := nicrequest.Network{VPC: "blue"}
 	for _, s := range n.Subnets {
 		known.Subnets = append(known.Subnets, vpcport.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
 	}
-	asked := []podnic.NIC{{Addresses: []podnic.Address{{Subnet: "web", IP: b.web.Gateway}}}}
-	if _, errs := podnic.Resolve(asked, known); len(errs) != 1 || !strings.Contains(errs[0].Detail, "gateway") {
+	asked := []nicrequest.NIC{{Addresses: []nicrequest.Address{{Subnet: "web", IP: b.web.Gateway}}}}
+	if _, errs := nicrequest.Resolve(asked, known); len(errs) != 1 || !strings.Contains(errs[0].Detail, "gateway") {
 		t.Errorf("asking for the gateway's address: %v", errs)
 	}
 	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = b.web.Gateway })
@@ -125,16 +126,16 @@ func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	}
 }
 
-// has tells whether a port has an address.
+// has reports whether a port has an address.
 func has(p vpcport.Port, ip netip.Addr) bool {
 	return slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return a.IP == ip })
 }
 
 // Without addresses asked for, a port has one of each family.
 func TestAddressesOfBothFamilies(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	six := b.cloud.AddSubnet(lab.Subnet{Network: b.network.ID, CIDR: netip.MustParsePrefix("fd00:1::/64"), Gateway: netip.MustParseAddr("fd00:1::1"),
-		Routes: []lab.Route{{Destination: netip.MustParsePrefix("fd00:2::/64"), NextHop: netip.MustParseAddr("fd00:1::9")}}})
+	b := newBed(t, neutronfake.Options{})
+	six := b.cloud.AddSubnet(neutronfake.Subnet{Network: b.network.ID, CIDR: netip.MustParsePrefix("fd00:1::/64"), Gateway: netip.MustParseAddr("fd00:1::1"),
+		Routes: []neutronfake.Route{{Destination: netip.MustParsePrefix("fd00:2::/64"), NextHop: netip.MustParseAddr("fd00:1::9")}}})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses = nil })
 	if len(p.Addresses) != 2 || !p.Addresses[0].IP.Is4() || p.Addresses[1].SubnetID != six.ID {
 		t.Errorf("got %v", p.Addresses)
@@ -152,32 +153,32 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
-// A network without subnets is told from none, which Neutron does not do for an
+// A network without subnets is distinguished from a missing one, which Neutron does not do for an
 // administrator.
 func TestNoNetworkOrNoSubnets(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	empty := b.cloud.AddNetwork(lab.Network{Name: "empty"})
+	b := newBed(t, neutronfake.Options{})
+	empty := b.cloud.AddNetwork(neutronfake.Network{Name: "empty"})
 	n := b.newPort("u-1")
 	n.NetworkID = empty.ID
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-	wantError(t, "a network without subnets", err, vpcport.Invalid, "")
+	vpcporttest.WantError(t, "a network without subnets", err, vpcport.Invalid, "")
 	gone := b.newPort("u-2")
-	gone.NetworkID = absent
+	gone.NetworkID = vpcporttest.Absent
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n, gone})
-	wantError(t, "another that is not there", err, vpcport.NetworkGone, absent)
+	vpcporttest.WantError(t, "another that is not there", err, vpcport.NetworkGone, vpcporttest.Absent)
 }
 
-// Two networks of one name are told from none.
+// Two networks with the same name are distinguished from none.
 func TestNetworkByName(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	second := b.cloud.AddNetwork(lab.Network{Name: "blue"})
+	b := newBed(t, neutronfake.Options{})
+	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	_, err := b.provider.Network(t.Context(), "blue")
-	wantError(t, "two of one name", err, vpcport.Invalid, "blue")
+	vpcporttest.WantError(t, "two of one name", err, vpcport.Invalid, "blue")
 	if n, err := b.provider.Network(t.Context(), second.ID); err != nil || n.ID != second.ID || len(n.Subnets) != 0 {
 		t.Errorf("by ID: %+v, %v", n, err)
 	}
-	like := b.cloud.AddNetwork(lab.Network{Name: absent}) // a name that has the form of an ID
-	if n, err := b.provider.Network(t.Context(), absent); err != nil || n.ID != like.ID {
+	like := b.cloud.AddNetwork(neutronfake.Network{Name: vpcporttest.Absent}) // a name that has the form of an ID
+	if n, err := b.provider.Network(t.Context(), vpcporttest.Absent); err != nil || n.ID != like.ID {
 		t.Errorf("by a name like an ID: %+v, %v", n, err)
 	}
 }
@@ -185,10 +186,10 @@ func TestNetworkByName(t *testing.T) {
 // A request of the greatest size is one that Neutron reads, and names that it would refuse
 // are cut.
 func TestLargestBatch(t *testing.T) {
-	b := newBed(t, lab.Options{})
+	b := newBed(t, neutronfake.Options{})
 	groups := []string{}
 	for range 16 {
-		groups = append(groups, b.cloud.AddGroup(lab.Group{}).ID)
+		groups = append(groups, b.cloud.AddGroup(neutronfake.Group{}).ID)
 	}
 	want := make([]vpcport.NewPort, b.provider.Traits().MaxBatch)
 	for i := range want {
@@ -203,23 +204,23 @@ func TestLargestBatch(t *testing.T) {
 	if n := len(got[0].Name); len(got) != len(want) || n != 254 {
 		t.Errorf("%d ports, names of %d bytes", len(got), n)
 	}
-	if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+	if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 		t.Errorf("%d requests", n)
 	}
 	for _, n := range []int{0, len(want) + 1} {
 		_, err := b.provider.Create(t.Context(), make([]vpcport.NewPort, n))
-		wantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
+		vpcporttest.WantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
 	}
 }
 
 // Listings are complete, in pages of whatever size, by URLs that servers read.
 func TestListings(t *testing.T) {
 	for _, page := range []int{0, 7} {
-		b := newBed(t, lab.Options{MaxPage: page})
+		b := newBed(t, neutronfake.Options{MaxPage: page})
 		var devices, all []string
 		for i := range 100 {
 			device := vpcport.Device("a-cluster-with-a-long-name-that-makes-long-devices-of-its-ports", fmt.Sprintf("0b5d7a3c-7c7e-4b54-9a4e-%012d", i))
-			all = append(all, b.cloud.AddPort(lab.Port{Network: b.network.ID, Device: device, Owner: vpcport.Owner}).ID)
+			all = append(all, b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Device: device, Owner: vpcport.Owner}).ID)
 			devices = append(devices, device)
 		}
 		slices.Sort(all)
@@ -234,12 +235,12 @@ func TestListings(t *testing.T) {
 				t.Errorf("pages of %d, by %s: %d ports, %v", page, name, len(got), err)
 			}
 		}
-		for _, c := range b.cloud.Calls() {
+		for _, c := range b.cloud.HTTP.Calls() {
 			if n := len(c.Path) + len(c.Query); n > 8000 {
 				t.Errorf("a URL of %d bytes", n)
 			}
 		}
-		if n := b.cloud.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
+		if n := b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
 			t.Errorf("%d requests", n)
 		}
 	}
@@ -248,17 +249,17 @@ func TestListings(t *testing.T) {
 // A page that hangs on a port which has gone is no word about the ports that were asked
 // for.
 func TestPageHangsOnAPortThatGoes(t *testing.T) {
-	b := newBed(t, lab.Options{MaxPage: 2})
+	b := newBed(t, neutronfake.Options{MaxPage: 2})
 	for range 5 {
-		b.cloud.AddPort(lab.Port{Network: b.network.ID})
+		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
 	}
 	second := b.cloud.Ports()[1].ID
-	b.cloud.Inject(lab.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
+	b.cloud.HTTP.Inject(neutronfake.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
 		b.cloud.Remove(second)
 		return body
 	}})
 	_, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID})
-	wantError(t, "Ports", err, vpcport.Transient, "")
+	vpcporttest.WantError(t, "Ports", err, vpcport.Transient, "")
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID}); err != nil || len(ports) != 4 {
 		t.Errorf("once more: %d ports, %v", len(ports), err)
 	}
@@ -267,7 +268,7 @@ func TestPageHangsOnAPortThatGoes(t *testing.T) {
 // A listing may be older than a look.
 func TestListingsMayBeOld(t *testing.T) {
 	clock := start()
-	b := newBed(t, lab.Options{Clock: clock, Lag: 5 * time.Second})
+	b := newBed(t, neutronfake.Options{Clock: clock, Lag: 5 * time.Second})
 	p := b.make(t)
 	seen := func() int {
 		ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}})
@@ -285,11 +286,11 @@ func TestListingsMayBeOld(t *testing.T) {
 	}
 }
 
-// Neutron drops empty values, and so would list what others have; and IDs are parts of
-// URLs.
+// Filters with empty values and invalid IDs are not sent: Neutron ignores empty values, and IDs are
+// parts of URLs.
 func TestWhatIsNotAskedFor(t *testing.T) {
-	b := newBed(t, lab.Options{})
-	b.cloud.AddPort(lab.Port{Network: b.network.ID})
+	b := newBed(t, neutronfake.Options{})
+	b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
 	for _, f := range []vpcport.Filter{{}, {IDs: []string{""}}, {Devices: []string{"a", ""}}, {IDs: make([]string, 101)}} {
 		if ports, err := b.provider.Ports(t.Context(), f); vpcport.ClassOf(err) != vpcport.Bug {
 			t.Errorf("%v: %v, %v", f, ports, err)
@@ -306,18 +307,18 @@ func TestWhatIsNotAskedFor(t *testing.T) {
 			t.Errorf("%q: Delete %v", id, err)
 		}
 	}
-	_, err := b.provider.Update(t.Context(), absent, 0, vpcport.Change{})
-	wantError(t, "a change of nothing", err, vpcport.Bug, "")
+	_, err := b.provider.Update(t.Context(), vpcporttest.Absent, 0, vpcport.Change{})
+	vpcporttest.WantError(t, "a change of nothing", err, vpcport.Bug, "")
 	_, err = b.provider.Network(t.Context(), "")
-	wantError(t, "no network", err, vpcport.Bug, "")
+	vpcporttest.WantError(t, "no network", err, vpcport.Bug, "")
 	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
-	wantError(t, "a port of no network", err, vpcport.Bug, "")
-	if n := len(b.cloud.Calls()); n != 0 {
+	vpcporttest.WantError(t, "a port of no network", err, vpcport.Bug, "")
+	if n := len(b.cloud.HTTP.Calls()); n != 0 {
 		t.Errorf("%d requests", n)
 	}
 }
 
-// What policy forbids is told with the rule, and so is what it hides.
+// The error for a denied or hidden attribute has its policy rule.
 func TestPolicy(t *testing.T) {
 	for _, tc := range []struct{ rule, about, text string }{
 		{"create_port", "", "rule:create_port"},
@@ -327,11 +328,11 @@ func TestPolicy(t *testing.T) {
 		{"get_port:binding:vif_details", "binding:vif_type", "get_port:binding:vif_details"},
 		{"get_port:binding:host_id", "binding:vif_type", "get_port:binding:host_id"},
 	} {
-		b := withKeystone(t, lab.Options{}, lab.User{Reader: true, Denied: []string{tc.rule}})
+		b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true, Denied: []string{tc.rule}})
 		n := b.newPort("u-1")
 		n.Host = "node-a"
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
+		e := vpcporttest.WantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
 		if !strings.Contains(e.Message, tc.text) {
 			t.Errorf("%s: %v", tc.rule, &e)
 		}
@@ -340,10 +341,10 @@ func TestPolicy(t *testing.T) {
 
 // A project sees no other's ports.
 func TestProjects(t *testing.T) {
-	b := withKeystone(t, lab.Options{}, lab.User{Reader: true})
-	theirs := b.cloud.AddPort(lab.Port{Network: b.network.ID, Project: "theirs"})
+	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true})
+	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Project: "theirs"})
 	_, err := b.provider.Get(t.Context(), theirs.ID)
-	wantError(t, "Get", err, vpcport.PortGone, theirs.ID)
+	vpcporttest.WantError(t, "Get", err, vpcport.PortGone, theirs.ID)
 	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{theirs.ID}}); err != nil || len(ports) != 0 {
 		t.Errorf("listed %v, %v", ports, err)
 	}

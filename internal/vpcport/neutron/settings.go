@@ -1,3 +1,12 @@
+// Package neutron is the provider of VPC ports for OpenStack Networking (Neutron, API v2.0), with or
+// without Keystone v3. Gophercloud makes the requests and keeps the token; it fetches another token
+// once when Neutron refuses the old one. No other request is repeated.
+//
+// It needs the Neutron extensions binding, security-group, sorting, pagination,
+// standard-attr-revisions and revision-if-match, all of which ML2 has since Pike. The credentials need
+// the rules for making and deleting ports, create_port:binding:host_id, update_port:binding:host_id,
+// get_port:binding:host_id, get_port:binding:vif_type and get_port:binding:vif_details, and
+// create_port:mac_address unless Settings.ProviderMAC is set.
 package neutron
 
 import (
@@ -15,49 +24,48 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/rest"
 )
 
-// TLS says how endpoints prove what they are. Insecure lets credentials and tokens go to
-// endpoints without TLS, too.
+// TLS configures the verification of endpoints. Insecure also allows credentials and tokens over plain
+// HTTP.
 type TLS = rest.TLS
 
-// maxReply is how much of a reply is read, in bytes. A port takes about a kilobyte, a page
-// has pageSize of them.
+// maxReply is the maximum size of a reply in bytes. A port takes about a kilobyte, and a page has
+// pageSize of them.
 const maxReply = 8 << 20
 
-// Settings say where Neutron is and who asks.
+// Settings configure a provider.
 type Settings struct {
 	// Endpoint is the URL of Keystone, with or without /v3; without credentials that of
 	// Neutron, with or without /v2.0.
 	Endpoint string
-	// Region is that of Neutron in Keystone's catalog; empty: the only one.
+	// Region is the region of Neutron in Keystone's catalog; empty: the only one.
 	Region string
-	// Project is the ID of the project that ports are made in; empty: that of the
-	// credentials, which then must not be nil.
+	// Project is the ID of the project in which ports are made; empty: the project of the
+	// credentials.
 	Project     string
 	Credentials *Credentials // nil: Neutron asks for none
 	TLS         TLS
-	// ProviderMAC leaves the choice of MAC addresses to Neutron, for credentials that may
-	// not have it (create_port:mac_address).
+	// ProviderMAC lets Neutron choose MAC addresses, for credentials without create_port:mac_address.
 	ProviderMAC bool
-	// Timeout ends a request that nothing came of; 0: a minute.
+	// Timeout ends a request without a reply; 0: a minute.
 	Timeout time.Duration
 	// Agent is the program in User-Agent, such as berth-operator/1.2; empty: berth.
 	Agent string
 }
 
-// Credentials are a user's name and password, or an application credential: one of both.
+// Credentials are either a user's name and password or an application credential.
 type Credentials struct {
 	Password    *Password
 	Application *Application
 }
 
-// Password is a user of Keystone with the project to work in. All are names; an empty
-// domain is Default, which Keystone begins with.
+// Password is a user of Keystone and a project, by their names. An empty domain is Default, the first
+// domain of every Keystone.
 type Password struct {
 	User, Password, UserDomain string
 	Project, ProjectDomain     string
 }
 
-// Application is an application credential of Keystone, which is for one project.
+// Application is an application credential of Keystone. It is for one project.
 type Application struct{ ID, Secret string }
 
 // String keeps secrets out of logs.
@@ -72,12 +80,12 @@ func (Application) String() string { return "(application credential)" }
 // GoString keeps secrets out of logs.
 func (Application) GoString() string { return "(application credential)" }
 
-// Provider is Neutron as vpcport has it. Make it with Open.
+// Provider implements vpcport.Provider with Neutron. Make it with Open.
 type Provider struct {
 	settings Settings
 	endpoint string // ends in a slash and has no version
 	http     *http.Client
-	// Who fills connecting gets the first token; the others wait for it or for the end
+	// connecting is a semaphore for one request of the first token; others wait for it or for the end
 	// of their contexts.
 	connecting chan struct{}
 	client     atomic.Pointer[gophercloud.ServiceClient] // nil until there is a token
@@ -85,8 +93,8 @@ type Provider struct {
 
 var _ vpcport.Provider = (*Provider)(nil)
 
-// Open returns a provider. It talks to nobody yet: the first call gets a token. Errors name
-// the field of the settings that cannot be.
+// Open returns a provider. It makes no requests; the first call gets a token. Errors name the invalid
+// field of the settings.
 func Open(s Settings) (*Provider, error) {
 	s.Timeout, s.Agent = cmp.Or(s.Timeout, time.Minute), cmp.Or(s.Agent, "berth")
 	base, err := rest.BaseURL(s.Endpoint, "/v3", "/v2.0")
@@ -103,11 +111,10 @@ func Open(s Settings) (*Provider, error) {
 	return &Provider{settings: s, endpoint: base.String(), http: client, connecting: make(chan struct{}, 1)}, nil
 }
 
-// Endpoint is the URL of what is asked first, without a version: the same for each way to
-// write it.
+// Endpoint is Settings.Endpoint in a canonical form without a version.
 func (p *Provider) Endpoint() string { return p.endpoint }
 
-// Close ends connections that nobody uses. Calls under way end by their contexts.
+// Close closes idle connections. Calls in flight end with their contexts.
 func (p *Provider) Close() { p.http.CloseIdleConnections() }
 
 func (s Settings) check(base *url.URL) error {

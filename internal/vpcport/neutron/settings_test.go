@@ -46,7 +46,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// Settings do not tell secrets when they are printed.
+// Printed settings have no secrets.
 func TestSecretsAreNotPrinted(t *testing.T) {
 	c := neutron.Credentials{Password: &neutron.Password{Password: "correct horse"}, Application: &neutron.Application{Secret: "correct horse"}}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {

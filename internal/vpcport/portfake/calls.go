@@ -9,73 +9,86 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// call is what all calls have in common: they wait their turn and the latency, meet
-// faults, and are noted. do has p.mu.
+// call makes a call: by the client's function if there is one, and through the front. do works with
+// state.mu held.
 func (p *Provider) call(ctx context.Context, op string, n int, do func() error) error {
-	err := p.turn(ctx)
-	var f *Fault
+	through := func(ctx context.Context) error {
+		return p.Front.call(ctx, op, n, func() (err error) { p.set(func() { err = do() }); return err })
+	}
+	if p.via == nil {
+		return through(ctx)
+	}
+	if err := p.via(ctx, through); err != nil {
+		return wrapped(op, err)
+	}
+	return nil
+}
+
+// call delays a call, injects its fault and logs it.
+func (f *Front) call(ctx context.Context, op string, n int, do func() error) error {
+	err := f.turn(ctx)
 	if err == nil {
-		p.set(func() { f = p.fault(op) })
-		switch {
-		case f == nil:
-			p.set(func() { err = do() })
-		default:
-			err = p.fail(ctx, f, do)
+		if fault := f.fault(op); fault == nil {
+			err = do()
+		} else {
+			err = fault.fail(ctx, do)
 		}
-		if p.atOnce != nil {
-			<-p.atOnce
+		if f.atOnce != nil {
+			<-f.atOnce
 		}
 	}
 	if err != nil {
 		err = wrapped(op, err)
 	}
-	p.set(func() { p.calls = append(p.calls, Call{op, n, p.clock.Now(), err}) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, Call{op, n, f.clock.Now(), err})
 	return err
 }
 
-// turn waits until the call is worked on, and for as long as that takes.
-func (p *Provider) turn(ctx context.Context) error {
+// turn waits for the turn of a call and for its latency.
+func (f *Front) turn(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	if p.atOnce != nil {
+	if f.atOnce != nil {
 		select {
-		case p.atOnce <- struct{}{}:
+		case f.atOnce <- struct{}{}:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-	if p.options.Latency <= 0 {
+	if f.latency <= 0 {
 		return nil
 	}
 	select {
-	case <-p.clock.After(p.options.Latency):
+	case <-f.clock.After(f.latency):
 		return nil
 	case <-ctx.Done():
-		if p.atOnce != nil {
-			<-p.atOnce
+		if f.atOnce != nil {
+			<-f.atOnce
 		}
 		return context.Cause(ctx)
 	}
 }
 
-// fail carries a fault out.
-func (p *Provider) fail(ctx context.Context, f *Fault, do func() error) error {
+// fail applies the fault to a call.
+func (fault *Fault) fail(ctx context.Context, do func() error) error {
 	var err error
-	if f.After {
-		p.set(func() { err = do() })
+	if fault.After {
+		err = do()
 	}
-	if f.Hang != nil {
+	if fault.Hang != nil {
 		select {
-		case <-f.Hang:
+		case <-fault.Hang:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
-	return cmp.Or(err, f.Err)
+	return cmp.Or(err, fault.Err)
 }
 
-// wrapped makes an error one of a call.
+// wrapped makes any error a *vpcport.Error.
 func wrapped(op string, err error) error {
 	if _, ok := errors.AsType[*vpcport.Error](err); ok {
 		return err
@@ -98,12 +111,12 @@ func (p *Provider) Project(ctx context.Context) (string, error) {
 // Network implements vpcport.Provider.
 func (p *Provider) Network(ctx context.Context, idOrName string) (out vpcport.Network, err error) {
 	err = p.call(ctx, "Network", 1, func() error {
-		if n, ok := p.networks[idOrName]; ok {
+		if n, ok := p.state.networks[idOrName]; ok {
 			out = n
 			return nil
 		}
 		var named []vpcport.Network
-		for _, n := range p.networks {
+		for _, n := range p.state.networks {
 			if n.Name == idOrName {
 				named = append(named, n)
 			}
@@ -128,8 +141,8 @@ func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) (out []vpcport.P
 		if f.Empty() || max(len(f.IDs), len(f.Devices), len(f.MACs)) > p.options.Traits.MaxFilter {
 			return refuse(vpcport.Bug, "Ports", "", "a filter that is empty or too long")
 		}
-		shown := p.listed()
-		if len(f.IDs) > 0 { // the common case, without a look at all ports
+		shown := p.state.ports.listed()
+		if len(f.IDs) > 0 { // the common case, which does not need all ports
 			for _, id := range f.IDs {
 				if o, ok := shown[id]; ok && matches(f, o) {
 					out = append(out, copied(o))
@@ -165,7 +178,7 @@ func matches(f vpcport.Filter, o vpcport.Port) bool {
 // Get implements vpcport.Provider.
 func (p *Provider) Get(ctx context.Context, id string) (out vpcport.Port, err error) {
 	err = p.call(ctx, "Get", 1, func() error {
-		o, err := p.find("Get", id)
+		o, err := p.state.ports.find("Get", id)
 		if err == nil {
 			out = copied(o.Port)
 		}
@@ -174,8 +187,8 @@ func (p *Provider) Get(ctx context.Context, id string) (out vpcport.Port, err er
 	return out, err
 }
 
-func (p *Provider) find(op, id string) (*port, error) {
-	o := p.ports[id]
+func (ps *ports) find(op, id string) (*port, error) {
+	o := ps.byID[id]
 	if o == nil {
 		return nil, refuse(vpcport.PortGone, op, id, "no port "+id)
 	}
@@ -185,25 +198,25 @@ func (p *Provider) find(op, id string) (*port, error) {
 // Update implements vpcport.Provider.
 func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcport.Change) (out vpcport.Port, err error) {
 	err = p.call(ctx, "Update", 1, func() error {
-		o, err := p.find("Update", id)
+		o, err := p.state.ports.find("Update", id)
 		if err != nil {
 			return err
 		}
 		if p.options.Traits.Revisions && revision != 0 && revision != o.Revision {
 			return refuse(vpcport.Stale, "Update", id, "the port has another revision")
 		}
-		if err := p.knownGroups("Update", c.Groups); err != nil {
+		if err := p.state.knownGroups("Update", c.Groups); err != nil {
 			return err
 		}
-		p.changed(o, func() { p.apply(o, c) })
+		p.state.ports.changed(o, func() { p.state.apply(o, c) })
 		out = copied(o.Port)
 		return nil
 	})
 	return out, err
 }
 
-// apply makes a change. A port that leaves its host is active there no more.
-func (p *Provider) apply(o *port, c vpcport.Change) {
+// apply changes a port. A port that leaves its host is down.
+func (s *state) apply(o *port, c vpcport.Change) {
 	if c.Device != nil {
 		o.Device = *c.Device
 	}
@@ -215,16 +228,16 @@ func (p *Provider) apply(o *port, c vpcport.Change) {
 	}
 	if c.Host != nil && (*c.Host != o.Host || o.Binding.Result == vpcport.BindingFailed) {
 		if o.pluggedAt != *c.Host {
-			p.tears(o, "Update")
+			s.ports.tears(o, "Update")
 		}
 		o.Host, o.Status = *c.Host, vpcport.StatusDown
-		o.Binding = p.binding(o.Host)
+		o.Binding = s.binding(o.Host)
 	}
 }
 
-// binding is what comes of binding to a host.
-func (p *Provider) binding(host string) vpcport.Binding {
-	plug, has := p.hosts[host]
+// binding is the result of binding to a host.
+func (s *state) binding(host string) vpcport.Binding {
+	plug, has := s.hosts[host]
 	switch {
 	case host == "":
 		return vpcport.Binding{}
@@ -238,9 +251,9 @@ func (p *Provider) binding(host string) vpcport.Binding {
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
 	return p.call(ctx, "Delete", 1, func() error {
-		if o := p.ports[id]; o != nil {
-			p.tears(o, "Delete")
-			p.drop(o)
+		if o := p.state.ports.byID[id]; o != nil {
+			p.state.ports.tears(o, "Delete")
+			p.state.ports.drop(o)
 		}
 		return nil
 	})

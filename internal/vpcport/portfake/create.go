@@ -18,10 +18,10 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) (out []v
 		}
 		var made []*port
 		for _, want := range ports {
-			o, err := p.create(want)
+			o, err := p.state.create(want)
 			if err != nil {
 				for _, undone := range made {
-					p.drop(undone)
+					p.state.ports.drop(undone)
 				}
 				return err
 			}
@@ -38,56 +38,56 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) (out []v
 	return out, nil
 }
 
-// create makes one port or nothing. p.mu is held.
-func (p *Provider) create(want vpcport.NewPort) (*port, error) {
-	network, ok := p.networks[want.NetworkID]
+// create makes one port. state.mu is held.
+func (s *state) create(want vpcport.NewPort) (*port, error) {
+	network, ok := s.networks[want.NetworkID]
 	if !ok {
 		return nil, refuse(vpcport.NetworkGone, "Create", want.NetworkID, "no network "+want.NetworkID)
 	}
-	if err := p.knownGroups("Create", want.Groups); err != nil {
+	if err := s.knownGroups("Create", want.Groups); err != nil {
 		return nil, err
 	}
-	if p.quota > 0 && len(p.ports) >= p.quota {
+	if s.quota > 0 && len(s.ports.byID) >= s.quota {
 		return nil, refuse(vpcport.OverQuota, "Create", "", "quota exceeded for resources: ['port']")
 	}
 	o := &port{Port: vpcport.Port{
 		NetworkID: network.ID, Name: want.Name, Device: want.Device, Owner: vpcport.Owner, Groups: slices.Clone(want.Groups),
-		Host: want.Host, Binding: p.binding(want.Host), CreatedAt: p.clock.Now(), MAC: slices.Clone(want.MAC),
+		Host: want.Host, Binding: s.binding(want.Host), CreatedAt: s.ports.clock.Now(), MAC: slices.Clone(want.MAC),
 	}}
 	if o.Groups == nil {
 		o.Groups = []string{"default"}
 	}
-	if want.MAC != nil && !p.options.Traits.ChosenMAC {
+	if want.MAC != nil && !s.traits.ChosenMAC {
 		return nil, refuse(vpcport.Forbidden, "Create", "mac_address", "the MAC address is not yours to choose")
 	}
-	if _, taken := p.macs[network.ID+" "+want.MAC.String()]; taken && want.MAC != nil {
+	if _, taken := s.ports.macs[network.ID+" "+want.MAC.String()]; taken && want.MAC != nil {
 		return nil, refuse(vpcport.MACTaken, "Create", want.MAC.String(), "a port of the network has the MAC address "+want.MAC.String())
 	}
 	var err error
-	if o.Addresses, err = p.addresses(network, want.Addresses); err != nil {
+	if o.Addresses, err = s.addresses(network, want.Addresses); err != nil {
 		return nil, err
 	}
-	p.made++
-	o.ID = portID(p.made)
+	s.ports.made++
+	o.ID = portID(s.ports.made)
 	if o.MAC == nil {
-		o.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(p.made >> 16), byte(p.made >> 8), byte(p.made)}
+		o.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(s.ports.made >> 16), byte(s.ports.made >> 8), byte(s.ports.made)}
 	}
-	p.enter(o)
+	s.ports.enter(o)
 	return o, nil
 }
 
-func (p *Provider) knownGroups(op string, groups []string) error {
+func (s *state) knownGroups(op string, groups []string) error {
 	for _, g := range groups {
-		if !p.groups[g] {
+		if !s.groups[g] {
 			return refuse(vpcport.ReferenceGone, op, g, "no security group "+g)
 		}
 	}
 	return nil
 }
 
-// addresses are those that are asked for or, as Neutron does it, one of each family that
-// the network has. As in Neutron the gateway's can be asked for.
-func (p *Provider) addresses(network vpcport.Network, want []vpcport.NewAddress) ([]vpcport.FixedIP, error) {
+// addresses chooses the requested addresses or, like Neutron, one of each family of the network. As in
+// Neutron, the gateway's address can be requested.
+func (s *state) addresses(network vpcport.Network, want []vpcport.NewAddress) ([]vpcport.FixedIP, error) {
 	if want == nil {
 		families := map[bool]bool{}
 		for _, s := range network.Subnets {
@@ -103,7 +103,7 @@ func (p *Provider) addresses(network vpcport.Network, want []vpcport.NewAddress)
 		if i < 0 {
 			return nil, refuse(vpcport.ReferenceGone, "Create", w.SubnetID, "no subnet "+w.SubnetID)
 		}
-		ip, err := p.address(network.ID, network.Subnets[i], w.IP)
+		ip, err := s.address(network.ID, network.Subnets[i], w.IP)
 		if err != nil {
 			return nil, err
 		}
@@ -112,20 +112,20 @@ func (p *Provider) addresses(network vpcport.Network, want []vpcport.NewAddress)
 	return out, nil
 }
 
-func (p *Provider) address(network string, s vpcport.Subnet, want netip.Addr) (netip.Addr, error) {
-	_, taken := p.ips[fixedIP{network, want}]
+func (s *state) address(network string, of vpcport.Subnet, want netip.Addr) (netip.Addr, error) {
+	_, taken := s.ports.ips[fixedIP{network, want}]
 	switch {
-	case want.IsValid() && !s.CIDR.Contains(want):
-		return want, refuse(vpcport.Invalid, "Create", want.String(), want.String()+" is not in subnet "+s.ID)
+	case want.IsValid() && !of.CIDR.Contains(want):
+		return want, refuse(vpcport.Invalid, "Create", want.String(), want.String()+" is not in subnet "+of.ID)
 	case want.IsValid() && taken:
 		return want, refuse(vpcport.AddressTaken, "Create", want.String(), want.String()+" is another port's")
 	case want.IsValid():
 		return want, nil
 	}
-	for ip := s.CIDR.Masked().Addr().Next(); s.CIDR.Contains(ip.Next()); ip = ip.Next() {
-		if _, taken := p.ips[fixedIP{network, ip}]; !taken && ip != s.Gateway {
+	for ip := of.CIDR.Masked().Addr().Next(); of.CIDR.Contains(ip.Next()); ip = ip.Next() {
+		if _, taken := s.ports.ips[fixedIP{network, ip}]; !taken && ip != of.Gateway {
 			return ip, nil
 		}
 	}
-	return want, refuse(vpcport.SubnetFull, "Create", s.ID, "no more IP addresses in subnet "+s.ID)
+	return want, refuse(vpcport.SubnetFull, "Create", of.ID, "no more IP addresses in subnet "+of.ID)
 }

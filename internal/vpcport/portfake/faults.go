@@ -2,8 +2,10 @@ package portfake
 
 import (
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -18,7 +20,7 @@ type Call struct {
 // Fault makes calls fail. It is spent after Times calls, 0 meaning never.
 type Fault struct {
 	Op    string // the method's name; empty: any
-	Skip  int    // calls that it lets through first
+	Skip  int    // matching calls that pass before the first one fails
 	Times int
 	Err   error
 	// After lets the call take effect before it fails: a lost reply.
@@ -34,25 +36,36 @@ func Err(class vpcport.Class) error {
 	return &vpcport.Error{Class: class, Op: "fault", Status: 500, Message: "injected"}
 }
 
-// Inject adds a fault.
-func (p *Provider) Inject(f Fault) { p.set(func() { p.faults = append(p.faults, &f) }) }
+// Front delays and fails calls before they take effect, and logs them.
+type Front struct {
+	clock   clock.Clock
+	latency time.Duration
+	atOnce  chan struct{} // a token for each call in progress; nil: any number
 
-// ClearFaults ends all faults.
-func (p *Provider) ClearFaults() { p.set(func() { p.faults = nil }) }
-
-// Calls lists the calls so far.
-func (p *Provider) Calls() []Call {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.calls)
+	mu     sync.Mutex // guards all below
+	faults []*Fault
+	calls  []Call
 }
 
-// ResetCalls forgets the calls so far.
-func (p *Provider) ResetCalls() { p.set(func() { p.calls = nil }) }
+// Inject adds a fault.
+func (f *Front) Inject(fault Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.faults = append(f.faults, &fault)
+}
+
+// ClearFaults removes all faults.
+func (f *Front) ClearFaults() { f.mu.Lock(); defer f.mu.Unlock(); f.faults = nil }
+
+// Calls lists the calls so far.
+func (f *Front) Calls() []Call { f.mu.Lock(); defer f.mu.Unlock(); return slices.Clone(f.calls) }
+
+// ResetCalls empties the log of calls.
+func (f *Front) ResetCalls() { f.mu.Lock(); defer f.mu.Unlock(); f.calls = nil }
 
 // Count counts the calls of the named methods so far.
-func (p *Provider) Count(ops ...string) (n int) {
-	for _, c := range p.Calls() {
+func (f *Front) Count(ops ...string) (n int) {
+	for _, c := range f.Calls() {
 		if slices.Contains(ops, c.Op) {
 			n++
 		}
@@ -60,14 +73,16 @@ func (p *Provider) Count(ops ...string) (n int) {
 	return n
 }
 
-// fault is the one that a call meets; nil for none. p.mu is held.
-func (p *Provider) fault(op string) *Fault {
-	for _, f := range p.faults {
-		if f.Op != "" && f.Op != op || f.Times > 0 && f.hits >= f.Skip+f.Times {
+// fault is the one that a call meets; nil for none.
+func (f *Front) fault(op string) *Fault {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, each := range f.faults {
+		if each.Op != "" && each.Op != op || each.Times > 0 && each.hits >= each.Skip+each.Times {
 			continue
 		}
-		if f.hits++; f.hits > f.Skip {
-			return f
+		if each.hits++; each.hits > each.Skip {
+			return each
 		}
 	}
 	return nil

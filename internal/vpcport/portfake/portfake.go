@@ -1,18 +1,11 @@
-// Package portfake is a provider of VPC ports in memory: the books of networks and ports
-// with Neutron's rules for addresses, MAC addresses, bindings and revisions, in which no
-// call costs more than what it changes or returns. Before the books are a delay for
-// every call and a number of calls at a time; faults that tests inject; and listings that
-// trail behind the truth.
-//
-//	portfake.go  the books, and what tests put into them and read from them
-//	calls.go     the calls of vpcport.Provider
-//	client.go    the calls of one program among several
-//	create.go    what becomes of a new port
-//	faults.go    calls that fail
+// Package portfake is a provider of VPC ports in memory, with Neutron's rules for addresses, MAC addresses,
+// bindings and revisions. A call costs no more than what it changes or returns. It can delay calls, limit
+// their concurrency, fail them, and let listings lag behind.
 package portfake
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,47 +18,56 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Options say how the provider behaves. The zero value answers at once, takes 64 ports of
-// one call, and refuses nothing.
+// Options configure the provider. The zero value replies at once and accepts 64 ports in a call.
 type Options struct {
 	Clock   clock.Clock   // the machine's when nil
 	Latency time.Duration // from a call to its effect and reply
-	AtOnce  int           // calls that are worked on at once, the others wait; 0: any number
-	// Lag is how old a listing may be: changes show in Ports after it. Get shows them
-	// at once.
+	AtOnce  int           // maximum calls in progress, others wait; 0: no maximum
+	// Lag is how far Ports lags behind. Get does not lag.
 	Lag    time.Duration
-	Traits vpcport.Traits // zero: all that there is, 64 ports of a call, 100 values of a filter
+	Traits vpcport.Traits // zero: MAC addresses, revisions, 64 ports in a call, 100 values in a filter
 	// Project is the ID of the project of the credentials; empty: project.
 	Project string
 }
 
-// Provider is the provider. Make it with New, then add a network and hosts. It is safe
-// for concurrent use.
+// Provider is the provider as one client sees it. Make it with New, then add a network and hosts. It is
+// safe for concurrent use.
 type Provider struct {
+	Front   *Front // delays and faults of calls; and their log
 	options Options
 	clock   clock.Clock
-	atOnce  chan struct{} // a token for each call that is worked on; nil: any number
-
-	mu       sync.Mutex // guards all below
-	networks map[string]vpcport.Network
-	hosts    map[string]vpcport.Plug // with an agent, and how it plugs
-	groups   map[string]bool
-	ports    map[string]*port
-	macs     map[string]string // port by network and MAC address
-	ips      map[fixedIP]string
-	shown    map[string]vpcport.Port // what listings show, with Lag
-	trail    []change                // what they do not show yet, oldest first
-	quota    int                     // 0: none
-	made     int                     // ports ever made, of which their IDs are
-	faults   []*Fault
-	calls    []Call
-	torn     []string // what calls did to ports that were plugged
+	state   *state
+	via     func(ctx context.Context, call func(context.Context) error) error // the client's function; nil: none
 }
 
-// port is a port with what its owner does not see.
+// state are the networks, hosts, groups and ports.
+type state struct {
+	mu       sync.Mutex // guards all below, with ports
+	networks map[string]vpcport.Network
+	hosts    map[string]vpcport.Plug // how the agent of a host plugs
+	groups   map[string]bool
+	quota    int // 0: none
+	ports    *ports
+	traits   vpcport.Traits
+}
+
+// ports are the ports with the addresses that they take, and the state that listings show.
+type ports struct {
+	clock clock.Clock
+	lag   time.Duration // of listings
+	byID  map[string]*port
+	macs  map[string]string // port by network and MAC address
+	ips   map[fixedIP]string
+	shown map[string]vpcport.Port // the state in listings
+	trail []change                // later changes, oldest first
+	made  int                     // so far; for IDs
+	torn  []string                // calls that deleted or moved plugged ports
+}
+
+// port is a port with its internal state.
 type port struct {
 	vpcport.Port
-	pluggedAt string // the host at which somebody plugged it; empty: nowhere
+	pluggedAt string // the host where it is plugged; empty: none
 }
 
 type fixedIP struct {
@@ -73,7 +75,7 @@ type fixedIP struct {
 	ip      netip.Addr
 }
 
-// change is a port as it was from a moment on; nil once it is gone.
+// change is a port from a moment on; nil after its deletion.
 type change struct {
 	at   time.Time
 	id   string
@@ -82,7 +84,7 @@ type change struct {
 
 var _ vpcport.Provider = (*Provider)(nil)
 
-// New returns a provider without anything in it.
+// New returns an empty provider.
 func New(o Options) *Provider {
 	if o.Clock == nil {
 		o.Clock = clock.Real{}
@@ -92,164 +94,176 @@ func New(o Options) *Provider {
 	}
 	o.Project = cmp.Or(o.Project, "project")
 	p := &Provider{
-		options: o, clock: o.Clock,
-		networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{},
-		ports: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, shown: map[string]vpcport.Port{},
+		options: o, clock: o.Clock, Front: &Front{clock: o.Clock, latency: o.Latency},
+		state: &state{
+			networks: map[string]vpcport.Network{}, hosts: map[string]vpcport.Plug{}, groups: map[string]bool{}, traits: o.Traits,
+			ports: &ports{clock: o.Clock, lag: o.Lag, byID: map[string]*port{}, macs: map[string]string{}, ips: map[fixedIP]string{}, shown: map[string]vpcport.Port{}},
+		},
 	}
 	if o.AtOnce > 0 {
-		p.atOnce = make(chan struct{}, o.AtOnce)
+		p.Front.atOnce = make(chan struct{}, o.AtOnce)
 	}
 	return p
 }
 
+// Client returns the same provider for another client: do makes each of its calls, and may refuse it or
+// cancel its context.
+func (p *Provider) Client(do func(ctx context.Context, call func(context.Context) error) error) *Provider {
+	n := *p
+	n.via = do
+	return &n
+}
+
 // AddNetwork adds or replaces a network.
-func (p *Provider) AddNetwork(n vpcport.Network) { p.set(func() { p.networks[n.ID] = n }) }
+func (p *Provider) AddNetwork(n vpcport.Network) { p.set(func() { p.state.networks[n.ID] = n }) }
 
 // RemoveNetwork removes a network. Its ports stay.
-func (p *Provider) RemoveNetwork(id string) { p.set(func() { delete(p.networks, id) }) }
+func (p *Provider) RemoveNetwork(id string) { p.set(func() { delete(p.state.networks, id) }) }
 
-// AddHost adds a host with an agent, which plugs as it is told.
-func (p *Provider) AddHost(name string, plug vpcport.Plug) { p.set(func() { p.hosts[name] = plug }) }
+// AddHost adds a host with an agent that plugs ports as given.
+func (p *Provider) AddHost(name string, plug vpcport.Plug) {
+	p.set(func() { p.state.hosts[name] = plug })
+}
 
-// RemoveHost takes a host's agent away: nothing new is bound there.
-func (p *Provider) RemoveHost(name string) { p.set(func() { delete(p.hosts, name) }) }
+// RemoveHost removes the agent of a host: new bindings fail there.
+func (p *Provider) RemoveHost(name string) { p.set(func() { delete(p.state.hosts, name) }) }
 
 // AddGroup adds a security group.
-func (p *Provider) AddGroup(id string) { p.set(func() { p.groups[id] = true }) }
+func (p *Provider) AddGroup(id string) { p.set(func() { p.state.groups[id] = true }) }
 
-// SetQuota says how many ports there may be; 0: any number.
-func (p *Provider) SetQuota(ports int) { p.set(func() { p.quota = ports }) }
+// SetQuota sets the maximum number of ports; 0: none.
+func (p *Provider) SetQuota(ports int) { p.set(func() { p.state.quota = ports }) }
 
-// Plug says that somebody plugged a port at a host. It becomes active if it is bound
-// there, which no later binding makes up for: so it is with OVN.
+// Plug reports that a port was plugged at a host. As with OVN, it becomes active only if it is bound there
+// already.
 func (p *Provider) Plug(id, host string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
+		if o := p.state.ports.byID[id]; o != nil {
 			o.pluggedAt = host
 			if o.Binding.Result == vpcport.Bound && o.Host == host {
-				p.changed(o, func() { o.Status = vpcport.StatusActive })
+				p.state.ports.changed(o, func() { o.Status = vpcport.StatusActive })
 			}
 		}
 	})
 }
 
-// Unplug says that a port is plugged nowhere any more.
+// Unplug reports that a port was unplugged.
 func (p *Provider) Unplug(id string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
+		if o := p.state.ports.byID[id]; o != nil {
 			o.pluggedAt = ""
-			p.changed(o, func() { o.Status = vpcport.StatusDown })
+			p.state.ports.changed(o, func() { o.Status = vpcport.StatusDown })
 		}
 	})
 }
 
-// AddPort puts a port there that somebody else made, and returns it with what it lacks.
+// AddPort adds a port of another client, and returns it with defaults for a missing ID or MAC address.
 func (p *Provider) AddPort(want vpcport.Port) vpcport.Port {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.made++
-	want.ID = cmp.Or(want.ID, portID(p.made))
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	p.state.ports.made++
+	want.ID = cmp.Or(want.ID, portID(p.state.ports.made))
 	if want.MAC == nil {
-		want.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(p.made >> 16), byte(p.made >> 8), byte(p.made)}
+		want.MAC = mac.Addr{0xfa, 0x16, 0x3e, byte(p.state.ports.made >> 16), byte(p.state.ports.made >> 8), byte(p.state.ports.made)}
 	}
 	want.CreatedAt = p.clock.Now()
 	o := &port{Port: want}
-	p.enter(o)
+	p.state.ports.enter(o)
 	return copied(o.Port)
 }
 
-// Touch changes a port behind the backs of all, as somebody else would.
+// Touch changes a port as another client would.
 func (p *Provider) Touch(id string, edit func(*vpcport.Port)) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
-			p.changed(o, func() { edit(&o.Port) })
+		if o := p.state.ports.byID[id]; o != nil {
+			p.state.ports.changed(o, func() { edit(&o.Port) })
 		}
 	})
 }
 
-// Remove deletes a port behind the backs of all.
+// Remove deletes a port as another client would.
 func (p *Provider) Remove(id string) {
 	p.set(func() {
-		if o := p.ports[id]; o != nil {
-			p.drop(o)
+		if o := p.state.ports.byID[id]; o != nil {
+			p.state.ports.drop(o)
 		}
 	})
 }
 
-// Torn tells which ports calls deleted, or bound elsewhere, while somebody had them plugged.
+// Torn lists the calls that deleted plugged ports or bound them elsewhere.
 func (p *Provider) Torn() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.Clone(p.torn)
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	return slices.Clone(p.state.ports.torn)
 }
 
-// tears notes that a call takes a port from where it is plugged. p.mu is held.
-func (p *Provider) tears(o *port, op string) {
+// tears records that a call deletes or moves a plugged port. state.mu is held.
+func (ps *ports) tears(o *port, op string) {
 	if o.pluggedAt != "" {
-		p.torn = append(p.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
+		ps.torn = append(ps.torn, fmt.Sprintf("%s of port %s, which %s has plugged", op, o.ID, o.pluggedAt))
 	}
 }
 
-// All are all ports as they are, by ID.
+// All lists all ports, ordered by ID, without lag.
 func (p *Provider) All() []vpcport.Port {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]vpcport.Port, 0, len(p.ports))
-	for _, id := range slices.Sorted(maps.Keys(p.ports)) {
-		out = append(out, copied(p.ports[id].Port))
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
+	out := make([]vpcport.Port, 0, len(p.state.ports.byID))
+	for _, id := range slices.Sorted(maps.Keys(p.state.ports.byID)) {
+		out = append(out, copied(p.state.ports.byID[id].Port))
 	}
 	return out
 }
 
 func (p *Provider) set(do func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.state.mu.Lock()
+	defer p.state.mu.Unlock()
 	do()
 }
 
-// enter puts a new port into the books. p.mu is held, as in all below.
-func (p *Provider) enter(o *port) {
-	p.ports[o.ID] = o
-	p.macs[o.NetworkID+" "+o.MAC.String()] = o.ID
+// enter adds a new port. state.mu is held, as in all below.
+func (ps *ports) enter(o *port) {
+	ps.byID[o.ID] = o
+	ps.macs[o.NetworkID+" "+o.MAC.String()] = o.ID
 	for _, a := range o.Addresses {
-		p.ips[fixedIP{o.NetworkID, a.IP}] = o.ID
+		ps.ips[fixedIP{o.NetworkID, a.IP}] = o.ID
 	}
-	p.changed(o, func() {})
+	ps.changed(o, func() {})
 }
 
-func (p *Provider) drop(o *port) {
-	delete(p.ports, o.ID)
-	delete(p.macs, o.NetworkID+" "+o.MAC.String())
+func (ps *ports) drop(o *port) {
+	delete(ps.byID, o.ID)
+	delete(ps.macs, o.NetworkID+" "+o.MAC.String())
 	for _, a := range o.Addresses {
-		delete(p.ips, fixedIP{o.NetworkID, a.IP})
+		delete(ps.ips, fixedIP{o.NetworkID, a.IP})
 	}
-	p.trail = append(p.trail, change{at: p.clock.Now(), id: o.ID})
+	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID})
 }
 
-// changed makes a change of a port, which has another revision from then on.
-func (p *Provider) changed(o *port, edit func()) {
+// changed changes a port and its revision.
+func (ps *ports) changed(o *port, edit func()) {
 	edit()
 	o.Revision++
 	now := copied(o.Port)
-	p.trail = append(p.trail, change{at: p.clock.Now(), id: o.ID, port: &now})
+	ps.trail = append(ps.trail, change{at: ps.clock.Now(), id: o.ID, port: &now})
 }
 
-// listed is what a listing shows.
-func (p *Provider) listed() map[string]vpcport.Port {
-	until, shows := p.clock.Now().Add(-p.options.Lag), 0
-	for _, c := range p.trail {
+// listed is the state that listings show.
+func (ps *ports) listed() map[string]vpcport.Port {
+	until, shows := ps.clock.Now().Add(-ps.lag), 0
+	for _, c := range ps.trail {
 		if c.at.After(until) {
 			break
 		}
 		shows++
 		if c.port == nil {
-			delete(p.shown, c.id)
+			delete(ps.shown, c.id)
 		} else {
-			p.shown[c.id] = *c.port
+			ps.shown[c.id] = *c.port
 		}
 	}
-	p.trail = p.trail[shows:]
-	return p.shown
+	ps.trail = ps.trail[shows:]
+	return ps.shown
 }
 
 func copied(o vpcport.Port) vpcport.Port {
@@ -257,5 +271,5 @@ func copied(o vpcport.Port) vpcport.Port {
 	return o
 }
 
-// portID is the ID of the nth port: a UUID whose first characters are not those of others.
+// portID is the ID of the nth port: a UUID that differs from others in its first characters.
 func portID(n int) string { return fmt.Sprintf("%08x-%04x-4000-8000-%012x", n, n>>8&0xffff, n) }

@@ -82,7 +82,7 @@ func TestBindBeforePlug(t *testing.T) {
 // A lost reply is one of a call that took effect; a fault is spent.
 func TestFaults(t *testing.T) {
 	p := filled(portfake.Options{})
-	p.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
+	p.Front.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
 	for i, want := range []vpcport.Class{vpcport.Unknown, vpcport.Transient, vpcport.Unknown} {
 		if _, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1"}}); vpcport.ClassOf(err) != want {
 			t.Errorf("call %d: %v", i, err)
@@ -91,12 +91,12 @@ func TestFaults(t *testing.T) {
 	if n := len(p.All()); n != 3 {
 		t.Errorf("%d ports, want that of the lost reply too", n)
 	}
-	if got := p.Count("Create"); got != 3 || p.Count("Delete") != 0 {
+	if got := p.Front.Count("Create"); got != 3 || p.Front.Count("Delete") != 0 {
 		t.Errorf("counted %d calls", got)
 	}
 }
 
-// Calls take their time, a few at once; who gives up leaves its place to others.
+// Calls take their time, a few at once; a cancelled call frees its place.
 func TestLatencyAndTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})

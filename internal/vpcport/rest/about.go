@@ -7,12 +7,12 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Names are what a request names, any of which a refusal may be about.
+// Names are the names and IDs in a request, any of which can be the cause of an error.
 type Names struct {
 	Networks, Subnets, Groups, IPs, MACs, Ports []string
 }
 
-// NamesOf are those of a request for ports.
+// NamesOf are the names in a request for ports.
 func NamesOf(ports []vpcport.NewPort) (n Names) {
 	add := func(to *[]string, name string) {
 		if name != "" && !slices.Contains(*to, name) {
@@ -37,9 +37,9 @@ func NamesOf(ports []vpcport.NewPort) (n Names) {
 	return n
 }
 
-// About is what a refusal of a class is about: the one name of the fitting kind that its
-// message has, or that the request has at all. Servers name things in messages only,
-// and Neutron for a full subnet names the network.
+// About is the name that caused an error: one of the right kind for the class that is in the message, or
+// the only one in the request. Servers have names in messages only, and for a full subnet Neutron names
+// the network.
 func (n Names) About(class vpcport.Class, message string) string {
 	var of []string
 	switch class {

@@ -1,3 +1,5 @@
+// Package rest is what providers of VPC ports over HTTP share: the client with its limits, the wire
+// forms of ports and subnets, and the errors of failed requests.
 package rest
 
 import (
@@ -8,31 +10,31 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
 )
 
-// TLS says how endpoints prove what they are.
+// TLS configures the verification of endpoints.
 type TLS struct {
-	CABundle   string // certificates in PEM in place of the system's; empty: those
-	ServerName string // that certificates must have; empty: that of the URL
-	// Insecure takes any certificate, and lets credentials and tokens go to endpoints
-	// without TLS.
+	CABundle   string // CA certificates in PEM; empty: those of the system
+	ServerName string // name in certificates; empty: the host of the URL
+	// Insecure accepts any certificate, and allows credentials and tokens over plain HTTP.
 	Insecure bool
 }
 
-// How much of a refusal and of a reply's header is read, in bytes; what it says is cut to
-// much less afterwards.
+// The maximum sizes of an error's body and of a reply's header, in bytes. Messages are cut to much
+// less afterwards.
 const (
 	maxError  = 64 << 10
 	maxHeader = 256 << 10
 )
 
-// ErrReplyTooLarge is that of a body which goes on beyond what is read of it.
+// ErrReplyTooLarge is the error for a body that exceeds its maximum size.
 var ErrReplyTooLarge = errors.New("the reply is too large")
 
-// Client is a client that reads so many bytes of a reply at most. It follows no redirects:
-// credentials would go along, to wherever they lead. The error names the field of the
-// settings that cannot be.
+// Client returns a client that reads at most maxReply bytes of a reply. It does not follow redirects,
+// which would send the credentials elsewhere. The error names the invalid field of the settings.
 func Client(t TLS, maxReply int64) (*http.Client, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	config.InsecureSkipVerify = t.Insecure
@@ -58,7 +60,7 @@ func Client(t TLS, maxReply int64) (*http.Client, error) {
 	}, nil
 }
 
-// bounded lets no more than so much of any reply through.
+// bounded limits the size of replies.
 type bounded struct {
 	maxReply int64
 	*http.Transport
@@ -87,11 +89,29 @@ type boundedBody struct {
 func (b *boundedBody) Read(to []byte) (int, error) {
 	if b.left <= 0 {
 		if n, err := b.ReadCloser.Read(make([]byte, 1)); n == 0 && err != nil {
-			return 0, err // it ends here
+			return 0, err // the end of the body
 		}
 		return 0, fmt.Errorf("%w: more than %d bytes", ErrReplyTooLarge, b.most)
 	}
 	n, err := b.ReadCloser.Read(to[:min(int64(len(to)), b.left)])
 	b.left -= int64(n)
 	return n, err
+}
+
+// BaseURL parses an endpoint of the settings, adds a slash at its end, and removes suffixes such as
+// versions of an API. The error names the field endpoint.
+func BaseURL(endpoint string, suffixes ...string) (*url.URL, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint: %q is not a URL", endpoint)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("endpoint: %q must begin with http:// or https:// and have neither user, query nor fragment", u.Redacted())
+	}
+	path := strings.TrimRight(u.Path, "/")
+	for _, s := range suffixes {
+		path = strings.TrimSuffix(path, s)
+	}
+	u.Path = path + "/"
+	return u, nil
 }

@@ -19,7 +19,7 @@ func (b Bed) update(t *testing.T, p vpcport.Port, c vpcport.Change) vpcport.Port
 	return out
 }
 
-// A port is bound to a host, says how it is plugged there, and is let go.
+// A port is bound to a host, describes how to plug it, and is unbound.
 func bind(t *testing.T, b Bed) {
 	p := b.made(t)
 	none := ""
@@ -43,7 +43,8 @@ func bind(t *testing.T, b Bed) {
 	}
 }
 
-// A host without an agent is told by the answer and by no error, and is no end.
+// Binding to a host without an agent is no error; the reply has BindingFailed, and the port can be bound
+// again.
 func bindingFails(t *testing.T, b Bed) {
 	p := b.made(t)
 	failed := b.update(t, p, vpcport.Change{Host: &b.NoHost})
@@ -56,7 +57,7 @@ func bindingFails(t *testing.T, b Bed) {
 	}
 }
 
-// What a change does not name stays.
+// A change keeps all properties that it does not have.
 func change(t *testing.T, b Bed) {
 	p := b.made(t, func(n *vpcport.NewPort) { n.Host = b.Host })
 	device := b.device(t, 7)
@@ -79,10 +80,10 @@ func change(t *testing.T, b Bed) {
 	wantClass(t, "a group that is not there", err, vpcport.ReferenceGone)
 }
 
-// What somebody else changed meanwhile is not overwritten.
+// A change does not overwrite later changes of other clients.
 func stale(t *testing.T, b Bed) {
 	if !b.Provider.Traits().Revisions {
-		return // nobody can tell
+		return // without revisions they cannot be detected
 	}
 	p := b.made(t)
 	theirs, ours := b.device(t, 8), b.device(t, 9)
@@ -106,7 +107,7 @@ func gone(t *testing.T, b Bed) {
 	wantClass(t, "a change of a port that is not there", err, vpcport.PortGone)
 }
 
-// Deleting is done once nothing is left, however often it is asked for.
+// Deleting a port that does not exist is no error.
 func remove(t *testing.T, b Bed) {
 	p := b.made(t, func(n *vpcport.NewPort) { n.Host = b.Host })
 	for _, when := range []string{"bound", "gone"} {

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// A port is as it was asked for, and the answers are in the order of the questions.
+// A new port is as requested, and replies are in the order of the requests.
 func create(t *testing.T, b Bed) {
 	want := []vpcport.NewPort{b.newPort(t, 0), b.newPort(t, 1), b.newPort(t, 2)}
 	want[1].Groups = []string{b.Group}
@@ -56,7 +56,7 @@ func createBound(t *testing.T, b Bed) {
 	}
 }
 
-// A certain address is given, once.
+// A given address can be requested once.
 func createAt(t *testing.T, b Bed) {
 	at := func(n *vpcport.NewPort) { n.Addresses[0].IP = b.Free }
 	p := b.made(t, at)
@@ -69,10 +69,10 @@ func createAt(t *testing.T, b Bed) {
 	wantClass(t, "the same address again", err, vpcport.AddressTaken)
 }
 
-// Of a request that is refused nothing is left.
+// A refused request leaves no ports.
 func createAllOrNothing(t *testing.T, b Bed) {
 	if b.Provider.Traits().MaxBatch < 3 {
-		return // there is no request for several
+		return // requests are for one port
 	}
 	want := []vpcport.NewPort{b.newPort(t, 0), b.newPort(t, 1), b.newPort(t, 2)}
 	want[2].Addresses[0].SubnetID = b.Absent
@@ -83,7 +83,7 @@ func createAllOrNothing(t *testing.T, b Bed) {
 	}
 }
 
-// Each thing that cannot be is told from the others.
+// Each invalid request has the right class.
 func createRefuses(t *testing.T, b Bed) {
 	outside := b.CIDR.Addr().Prev()
 	for _, tc := range []struct {
@@ -106,11 +106,11 @@ func createRefuses(t *testing.T, b Bed) {
 	}
 }
 
-// The provider itself refuses a second port with the MAC address of the first, whoever
-// asks for it: this is what keeps a NIC from having two.
+// The provider refuses a second port with the MAC address of the first. This keeps a NIC from having two
+// ports.
 func macTaken(t *testing.T, b Bed) {
 	if !b.Provider.Traits().ChosenMAC {
-		return // nobody can ask for one
+		return // MAC addresses cannot be requested
 	}
 	with := func(n *vpcport.NewPort) { n.MAC = aMAC(t, 0) }
 	first := b.made(t, with)
@@ -123,7 +123,7 @@ func macTaken(t *testing.T, b Bed) {
 	}
 }
 
-// A full subnet is told from all else, and takes ports again once one has gone.
+// A full subnet has its own class, and has room again once a port is deleted.
 func subnetFull(t *testing.T, b Bed) {
 	small := func(n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.Small }
 	var all []vpcport.Port
@@ -144,7 +144,7 @@ func subnetFull(t *testing.T, b Bed) {
 
 func quota(t *testing.T, b Bed) {
 	if b.SetQuota == nil {
-		return // there is none that could be set
+		return // there is no quota
 	}
 	b.SetQuota(t, 1)
 	b.made(t)

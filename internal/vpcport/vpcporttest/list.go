@@ -39,7 +39,7 @@ func noNetwork(t *testing.T, b Bed) {
 	}
 }
 
-// Filters let through what matches all of them, however they are mixed.
+// A port in a listing matches all fields of the filter.
 func list(t *testing.T, b Bed) {
 	var ports []vpcport.Port
 	for n := range 4 {
@@ -79,13 +79,13 @@ func containsAll(list, of []string) bool {
 	return true
 }
 
-// Nobody lists what others have by accident.
+// An empty filter is refused.
 func listNothing(t *testing.T, b Bed) {
 	_, err := b.Provider.Ports(t.Context(), vpcport.Filter{})
 	wantClass(t, "a listing of everything", err, vpcport.Bug)
 }
 
-// Get shows a port as it was made, and as it is at once.
+// Get shows a new port at once.
 func get(t *testing.T, b Bed) {
 	made := b.made(t)
 	got, err := b.Provider.Get(t.Context(), made.ID)
@@ -99,9 +99,8 @@ func get(t *testing.T, b Bed) {
 	wantClass(t, "a port that is not there", err, vpcport.PortGone)
 }
 
-// A call whose context is over had no effect or may have had one: the same class as any
-// lost reply.
-// projectID: all calls are of one project, which has an ID.
+// All calls are in one project, which has an ID. A call whose context has ended has the class of a lost
+// reply.
 func projectID(t *testing.T, b Bed) {
 	first, err := b.Provider.Project(t.Context())
 	if err != nil || first == "" {

@@ -1,10 +1,5 @@
-// Package vpcporttest is the contract of vpcport.Provider as tests: every provider passes
-// them, against a fake and against the real thing.
-//
-//	vpcporttest.go  what a test is given, and the list
-//	create.go       new ports
-//	list.go         networks and listings
-//	change.go       binding, changes, deletion
+// Package vpcporttest tests the contract of vpcport.Provider. Every provider passes the tests, against a
+// fake and against the real service.
 package vpcporttest
 
 import (
@@ -18,13 +13,13 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Bed is a provider with a network that nobody else uses.
+// Bed is a provider with a network for one test.
 type Bed struct {
 	Provider vpcport.Provider
-	Network  string // the ID of a network, of which Name is the only one of that name
+	Network  string // the ID of a network; Name is unique
 	Name     string
-	// Subnet is the ID of an IPv4 subnet of the network with CIDR, of which at least 32
-	// addresses are free, Free among them; and Small that of one in which Room are.
+	// Subnet is the ID of an IPv4 subnet with CIDR and at least 32 free addresses, one of which is Free.
+	// Small is the ID of a subnet with Room free addresses.
 	Subnet  string
 	CIDR    netip.Prefix
 	Gateway netip.Addr
@@ -33,22 +28,21 @@ type Bed struct {
 	Room    int
 	// Group is the ID of a security group.
 	Group string
-	// Host has an agent, which plugs as Plug says; at NoHost there is none.
+	// Host has an agent that plugs as in Plug; NoHost has none.
 	Host, NoHost string
-	// Plug has no VLAN where the provider chooses one.
+	// Plug has no VLAN if the provider chooses it.
 	Plug vpcport.Plug
-	// NoMTU: networks do not tell theirs. NoPlugging: a port that is bound is active, whether
-	// it is plugged or not.
+	// NoMTU: networks have no MTU. NoPlugging: a bound port is active, plugged or not.
 	NoMTU, NoPlugging bool
-	// Absent is an ID of the form of the provider's that is of nothing.
+	// Absent is a valid ID that does not exist.
 	Absent string
-	// SetQuota leaves room for so many ports more; nil where it cannot be set.
+	// SetQuota leaves room for so many more ports; nil without quotas.
 	SetQuota func(t *testing.T, more int)
-	// Later has a listing show what was done; nil where it does at once.
+	// Later waits until listings are current; nil if they do not lag.
 	Later func()
 }
 
-// Run runs the contract. Each test has a bed of its own from open, in which nothing is.
+// Run runs the tests. Each has an empty bed of its own from open.
 func Run(t *testing.T, open func(t *testing.T) Bed) {
 	t.Helper()
 	for _, tc := range []struct {
@@ -66,7 +60,7 @@ func Run(t *testing.T, open func(t *testing.T) Bed) {
 	}
 }
 
-// newPort asks for the port of the nth NIC of a test.
+// newPort is a request for the port of the nth NIC of a test.
 func (b Bed) newPort(t *testing.T, n int) vpcport.NewPort {
 	t.Helper()
 	return vpcport.NewPort{
@@ -75,14 +69,14 @@ func (b Bed) newPort(t *testing.T, n int) vpcport.NewPort {
 	}
 }
 
-// device is that of the nth NIC of a test. Names of tests tell the tests' apart, where
-// they share a provider.
+// device is the device of the nth NIC of a test. It has the test's name, because tests may share a
+// provider.
 func (b Bed) device(t *testing.T, n int) string {
 	t.Helper()
 	return vpcport.Device("contract", fmt.Sprintf("%x-%d", t.Name(), n))
 }
 
-// made makes a port, which goes with the test.
+// made makes a port that is deleted after the test.
 func (b Bed) made(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
 	want := b.newPort(t, 0)
@@ -117,7 +111,7 @@ func (b Bed) goes(t *testing.T, id string) {
 	})
 }
 
-// plugs tells whether a port is to be plugged as the host's are.
+// plugs reports whether a port has the binding of the host.
 func (b Bed) plugs(p vpcport.Port) bool {
 	is := p.Binding.Plug
 	if b.Plug.Kind == vpcport.VLAN {
@@ -129,7 +123,7 @@ func (b Bed) plugs(p vpcport.Port) bool {
 	return p.Binding.Result == vpcport.Bound && is == b.Plug
 }
 
-// ids are those of the ports that a filter lets through, in order.
+// ids are the IDs of the ports that match a filter, in order.
 func (b Bed) ids(t *testing.T, f vpcport.Filter) []string {
 	t.Helper()
 	if b.Later != nil {
@@ -151,7 +145,7 @@ func idsOf(ports []vpcport.Port) []string {
 	return out
 }
 
-// wantClass checks what a call failed with.
+// wantClass checks the class of an error.
 func wantClass(t *testing.T, what string, err error, want vpcport.Class) {
 	t.Helper()
 	if err == nil {

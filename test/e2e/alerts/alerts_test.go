@@ -18,9 +18,9 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -136,7 +136,7 @@ func TestAlertsOfNodes(t *testing.T) {
 
 	t.Log("EC2 that refuses")
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface"} {
-		l.Cloud.Deny(action)
+		l.Cloud.API.Deny(action)
 	}
 	for _, name := range []string{"node-4", "node-5", "node-6"} {
 		pods(t, named(t, l, name))
@@ -146,8 +146,8 @@ func TestAlertsOfNodes(t *testing.T) {
 	t.Log("subnets that are full")
 	var undo []func()
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface"} {
-		l.Cloud.Allow(action)
-		remove, err := l.Cloud.Inject(spec.Fault{Action: action, Kind: "error", Code: "InsufficientFreeAddressesInSubnet"})
+		l.Cloud.API.Allow(action)
+		remove, err := l.Cloud.API.Inject(spec.Fault{Action: action, Kind: "error", Code: "InsufficientFreeAddressesInSubnet"})
 		harness.OK(t, err)
 		undo = append(undo, remove)
 	}
@@ -157,9 +157,9 @@ func TestAlertsOfNodes(t *testing.T) {
 	for _, remove := range undo {
 		remove()
 	}
-	l.Cloud.Outage(true)
+	l.Cloud.API.Outage(true)
 	p.fires(t, "BerthEC2Failing", "BerthReconcilesFail")
-	l.Cloud.Outage(false)
+	l.Cloud.API.Outage(false)
 
 	t.Log("no target")
 	p.configure(t, map[string]targets{})
@@ -177,7 +177,7 @@ func TestAlertsOfOperators(t *testing.T) {
 	p.fires(t, "BerthSubnetNearlyFull", "BerthSubnetsExhausted")
 
 	t.Log("EC2 that refuses")
-	l.Cloud.Deny("CreateNetworkInterface")
+	l.Cloud.API.Deny("CreateNetworkInterface")
 	free := int32(6) // more than one ENI holds
 	for _, n := range l.Nodes() {
 		harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = &free })

@@ -18,10 +18,10 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
-	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/portcloud"
-	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -36,7 +36,7 @@ type portLab struct {
 // again does something to the API server until it takes it.
 func (l *portLab) again(what string, do func() error) {
 	l.Helper()
-	harness.OK(l.T, kube.Again(l.Context(), what, do))
+	harness.OK(l.T, kube.Retry(l.Context(), what, do))
 }
 
 // waiting makes Pods of a node of which only the API server knows: their NICs are made
@@ -134,7 +134,7 @@ func TestAlertsOfPorts(t *testing.T) {
 	p.fires(t, "BerthNICBindingsFailOnManyNodes", "BerthNICBindingsFail")
 
 	t.Log("a port that no PodNIC has")
-	stray := neutron.Port{Network: l.VPCs[0].Network.ID}
+	stray := neutronfake.Port{Network: l.VPCs[0].Network.ID}
 	for _, of := range model.Neutron.Ports() { // as those of the NICs above, of another's UID
 		if at := strings.LastIndex(of.Device, ":"); strings.HasPrefix(of.Device, "berth:") {
 			stray.Device, stray.Owner, stray.Project = of.Device[:at+1]+"00000000-0000-4000-8000-000000000000", of.Owner, of.Project
@@ -144,7 +144,7 @@ func TestAlertsOfPorts(t *testing.T) {
 	p.fires(t, "BerthPodsWaitForNICs", "BerthPortsLeftBehind")
 	model.Neutron.Remove(stray.ID)
 	for _, name := range []string{"node-1", "node-2"} {
-		model.Neutron.AddHost(name, neutron.Host{})
+		model.Neutron.AddHost(name, neutronfake.Host{})
 	}
 	for _, do := range gone {
 		do()
@@ -160,23 +160,23 @@ func TestAlertsOfPorts(t *testing.T) {
 	end()
 
 	t.Log("listings that fail")
-	model.Neutron.Inject(neutron.Fault{Method: "GET", Path: "/v2.0/ports", Status: 500, Type: "HTTPInternalServerError", Message: "no database"})
+	model.Neutron.HTTP.Inject(neutronfake.Fault{Method: "GET", Path: "/v2.0/ports", Status: 500, Type: "HTTPInternalServerError", Message: "no database"})
 	p.fires(t, "BerthPortListingsFail")
-	model.Neutron.ClearFaults()
+	model.Neutron.HTTP.ClearFaults()
 	p.resolves(t, "BerthPortListingsFail")
 
 	t.Log("credentials")
 	var password string
-	model.Neutron.EditUsers(func(u *neutron.User) { password, u.Password = u.Password, "another" })
-	model.Neutron.RevokeTokens()
+	model.Neutron.Keystone.EditUsers(func(u *neutronfake.User) { password, u.Password = u.Password, "another" })
+	model.Neutron.Keystone.RevokeTokens()
 	p.fires(t, "BerthVPCCredentialsRefused")
-	model.Neutron.EditUsers(func(u *neutron.User) { u.Password = password })
+	model.Neutron.Keystone.EditUsers(func(u *neutronfake.User) { u.Password = password })
 	p.resolves(t, "BerthVPCCredentialsRefused")
 
 	t.Log("a provider that is away")
-	model.Neutron.Inject(neutron.Fault{HangUp: true})
+	model.Neutron.HTTP.Inject(neutronfake.Fault{HangUp: true})
 	p.fires(t, "BerthVPCUnreachable")
-	model.Neutron.ClearFaults()
+	model.Neutron.HTTP.ClearFaults()
 	p.resolves(t, "BerthVPCUnreachable")
 
 	t.Log("a subnet that there is not")

@@ -5,8 +5,8 @@ package neutron
 import (
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/openstack"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/openstack"
 )
 
 // With Neutron's own agent, and Linux bridges between ports and br-int.
@@ -17,7 +17,7 @@ func TestContractWithAgent(t *testing.T) {
 }
 
 func TestLabAnswersAsNeutronWithAgent(t *testing.T) {
-	compare(t, of(t, openstack.Agent, false), lab.Host{Agent: true, Hybrid: true})
+	compare(t, of(t, openstack.Agent, false), neutronfake.Host{Agent: true, Hybrid: true})
 }
 
 func TestPlugsWithAgent(t *testing.T) { plugs(t, of(t, openstack.Agent, false)) }

@@ -12,11 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/openstack"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/openstack"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/neutronscenes"
 )
@@ -114,7 +114,7 @@ func contract(t *testing.T, w *world, p vpcport.Provider, plug vpcport.Plug) {
 // compare holds the lab's Neutron to the real one: every request of the provider is answered with
 // the same status, type and words of errors, and attributes; and revisions and bindings come as
 // they do there.
-func compare(t *testing.T, w *world, host lab.Host) {
+func compare(t *testing.T, w *world, host neutronfake.Host) {
 	t.Helper()
 	s := neutronscenes.Stage{Host: nodeNames[0], Project: w.Project(), Quota: func(n int) { harness.OK(t, w.SetQuota(context.Background(), n)) }}
 	s.Group, s.Network = w.group(t, neutronscenes.Name).ID, w.network(t, neutronscenes.Name).ID

@@ -1,4 +1,4 @@
-// Package neutron holds the tests against a real OpenStack Networking (internal/lab/openstack):
+// Package neutron holds the tests against a real OpenStack Networking (lab/openstack):
 // that the provider of VPC ports keeps its contract with it, with OVN, behind Keystone and with
 // Neutron's own agent; that the lab's imitation answers as it does; that ports which nodes plug
 // carry packets; and that pods get them, keep them and give them back, in labs with berthd and

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/network/ns"
-	"github.com/berthnet/berth/internal/lab/openstack"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/openstack"
 	"github.com/berthnet/berth/test/harness"
 )
 

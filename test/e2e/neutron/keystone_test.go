@@ -5,8 +5,8 @@ package neutron
 import (
 	"testing"
 
-	"github.com/berthnet/berth/internal/lab/openstack"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/openstack"
 	"github.com/berthnet/berth/test/harness"
 )
 

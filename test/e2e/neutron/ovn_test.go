@@ -5,8 +5,8 @@ package neutron
 import (
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
-	"github.com/berthnet/berth/internal/lab/openstack"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/openstack"
 )
 
 // With OVN and no Keystone.
@@ -16,6 +16,8 @@ func TestContract(t *testing.T) {
 	contract(t, w, w.provider(t, nil), byOVN)
 }
 
-func TestLabAnswersAsNeutron(t *testing.T) { compare(t, of(t, openstack.OVN, false), lab.Host{}) }
+func TestLabAnswersAsNeutron(t *testing.T) {
+	compare(t, of(t, openstack.OVN, false), neutronfake.Host{})
+}
 
 func TestPlugsWithOVN(t *testing.T) { plugs(t, of(t, openstack.OVN, false)) }

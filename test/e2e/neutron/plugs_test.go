@@ -13,15 +13,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/openstack"
-	"github.com/berthnet/berth/internal/plug"
-	"github.com/berthnet/berth/internal/plug/hybrid"
-	"github.com/berthnet/berth/internal/plug/ovs"
-	"github.com/berthnet/berth/internal/plug/ovsdb"
-	"github.com/berthnet/berth/internal/plug/plugtest"
-	"github.com/berthnet/berth/internal/plug/podif"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/hybrid"
+	"github.com/berthnet/berth/internal/kernel/plug/ovs"
+	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
+	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
+	"github.com/berthnet/berth/internal/kernel/plug/podif"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/openstack"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -1,5 +1,5 @@
 // Command pause is the only process of the sandboxes that the tests make. It
-// answers on TCP port 7777 as internal/lab/network/echo does, whose client asks it,
+// answers on TCP port 7777 as lab/network/echo does, whose client asks it,
 // and ends at SIGTERM. It imports nothing else, so that its image stays small.
 package main
 

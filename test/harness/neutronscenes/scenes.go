@@ -20,10 +20,10 @@ import (
 	"sync"
 	"testing"
 
-	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
 )
 
 // Exchange is a request and its answer, with what differs from one Neutron to the next
@@ -37,18 +37,18 @@ type Exchange struct {
 }
 
 // OfLab is a Neutron of the lab for scenes, with a host of a kind, and its URL.
-func OfLab(t *testing.T, host lab.Host) (string, Stage) {
+func OfLab(t *testing.T, host neutronfake.Host) (string, Stage) {
 	t.Helper()
-	cloud := lab.New(lab.Options{})
+	cloud := neutronfake.New(neutronfake.Options{})
 	cloud.AddHost("node-a", host)
 	server := httptest.NewServer(cloud)
 	t.Cleanup(server.Close)
 	s := Stage{
 		Project: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", Host: "node-a", Quota: func(n int) { cloud.SetQuota(n) },
-		Network: cloud.AddNetwork(lab.Network{Name: Name}).ID, Group: cloud.AddGroup(lab.Group{Name: Name}).ID,
+		Network: cloud.AddNetwork(neutronfake.Network{Name: Name}).ID, Group: cloud.AddGroup(neutronfake.Group{Name: Name}).ID,
 	}
-	s.Web = cloud.AddSubnet(lab.Subnet{Name: "web", Network: s.Network, CIDR: Web, Gateway: Web.Addr().Next()}).ID
-	s.Small = cloud.AddSubnet(lab.Subnet{Name: "small", Network: s.Network, CIDR: Small, Gateway: Small.Addr().Next()}).ID
+	s.Web = cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: s.Network, CIDR: Web, Gateway: Web.Addr().Next()}).ID
+	s.Small = cloud.AddSubnet(neutronfake.Subnet{Name: "small", Network: s.Network, CIDR: Small, Gateway: Small.Addr().Next()}).ID
 	return server.URL, s
 }
 

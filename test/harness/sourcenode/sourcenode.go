@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -82,7 +82,7 @@ func (n *Node) List(into client.ObjectList) {
 func again(what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	return kube.Again(ctx, what, func() error { return do(ctx) })
+	return kube.Retry(ctx, what, func() error { return do(ctx) })
 }
 
 // Until waits for something that no event tells of. State says how things are, for

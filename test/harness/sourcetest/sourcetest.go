@@ -17,8 +17,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -33,9 +33,9 @@ func Key(i int) attachment.Key {
 // Request asks for the addresses of pod number i.
 func Request(i int) source.Request {
 	return source.Request{
-		Key:  Key(i),
-		Pod:  attachment.Pod{Namespace: Namespace, Name: fmt.Sprintf("pod%d", i), UID: fmt.Sprintf("uid-%d", i)},
-		Wish: source.Wish{Told: true},
+		Key:     Key(i),
+		Pod:     attachment.Pod{Namespace: Namespace, Name: fmt.Sprintf("pod%d", i), UID: fmt.Sprintf("uid-%d", i)},
+		Options: source.PodOptions{AnnotationsKnown: true},
 	}
 }
 
@@ -99,8 +99,8 @@ func AddAll(t testing.TB, s source.Source, from, to int, within time.Duration) m
 	return leases
 }
 
-// Run runs a source until stop is called, or the test ends, and waits for its end.
-func Run(t testing.TB, s source.Source) (stop func()) {
+// Run runs a source, or another part of a daemon, until stop is called or the test ends, and waits for its end.
+func Run(t testing.TB, s interface{ Run(context.Context) error }) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -1,12 +1,12 @@
-// Package archive writes a support bundle: one tar.gz, of which each file is written
-// as soon as it is known, without secrets and no larger than it may be. Its last two
-// files say what is in it (index.json) and what could not be read (errors.txt).
+// Package archive writes a support bundle: one tar.gz, streamed file by file, without
+// secrets and within size limits. Its last two files list its content (index.json) and
+// what could not be read (errors.txt).
 //
 //	archive.go  the archive
-//	part.go     what is collected, each with a deadline
-//	content.go  a file's content, bounded
-//	copy.go     another bundle's files
-//	output.go   a file on disk that is there as a whole or not at all
+//	part.go     parts to collect, each with a deadline
+//	content.go  bounded content of a file
+//	copy.go     reading and copying another bundle
+//	output.go   atomic output file
 package archive
 
 import (
@@ -27,41 +27,41 @@ import (
 	"github.com/berthnet/berth/internal/version"
 )
 
-// Format is the version of what index.json has.
+// Format is the version of the format of index.json.
 const Format = 1
 
-// The names of the last files.
+// The names of the bundle's last two files.
 const (
 	IndexFile  = "index.json"
 	ErrorsFile = "errors.txt"
 )
 
-// Limits bound what a bundle takes, in bytes before compression.
+// Limits bound the size of a bundle, in bytes before compression.
 type Limits struct {
-	File  int64 // a file; of logs the newest lines are kept, of others the beginning
-	Total int64 // all of it; what does not fit is left out, and told
+	File  int64 // of one file; logs keep their newest lines, other files their beginning
+	Total int64 // of all files; files that do not fit are omitted and listed as errors
 }
 
-// Index says what is in a bundle.
+// Index is the content of index.json.
 type Index struct {
 	Format  int       `json:"format"`
-	Version string    `json:"version"` // of the program that made it
-	Scope   string    `json:"scope"`   // what it is of
+	Version string    `json:"version"` // of the program that wrote it
+	Scope   string    `json:"scope"`   // the node, or "cluster"
 	Begun   time.Time `json:"begun"`
 	Ended   time.Time `json:"ended"`
 	Files   []File    `json:"files"`
 	Errors  []Error   `json:"errors"`
 }
 
-// File is one of the bundle's.
+// File is a file of the bundle.
 type File struct {
 	Name string `json:"name"`
 	Size int64  `json:"size"` // bytes
 	Cut  bool   `json:"cut,omitempty"`
-	From string `json:"from"` // the part that it comes with
+	From string `json:"from"` // the part that added it
 }
 
-// Error is something that could not be read.
+// Error describes something that could not be read.
 type Error struct {
 	Part  string `json:"part"`
 	Error string `json:"error"`
@@ -73,16 +73,16 @@ type Archive struct {
 	limits Limits
 	now    func() time.Time
 
-	mu    sync.Mutex // guards all below, also while a file is written
+	mu    sync.Mutex // guards all below; held while a file is written
 	gz    *gzip.Writer
 	tar   *tar.Writer
 	index Index
 	names map[string]bool
 	total int64
-	err   error // of the output; nothing is written any more
+	err   error // of the output; nothing is written after it
 }
 
-// New begins a bundle. Root names the folder that everything in it is in.
+// New starts a bundle. All its files are in the folder root.
 func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *Archive {
 	gz := gzip.NewWriter(w)
 	return &Archive{
@@ -93,8 +93,8 @@ func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *
 
 var errFull = errors.New("left out, as the bundle is as large as it may be: see --max-size")
 
-// Add writes a file, whose content has no secrets. The error is of the output, or
-// that the bundle is full.
+// add writes a file. The content must have no secrets. It fails if the output fails or the
+// bundle is full.
 func (a *Archive) add(from, name string, content []byte, cut bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -113,7 +113,7 @@ func (a *Archive) add(from, name string, content []byte, cut bool) error {
 	return nil
 }
 
-// write writes a file whatever the limits. a.mu is held.
+// write writes a file regardless of limits. a.mu is held.
 func (a *Archive) write(name string, content []byte) error {
 	err := a.tar.WriteHeader(&tar.Header{
 		Typeflag: tar.TypeReg, Name: path.Join(a.root, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.now().UTC().Truncate(time.Second), Format: tar.FormatPAX,
@@ -127,21 +127,21 @@ func (a *Archive) write(name string, content []byte) error {
 	return a.err
 }
 
-// Failed notes what a part could not read.
+// Failed records an error of a part.
 func (a *Archive) Failed(part string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.index.Errors = append(a.index.Errors, Error{part, redact.Text(err.Error())})
 }
 
-// Full tells whether the output can take no more.
+// broken returns the error of the output, if any.
 func (a *Archive) broken() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.err
 }
 
-// Close writes the index and ends the archive. The output stays open.
+// Close writes errors.txt and index.json and ends the archive. It does not close the output.
 func (a *Archive) Close() (Index, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -174,7 +174,7 @@ func (a *Archive) errorsText() []byte {
 	return b.Bytes()
 }
 
-// free is the name, or one like it that no file has. a.mu is held.
+// free returns name, with a number appended if a file has it already. a.mu is held.
 func (a *Archive) free(name string) string {
 	out := name
 	for i := 2; a.names[out] || out == IndexFile || out == ErrorsFile; i++ {
@@ -184,7 +184,7 @@ func (a *Archive) free(name string) string {
 	return out
 }
 
-// clean is a relative name of usual characters, whoever chose it.
+// clean returns a safe relative path for a name that is not trusted.
 func clean(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`\:*?"<>|`, r) {

@@ -33,10 +33,10 @@ func (h *head) content() ([]byte, bool) {
 	return h.buf.Bytes(), h.cut
 }
 
-// newest keeps the end of a stream, from the beginning of a line. It takes twice
-// the memory of that.
+// newest keeps the end of a stream, from the beginning of a line. It needs up to twice the
+// memory of what it keeps.
 type newest struct {
-	old, now bytes.Buffer // each of half
+	old, now bytes.Buffer // each holds up to half of most
 	most     int64
 	cut      bool
 }
@@ -75,7 +75,8 @@ type keeper interface {
 	content() (content []byte, cut bool)
 }
 
-// read reads a stream into a keeper, without secrets. What was read before an error counts.
+// read reads a stream into a keeper and removes secrets. With an error it returns what was
+// read before.
 func read(k keeper, r io.Reader) (content []byte, cut bool, err error) {
 	w := redact.NewWriter(k)
 	_, err = io.Copy(w, r)

@@ -12,12 +12,11 @@ import (
 	"strings"
 )
 
-// maxFiles is how many files another bundle may bring.
+// maxFiles is the maximum number of files that are copied from another bundle.
 const maxFiles = 10000
 
-// Copy adds the files of another bundle below a folder, and what it could not read.
-// It comes from elsewhere: its names are cleaned, its files bounded, and secrets that it
-// has are taken out again.
+// Copy adds the files and errors of another bundle below a folder. That bundle is not
+// trusted: Copy cleans its file names, bounds its files and removes secrets again.
 func (s *Sink) Copy(folder string, r io.Reader) error {
 	gz, err := gzip.NewReader(r)
 	if err != nil {
@@ -40,11 +39,11 @@ func (s *Sink) Copy(folder string, r io.Reader) error {
 			continue
 		}
 		name := withoutRoot(h.Name)
-		if name == ErrorsFile { // is in the index too
+		if name == ErrorsFile { // its content is in the index too
 			continue
 		}
-		// Its own mark of what is cut may make a file longer than it may be. One that
-		// says to be longer is not read to its end: that may be far away.
+		// The other bundle's mark of truncation may exceed the limit. A file that claims to be
+		// larger is not read to its end, which may be far away.
 		most := s.most + int64(len(cutHere)) + 1
 		content, cut, err := read(&head{most: most}, io.LimitReader(in, most))
 		if err != nil {
@@ -63,7 +62,7 @@ func (s *Sink) Copy(folder string, r io.Reader) error {
 	}
 }
 
-// takeOver notes what a bundle says that it could not read.
+// takeOver records the errors in another bundle's index.
 func (s *Sink) takeOver(folder string, data []byte) {
 	var index Index
 	if err := json.Unmarshal(data, &index); err != nil {
@@ -83,5 +82,5 @@ func withoutRoot(name string) string {
 	return name
 }
 
-// Bytes is Text of what is in memory.
+// Bytes is like Text, for content in memory.
 func (s *Sink) Bytes(name string, data []byte) error { return s.Text(name, bytes.NewReader(data)) }

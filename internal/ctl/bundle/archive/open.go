@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// Open reads a bundle whole: its files by name, without the folder that all are in.
+// Open reads a whole bundle: its files by name, without their common folder.
 func Open(r io.Reader) (files map[string][]byte, index Index, err error) {
 	gz, err := gzip.NewReader(r)
 	if err != nil {

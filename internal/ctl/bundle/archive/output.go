@@ -7,8 +7,7 @@ import (
 	"os"
 )
 
-// Output is a file that has its name only once it is whole. Nobody but its owner may
-// read it.
+// Output is a file that gets its name only once it is complete. Only its owner may read it.
 type Output struct {
 	*os.File
 	path string
@@ -16,7 +15,7 @@ type Output struct {
 
 const partial = ".partial"
 
-// Create makes an output. A file that is there is not replaced.
+// Create creates an output. It fails if a file with the name exists.
 func Create(path string) (*Output, error) {
 	if _, err := os.Lstat(path); err == nil {
 		return nil, fmt.Errorf("%s: %w", path, fs.ErrExist)
@@ -28,7 +27,7 @@ func Create(path string) (*Output, error) {
 	return &Output{f, path}, nil
 }
 
-// Keep ends the output and gives it its name. With an error nothing is left.
+// Keep closes the output and gives it its name. It removes the file if that fails.
 func (o *Output) Keep() error {
 	err := errors.Join(o.Sync(), o.Close())
 	if err == nil {
@@ -40,5 +39,5 @@ func (o *Output) Keep() error {
 	return err
 }
 
-// Drop leaves nothing behind.
+// Drop closes and removes the output.
 func (o *Output) Drop() error { return errors.Join(o.Close(), os.Remove(o.Name())) }

@@ -13,14 +13,14 @@ import (
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// Part is something to collect. It may fail, hang or panic: the others go on.
+// Part is something to collect. If it fails, hangs or panics, the other parts continue.
 type Part struct {
 	Name    string
-	Timeout time.Duration // what it has added by then stays
+	Timeout time.Duration // files added before it are kept
 	Collect func(context.Context, *Sink) error
 }
 
-// Sink takes the files of one part until its time is over.
+// Sink accepts the files of one part until the part's timeout.
 type Sink struct {
 	a    *Archive
 	part string
@@ -32,8 +32,8 @@ type Sink struct {
 
 var errEnded = errors.New("its time is over")
 
-// Collect collects parts, so many at a time, until all have ended or ctx has. The error
-// is ctx's, or of the output.
+// Collect collects parts, atOnce at a time, until all are finished or ctx ends. It returns
+// the error of ctx or of the output; those of parts are recorded in the bundle.
 func (a *Archive) Collect(ctx context.Context, atOnce int, parts []Part) error {
 	slots := make(chan struct{}, atOnce)
 	var wg sync.WaitGroup
@@ -57,7 +57,7 @@ func (a *Archive) Collect(ctx context.Context, atOnce int, parts []Part) error {
 	return a.broken()
 }
 
-// collect returns when the part has ended, or its time or ctx has; what hangs is left behind.
+// collect returns when the part is finished, its timeout expires or ctx ends. A part that hangs is abandoned.
 func (a *Archive) collect(ctx context.Context, p Part) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.Timeout, fmt.Errorf("not done within %s", p.Timeout))
 	defer cancel()
@@ -92,7 +92,7 @@ func (s *Sink) end() {
 	s.ended = true
 }
 
-// add adds a file while the part has time.
+// add adds a file, unless the part has timed out.
 func (s *Sink) add(name string, content []byte, cut bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ func (s *Sink) add(name string, content []byte, cut bool) error {
 	return s.a.add(s.part, name, content, cut)
 }
 
-// Failed notes something that the part cannot read, when it goes on with the rest.
+// Failed records an error of a part that continues with the rest. It ignores a nil error.
 func (s *Sink) Failed(what string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,11 +111,10 @@ func (s *Sink) Failed(what string, err error) {
 	}
 }
 
-// Log adds a stream of lines, of which the newest are kept. What was read before an
-// error is added too.
+// Log adds a stream of lines and keeps the newest. What was read before an error is added too.
 func (s *Sink) Log(name string, r io.Reader) error { return s.keep(name, &newest{most: s.most}, r) }
 
-// LogFile adds the end of a file of lines.
+// LogFile is like Log, for a file.
 func (s *Sink) LogFile(name string, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -128,7 +127,7 @@ func (s *Sink) LogFile(name string, f *os.File) error {
 	return s.keep(name, &newest{most: s.most, cut: surplus > 0}, f)
 }
 
-// Text adds text, of which the beginning is kept.
+// Text adds text and keeps its beginning.
 func (s *Sink) Text(name string, r io.Reader) error { return s.keep(name, &head{most: s.most}, r) }
 
 func (s *Sink) keep(name string, k keeper, r io.Reader) error {
@@ -139,8 +138,8 @@ func (s *Sink) keep(name string, k keeper, r io.Reader) error {
 	return errors.Join(err, s.add(name, content, cut))
 }
 
-// Document adds a JSON or YAML document, or a file that looks like one. A large one is
-// taken for text.
+// Document adds a JSON or YAML document and removes secrets by the names of its fields. One
+// that exceeds the file size is added as text.
 func (s *Sink) Document(name string, data []byte) error {
 	if int64(len(data)) > s.most {
 		return s.Text(name, bytes.NewReader(data))
@@ -148,5 +147,5 @@ func (s *Sink) Document(name string, data []byte) error {
 	return s.add(name, redact.Document(data), false)
 }
 
-// Most is how large a file may be, in bytes.
+// Most returns the maximum size of a file, in bytes.
 func (s *Sink) Most() int64 { return s.most }

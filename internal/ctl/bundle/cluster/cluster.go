@@ -1,12 +1,13 @@
-// Package cluster is what a support bundle has of a cluster, through its API server
-// only.
+// Package cluster collects the parts of a support bundle that come from a cluster. It uses
+// the API server only.
 //
-//	cluster.go  what is collected, from which nodes
+//	cluster.go  parts and nodes
 //	objects.go  Kubernetes objects
-//	events.go   events
+//	others.go   fields of objects of other software
+//	events.go   events and pods
 //	logs.go     logs of Berth's pods, and of kubelets
-//	exec.go     the bundle of a node, which its own berthctl makes
-//	operator.go what operators and gateways serve
+//	exec.go     the bundle of a node, by its own berthctl
+//	operator.go endpoints of operators and gateways
 package cluster
 
 import (
@@ -29,8 +30,8 @@ import (
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// ours selects Berth's pods, but for gateways of Egresses: those are in the Egresses' namespaces,
-// and what they are named by is the Egress's maker's to say.
+// ours selects Berth's pods, except gateways of Egresses: those are in the Egresses'
+// namespaces, and users choose their labels.
 const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ")"
 
 // Options say what to collect.
@@ -39,32 +40,32 @@ type Options struct {
 	All       bool     // all
 	Namespace string   // of Berth's pods, but for gateways; empty: any
 	Timeout   time.Duration
-	// NodeTimeout is of a node's own bundle.
+	// NodeTimeout is the limit for a node's own bundle.
 	NodeTimeout time.Duration
 	Since       time.Duration
 	FileSize    string // for a node's own bundle
 }
 
-// Cluster is one, with what is known of Berth's pods in it.
+// Cluster collects from one cluster.
 type Cluster struct {
 	Options
 	cfg  *rest.Config
 	core rest.Interface // of v1
 	dial connect.Dialer // of operators
 	pods []corev1.Pod   // Berth's
-	// noPods is why they are not known.
+	// noPods is why pods could not be read.
 	noPods error
-	// gateways are those of Egresses; noGateways is why they are not known.
+	// gateways are the pods of Egresses; noGateways is why they could not be read.
 	gateways   []corev1.Pod
 	noGateways error
 }
 
-// New reads which pods are Berth's. The error is that the API server is not reached, or
-// that a node is not known.
+// New reads the list of Berth's pods. It fails if the API server cannot be reached, or if a
+// node in o.Nodes does not exist.
 func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1                  // parts are few at a time
-	scheme := runtime.NewScheme() // and not that of all kinds, which doubles the program
+	cfg.QPS = -1                  // the number of parts at a time bounds requests
+	scheme := runtime.NewScheme() // the scheme of all kinds would double the size of the program
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
@@ -97,17 +98,17 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	return k, nil
 }
 
-// labelled are the pods that labels select, of a namespace or, empty, of any.
+// labelled returns the pods that labels select, in a namespace or, if it is empty, in all.
 func (k *Cluster) labelled(ctx context.Context, namespace, labels string) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := k.core.Get().Resource("pods").NamespaceIfScoped(namespace, namespace != "").Param("labelSelector", labels).Do(ctx).Into(&list)
 	return list.Items, err
 }
 
-// nodesAtOnce is how many nodes make their bundles at a time.
+// nodesAtOnce is the number of nodes that are collected from at a time.
 const nodesAtOnce = 8
 
-// Collect collects all of the cluster, then nodes beside each other.
+// Collect collects the cluster's objects, then nodes in parallel.
 func (k *Cluster) Collect(ctx context.Context, a *archive.Archive, progress io.Writer) error {
 	fmt.Fprintln(progress, "reading objects and logs through the API server")
 	if err := a.Collect(ctx, nodesAtOnce, k.Objects()); err != nil {
@@ -125,7 +126,7 @@ func (k *Cluster) Collect(ctx context.Context, a *archive.Archive, progress io.W
 	return a.Collect(ctx, nodesAtOnce, parts)
 }
 
-// Objects are the parts that need no node.
+// Objects returns the parts that need no access to a node.
 func (k *Cluster) Objects() []archive.Part {
 	parts := []archive.Part{
 		k.part("version", k.version),
@@ -166,10 +167,10 @@ func (k *Cluster) part(name string, collect func(context.Context, *archive.Sink)
 	return archive.Part{Name: name, Timeout: k.Timeout, Collect: collect}
 }
 
-// wanted tells whether a node is asked for.
+// wanted reports whether to collect from a node.
 func (k *Cluster) wanted(node string) bool { return k.All || slices.Contains(k.Nodes, node) }
 
-// daemons are the pods of berthd by node: of several the one that runs.
+// daemons returns the pods of berthd by node. If a node has several, it prefers a running one.
 func (k *Cluster) daemons() map[string]corev1.Pod {
 	out := map[string]corev1.Pod{}
 	for _, p := range k.pods {
@@ -183,7 +184,7 @@ func (k *Cluster) daemons() map[string]corev1.Pod {
 	return out
 }
 
-// nodes are those to collect from, by name.
+// nodes returns the names of the nodes to collect from.
 func (k *Cluster) nodes(ctx context.Context) []string {
 	if !k.All {
 		return k.Nodes
@@ -196,7 +197,7 @@ func (k *Cluster) nodes(ctx context.Context) []string {
 	defer cancel()
 	var list metav1.PartialObjectMetadataList
 	err := k.core.Get().Resource("nodes").SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx).Into(&list)
-	if err == nil { // else the part of Nodes tells it, and those with a daemon are known
+	if err == nil { // otherwise the part for Nodes reports it, and nodes with a daemon are known
 		for _, n := range list.Items {
 			found[n.Name] = true
 		}
@@ -204,7 +205,7 @@ func (k *Cluster) nodes(ctx context.Context) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// version is the API server's.
+// version adds the API server's version and readiness.
 func (k *Cluster) version(ctx context.Context, s *archive.Sink) error {
 	data, err := k.core.Get().AbsPath("/version").Do(ctx).Raw()
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// event is what matters of an Event, by time.
+// event is an Event as one line.
 type event struct {
 	at   time.Time
 	text string
 }
 
-// events adds those that tell of pods' networks: of nodes and of Berth's objects and pods,
-// and of any pod whose sandbox was not made. Of others only kinds and reasons are counted.
+// events adds the events that concern networks: those of nodes, of Berth's objects and pods,
+// and of pods whose sandbox failed. Of all others it counts kinds and reasons only.
 func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	var shown []event
 	others := map[string]int{}
@@ -57,7 +57,7 @@ func (k *Cluster) events(ctx context.Context, s *archive.Sink) error {
 	return errors.Join(listErr, s.Log("cluster/events.txt", &b), s.Text("cluster/events-others.txt", &counts))
 }
 
-// reasons of pods' events that tell of their sandboxes and networks.
+// reasons are the reasons of pods' events that concern sandboxes and networks.
 var reasons = []string{"FailedCreatePodSandBox", "FailedKillPod", "NetworkNotReady", "SandboxChanged", "FailedScheduling", "TaintManagerEviction", "NodeNotReady"}
 
 func isOfNetworks(e corev1.Event) bool {
@@ -83,8 +83,8 @@ func eventTime(e corev1.Event) time.Time {
 	return e.CreationTimestamp.Time
 }
 
-// podsOfNodes adds a line for each pod of the nodes that are asked for: where it is and
-// which address it has, and nothing of what it is made of.
+// podsOfNodes adds a line for each pod on the selected nodes: its node, addresses and state,
+// but nothing from its spec that could be confidential.
 func (k *Cluster) podsOfNodes(ctx context.Context, s *archive.Sink) error {
 	var b bytes.Buffer
 	err := k.each(ctx, kind{path: "/api/v1", resource: "pods"}, func(o map[string]any) error {

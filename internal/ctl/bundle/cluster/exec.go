@@ -19,13 +19,13 @@ import (
 	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// program is berthctl in the image of berthd.
+// program is the path of berthctl in the image of berthd.
 const program = "/berthctl"
 
-// maxSaid is how much of what the program says besides its bundle is kept.
+// maxStderr bounds the program's standard error that is kept, in bytes.
 const maxSaid = 16 << 10
 
-// node adds the bundle that the berthctl of a node's daemon pod makes.
+// node adds the bundle that berthctl writes in a node's berthd pod.
 func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error {
 	pod, ok := k.daemons()[node]
 	switch {
@@ -62,8 +62,8 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 	return err
 }
 
-// exec runs a program in berthd's container, by WebSocket, or by SPDY where the server
-// or a proxy has only that.
+// exec runs a program in berthd's container, over WebSocket, or over SPDY if the server or a
+// proxy does not support it.
 func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, said io.Writer) error {
 	container, _ := connect.Container(&pod, connect.DaemonName)
 	req := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
@@ -86,12 +86,12 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 	if err != nil {
 		return err
 	}
-	ctx = klog.NewContext(ctx, logr.Discard()) // what ends a stream is in the error
+	ctx = klog.NewContext(ctx, logr.Discard()) // the error has what the library logs
 	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: said})
 }
 
-// bounded keeps the beginning of what is written. The library may write on after it has
-// said that the program ended.
+// bounded keeps the beginning of what is written. It has a lock because the library may
+// write even after it has returned.
 type bounded struct {
 	most int
 

@@ -20,12 +20,12 @@ import (
 
 func mapsKeys(m map[string]int) iter.Seq[string] { return maps.Keys(m) }
 
-// lineBytes is how many bytes a line of a log has at least, on average: it turns a size
-// into a number of lines to ask for.
+// lineBytes is a lower bound of the average length of a log line. It converts a size to a
+// number of lines to request.
 const lineBytes = 64
 
-// podLogs adds to a folder the logs of each container, or of those that are named, and of the
-// one before it if it was restarted.
+// podLogs adds the logs of each container, or of those named, to a folder, and the logs of
+// its previous run if it was restarted.
 func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod, folder string, only ...string) error {
 	var failed error
 	statuses := append(append([]corev1.ContainerStatus{}, p.Status.InitContainerStatuses...), p.Status.ContainerStatuses...)
@@ -60,7 +60,7 @@ func (k *Cluster) podLog(ctx context.Context, s *archive.Sink, p corev1.Pod, con
 	return s.Log(name, r)
 }
 
-// folderOf is where in the bundle a pod's logs are: with its node's, or with the cluster's.
+// folderOf returns the folder of a pod's logs in the bundle.
 func folderOf(p corev1.Pod) string {
 	if p.Labels[connect.NameLabel] == connect.DaemonName && p.Spec.NodeName != "" {
 		return "nodes/" + p.Spec.NodeName
@@ -68,8 +68,8 @@ func folderOf(p corev1.Pod) string {
 	return "cluster"
 }
 
-// kubelet adds the kubelet's settings and what it serves of its and the runtime's logs,
-// which needs its systemd query (NodeLogQuery).
+// kubelet adds the kubelet's configuration, and its and the runtime's logs if the kubelet
+// serves them (NodeLogQuery).
 func (k *Cluster) kubelet(ctx context.Context, s *archive.Sink, node string) error {
 	folder := "nodes/" + node
 	proxy := func(path string) ([]byte, error) {
@@ -92,8 +92,8 @@ func (k *Cluster) kubelet(ctx context.Context, s *archive.Sink, node string) err
 	return err
 }
 
-// journal adds the log of a unit. A kubelet that does not serve it takes the question for
-// one about /var/log, and answers with a page that lists what is there.
+// journal adds the log of a unit. A kubelet without NodeLogQuery ignores the query and
+// responds with an HTML list of /var/log.
 func journal(s *archive.Sink, name string, r io.Reader) error {
 	in := bufio.NewReader(r)
 	if start, _ := in.Peek(len("<!doctype html>")); strings.EqualFold(string(start), "<!doctype html>") || bytes.HasPrefix(start, []byte("<pre>")) {

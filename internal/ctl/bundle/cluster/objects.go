@@ -20,15 +20,14 @@ import (
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// kind is one that is read, of all namespaces or of none. There is no Secret among them,
-// and no ConfigMap.
+// kind is a kind that is collected, from all namespaces. Secrets and ConfigMaps never are.
 type kind struct {
 	path     string // of its group and version
 	resource string
-	file     string // where it is not the resource's
+	file     string // file name, if not the resource's
 	labels   string // selector; empty: all
-	ours     bool   // only those with berth in their name, or of Egresses
-	others   fields // those that are kept of objects that are not Berth's; nil: all, the kind is Berth's
+	ours     bool   // only objects with berth in their name, or made by Berth
+	others   fields // fields to keep of objects that are not Berth's; nil: all, as the kind is Berth's
 }
 
 func (k kind) name() string { return cmp.Or(k.file, k.resource) }
@@ -39,12 +38,12 @@ var kinds = []kind{
 	{path: "/api/v1", resource: "pods", labels: v1alpha1.LabelEgress, file: "gateways"},
 	{path: "/api/v1", resource: "serviceaccounts", ours: true},
 	{path: "/api/v1", resource: "services", ours: true},
-	{path: "/apis/apps/v1", resource: "daemonsets", others: ofDaemonSet}, // what else changes nodes' networks
+	{path: "/apis/apps/v1", resource: "daemonsets", others: ofDaemonSet}, // other software that changes nodes' networks
 	{path: "/apis/apps/v1", resource: "deployments", ours: true},
 	{path: "/apis/apps/v1", resource: "controllerrevisions", ours: true},
 	{path: "/apis/policy/v1", resource: "poddisruptionbudgets", ours: true},
 	{path: "/apis/coordination.k8s.io/v1", resource: "leases", ours: true},
-	{path: "/apis/storage.k8s.io/v1", resource: "csinodes", others: fields{"spec"}}, // whose volumes take device slots of an instance
+	{path: "/apis/storage.k8s.io/v1", resource: "csinodes", others: fields{"spec"}}, // volumes use device slots of an instance
 	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterroles", ours: true},
 	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterrolebindings", ours: true},
 	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingadmissionpolicies", ours: true},
@@ -66,14 +65,14 @@ var kinds = []kind{
 	{path: "/apis/berth.dev/v1alpha1", resource: "egressclientslices"},
 }
 
-// What is read of one kind.
+// Limits of each kind.
 const (
 	page       = 500 // objects a request
 	maxObjects = 20000
 )
 
-// objects adds those of a kind, as YAML, in as many files as it takes. A kind that the
-// cluster does not have is none: Berth's depend on its mode.
+// objects adds the objects of a kind as YAML, in one or more files. A kind that the cluster
+// does not serve is no error: which of Berth's kinds exist depends on the mode.
 func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error {
 	files := &documents{s: s, name: "cluster/" + kind.name()}
 	err := k.each(ctx, kind, func(o map[string]any) error {
@@ -91,7 +90,7 @@ func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error
 	return errors.Join(err, files.end())
 }
 
-// each lists a kind by pages.
+// each calls do for every object of a kind.
 func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) error) error {
 	next, n := "", 0
 	for {
@@ -118,7 +117,7 @@ func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) e
 	}
 }
 
-// list is a page of any kind.
+// list is a page of a list of any kind.
 type list struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -128,7 +127,7 @@ type list struct {
 	Items []map[string]any `json:"items"`
 }
 
-// maxPage is far above what a page of the largest objects has, in bytes.
+// maxPage bounds a page, in bytes. A page of the largest objects is far smaller.
 const maxPage = 64 << 20
 
 func listPage(ctx context.Context, req *rest.Request, next string) (l list, err error) {
@@ -140,8 +139,8 @@ func listPage(ctx context.Context, req *rest.Request, next string) (l list, err 
 	return l, json.NewDecoder(io.LimitReader(r, maxPage)).Decode(&l)
 }
 
-// isBerths tells whether Berth's chart or operator made an object, by its labels: others' names may contain
-// "berth".
+// isBerths reports whether Berth's chart or operator created an object. It uses labels, as
+// the names of other objects may contain "berth".
 func isBerths(o map[string]any) bool {
 	m, _ := o["metadata"].(map[string]any)
 	labels, _ := m["labels"].(map[string]any)
@@ -156,12 +155,12 @@ func isOurs(o map[string]any) bool {
 	return strings.Contains(name, "berth") || isBerths(o)
 }
 
-// shown is an object without secrets, and without what only machines read.
+// shown returns an object without secrets and without managed fields.
 func shown(o map[string]any) any {
 	m, _ := o["metadata"].(map[string]any)
 	delete(m, "managedFields")
 	if annotations, ok := m["annotations"].(map[string]any); ok {
-		delete(annotations, corev1.LastAppliedConfigAnnotation) // has all of it again
+		delete(annotations, corev1.LastAppliedConfigAnnotation) // repeats the whole object
 	}
 	if spec, ok := o["spec"].(map[string]any); ok && o["kind"] == "NetworkAttachmentDefinition" {
 		config, _ := spec["config"].(string)
@@ -170,7 +169,7 @@ func shown(o map[string]any) any {
 	return redact.Value(withoutOthers(o))
 }
 
-// documents puts YAML documents into files that are no larger than a file may be.
+// documents writes YAML documents to files within the maximum file size.
 type documents struct {
 	s    *archive.Sink
 	name string

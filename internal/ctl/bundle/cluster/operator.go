@@ -13,14 +13,14 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/connect"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// maxAnswer is far above what an operator of the largest cluster serves at one path.
+// maxAnswer bounds a response, in bytes. Those of the largest cluster's operator are far smaller.
 const maxAnswer = 64 << 20
 
-// operator adds what one serves: its settings, its metrics, and whether it is ready or why
-// not. Its image has no other program to run, so its ports are forwarded.
+// operator adds an operator's settings, metrics and readiness. Its image has no berthctl, so
+// it is queried by port forwarding.
 func (k *Cluster) operator(ctx context.Context, s *archive.Sink, pod corev1.Pod) error {
 	port := operatorPort(&pod)
 	if port == 0 {
@@ -33,24 +33,24 @@ func (k *Cluster) operator(ctx context.Context, s *archive.Sink, pod corev1.Pod)
 	}}))
 }
 
-// gateway adds what one serves: its metrics, and whether it is ready or why not.
+// gateway adds a gateway's metrics and readiness.
 func (k *Cluster) gateway(ctx context.Context, s *archive.Sink, pod corev1.Pod) error {
 	return k.served(ctx, pod, v1alpha1.EgressHealthPort, health(s, gatewayFolder(pod)+"/"+pod.Name))
 }
 
-// gatewayContainer is that of a gateway's pod which is Berth's: others are whose Egress it is.
+// gatewayContainer is Berth's container in a gateway pod. The Egress's owner may add others.
 const gatewayContainer = "egress"
 
-// gatewayFolder is where in the bundle gateways' logs and answers are.
+// gatewayFolder returns the folder of a gateway's files in the bundle.
 func gatewayFolder(pod corev1.Pod) string { return "cluster/gateways/" + pod.Namespace }
 
-// answer is what a program serves at a path, and what becomes of it.
+// answer is a path to query, and the function that reads the response.
 type answer struct {
 	path string
 	read func(io.Reader) error
 }
 
-// health are the answers that all of Berth's programs have.
+// health returns the paths that all of Berth's programs serve.
 func health(s *archive.Sink, folder string) []answer {
 	return []answer{
 		{"/readyz", func(r io.Reader) error { return s.Text(folder+"/readyz.txt", r) }},
@@ -58,7 +58,7 @@ func health(s *archive.Sink, folder string) []answer {
 	}
 }
 
-// served reads what a pod serves at a port.
+// served queries a port of a pod.
 func (k *Cluster) served(ctx context.Context, pod corev1.Pod, port uint16, answers []answer) error {
 	if pod.Status.Phase != corev1.PodRunning {
 		return fmt.Errorf("it is %s, and serves nothing", pod.Status.Phase)
@@ -73,7 +73,7 @@ func (k *Cluster) served(ctx context.Context, pod corev1.Pod, port uint16, answe
 	return failed
 }
 
-// operatorPort is one of an operator's at a loopback address, 0 if it has none.
+// operatorPort returns a port that an operator serves on a loopback address, or 0.
 func operatorPort(pod *corev1.Pod) uint16 {
 	c, _ := connect.Container(pod, connect.OperatorName)
 	if port := connect.LoopbackPort(connect.Setting(c, "health-address", "BERTH_HEALTH_ADDRESS")); port != 0 {
@@ -86,7 +86,7 @@ func operatorPort(pod *corev1.Pod) uint16 {
 	return connect.LoopbackPort(at)
 }
 
-// ask reads a path. That an operator is not ready is an answer too.
+// ask reads a path. A 503 of /readyz is no error: its body says why the program is not ready.
 func ask(ctx context.Context, client *http.Client, path string, read func(io.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
 	if err != nil {

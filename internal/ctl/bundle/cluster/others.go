@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// fields are paths below an object that a bundle keeps, with dots between names. A path
-// goes through lists, and keeps all that is below its last name.
+// fields are the paths of an object that a bundle keeps, with dots between names. A path
+// descends into lists, and keeps everything below its last name.
 type fields []string
 
-// Objects that belong to other software may carry secrets under any name and in any form:
-// only these fields of theirs, which matter to a node's network, are collected.
+// Objects of other software may have secrets in any field. Only these fields, which concern
+// a node's network, are collected.
 var (
 	ofAll  = fields{"apiVersion", "kind", "metadata.name", "metadata.namespace", "metadata.uid", "metadata.creationTimestamp", "metadata.deletionTimestamp", "metadata.generation", "metadata.labels"}
 	ofNode = fields{"spec.podCIDR", "spec.podCIDRs", "spec.providerID", "spec.taints", "spec.unschedulable",
@@ -26,7 +26,7 @@ var (
 	ofNetwork = fields{"cniVersion", "name", "type", "plugins.type", "plugins.ipam.type", "ipam.type"} // of a CNI configuration
 )
 
-// below are the fields of what is at a path.
+// below returns the fields with a path prepended.
 func (f fields) below(path string) fields {
 	out := make(fields, len(f))
 	for i, one := range f {
@@ -35,7 +35,7 @@ func (f fields) below(path string) fields {
 	return out
 }
 
-// of copies the fields of a value.
+// of returns a copy of v that has these fields only.
 func (f fields) of(v any) any {
 	switch v := v.(type) {
 	case []any:
@@ -47,7 +47,7 @@ func (f fields) of(v any) any {
 	case map[string]any:
 		return f.ofObject(v)
 	}
-	return nil // expected more below it
+	return nil // a scalar where an object was expected
 }
 
 func (f fields) ofObject(o map[string]any) map[string]any {
@@ -71,7 +71,8 @@ func (f fields) ofObject(o map[string]any) map[string]any {
 	return out
 }
 
-// networkTypes is a CNI configuration with the types of its plugins alone; empty: it cannot be read.
+// networkTypes reduces a CNI configuration to the types of its plugins. It returns "" if it
+// cannot be parsed.
 func networkTypes(config string) string {
 	var v any
 	if json.Unmarshal([]byte(config), &v) != nil {
@@ -84,12 +85,11 @@ func networkTypes(config string) string {
 	return string(out)
 }
 
-// ownContainers are the names of Berth's containers. Users add others to its pods, and to
-// those of gateways.
+// ownContainers are the names of Berth's containers. Users may add others to its pods.
 var ownContainers = []string{"berthd", "berth-operator", "egress"}
 
-// withoutOthers has only those fields of others' containers and volumes that a bundle keeps,
-// wherever they are in a value.
+// withoutOthers reduces other software's containers and volumes, anywhere in v, to the fields
+// that a bundle keeps.
 func withoutOthers(v any) any {
 	switch v := v.(type) {
 	case []any:
@@ -98,7 +98,7 @@ func withoutOthers(v any) any {
 		}
 	case map[string]any:
 		for key, value := range v {
-			list, _ := value.([]any) // in the schema of a definition these names are no lists
+			list, _ := value.([]any) // in the schema of a CRD these names are no lists
 			switch {
 			case list != nil && slices.Contains([]string{"containers", "initContainers", "ephemeralContainers"}, key):
 				for i, c := range list {

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// settingsTimeout is short: without an answer all else goes on.
+// settingsTimeout is short because all other parts wait for the settings.
 const settingsTimeout = 3 * time.Second
 
 func askSettings(ctx context.Context, o Options) (s introspect.Settings, err error) {
@@ -27,7 +27,7 @@ func askSettings(ctx context.Context, o Options) (s introspect.Settings, err err
 	return s, err
 }
 
-// ask reads what is served at a path of an address, without a proxy.
+// ask reads a path of an HTTP server, without a proxy.
 func ask(ctx context.Context, address, path string, read func(io.Reader) error) error {
 	if address == "" {
 		return fmt.Errorf("%s is not served: the setting of its address is empty", path)
@@ -49,7 +49,7 @@ func ask(ctx context.Context, address, path string, read func(io.Reader) error) 
 	return err
 }
 
-// introspection is the document, and whether the node is ready or why not.
+// introspection adds the introspection document and the node's readiness.
 func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
 	err := ask(ctx, n.Address, introspect.Path, func(r io.Reader) error {
 		data, err := io.ReadAll(io.LimitReader(r, s.Most()+1))
@@ -63,7 +63,7 @@ func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
 		_, err := io.Copy(&ready, io.LimitReader(r, 64<<10))
 		return err
 	})
-	if ready.Len() > 0 { // the reason why it is not is no failure to read it
+	if ready.Len() > 0 { // a body of a 503 is no error
 		readyErr = s.Bytes("readyz.txt", ready.Bytes())
 	}
 	return errors.Join(err, readyErr)
@@ -73,7 +73,7 @@ func (n *node) scrape(ctx context.Context, s *archive.Sink) error {
 	return ask(ctx, n.metrics, "/metrics", func(r io.Reader) error { return s.Text("metrics.txt", r) })
 }
 
-// joinJSON adds a value, besides an error.
+// joinJSON adds a value as JSON, and joins the errors.
 func joinJSON(s *archive.Sink, name string, v any, err error) error {
 	data, jsonErr := json.MarshalIndent(v, "", "  ")
 	if jsonErr == nil {

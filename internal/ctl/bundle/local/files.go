@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// at is a path of the node's below the root that it is seen at.
+// at returns the path of a node's file as seen by this program.
 func (n *node) at(name string) string {
 	if name == "" || n.Root == "" || n.Root == "/" {
 		return name
@@ -25,14 +25,13 @@ func (n *node) at(name string) string {
 	return filepath.Join(n.Root, name)
 }
 
-// What of a folder is taken.
+// Limits of each folder.
 const (
 	maxDepth = 3
 	maxFiles = 2000
 )
 
-// folder adds the files below a folder, and a list of all that is there. What is no
-// regular file is listed only.
+// folder adds the regular files below a folder, and a list of everything in it.
 func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 	if dir == "" {
 		return errors.New("not known where it is")
@@ -45,7 +44,7 @@ func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil && name == dir:
-			return nil // list told it
+			return nil // reported by list
 		case err != nil:
 			s.Failed(rel, err)
 			return nil
@@ -63,7 +62,7 @@ func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 	return errors.Join(err, walkErr)
 }
 
-// file adds one; what is no regular file, links followed, is none.
+// file adds a file. It follows links, and ignores what is no regular file.
 func file(s *archive.Sink, to, name string) error {
 	f, err := openRegular(name)
 	if f == nil {
@@ -77,7 +76,7 @@ func file(s *archive.Sink, to, name string) error {
 	return s.Document(to, data)
 }
 
-// openRegular opens a regular file. Of something else both results are nil.
+// openRegular opens a regular file. For anything else both results are nil.
 func openRegular(name string) (*os.File, error) {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {
@@ -94,7 +93,7 @@ func openRegular(name string) (*os.File, error) {
 	return f, nil
 }
 
-// list adds what is in a folder, as ls -lR does.
+// list adds a listing of a folder, like ls -lR.
 func list(s *archive.Sink, to, dir string) error {
 	if dir == "" {
 		return errors.New("not known where it is")
@@ -105,7 +104,7 @@ func list(s *archive.Sink, to, dir string) error {
 	var b bytes.Buffer
 	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil //nolint:nilerr // folder tells it
+			return nil //nolint:nilerr // reported by folder
 		}
 		rel, _ := filepath.Rel(dir, name)
 		if d.IsDir() && strings.Count(rel, string(filepath.Separator)) >= maxDepth {
@@ -113,7 +112,7 @@ func list(s *archive.Sink, to, dir string) error {
 		}
 		info, err := d.Info()
 		if err != nil {
-			return nil //nolint:nilerr // it went
+			return nil //nolint:nilerr // it was removed
 		}
 		fmt.Fprintf(&b, "%s %10d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), filepath.Join(dir, rel))
 		if target, err := os.Readlink(name); err == nil {
@@ -128,8 +127,7 @@ func list(s *archive.Sink, to, dir string) error {
 	return errors.Join(err, s.Bytes(to, b.Bytes()))
 }
 
-// system is what the kernel says of the machine. /proc/net is that of the network
-// namespace that this program is in.
+// system adds files of /proc and /etc. /proc/net is that of this program's network namespace.
 func (n *node) system(_ context.Context, s *archive.Sink) error {
 	for _, name := range []string{
 		"version", "cmdline", "uptime", "loadavg", "meminfo", "stat", "mounts", "self/mountinfo", "self/status", "pressure/cpu", "pressure/memory", "pressure/io",
@@ -153,7 +151,7 @@ func (n *node) system(_ context.Context, s *archive.Sink) error {
 	return disks(s, n.at("/"), n.StateDir, n.CNIConfDir)
 }
 
-// disks tells how full the file systems are.
+// disks adds the usage of file systems.
 func disks(s *archive.Sink, paths ...string) error {
 	var b bytes.Buffer
 	for _, p := range paths {

@@ -1,13 +1,13 @@
-// Package local is what a support bundle has of the node that it is made on. It
-// needs neither an API server nor a daemon that runs, and no program of the node.
+// Package local collects the parts of a support bundle that come from the node it runs on.
+// It needs no API server, no running daemon, and no program of the node except journalctl.
 //
-//	local.go    what there is, and where
-//	berthd.go   what the daemon serves
-//	files.go    state, network configuration, what the kernel tells in files
+//	local.go    parts and settings
+//	berthd.go   endpoints of the daemon
+//	files.go    records, network configuration, /proc
 //	logs.go     logs of pods, of units, of the kernel
 //	runtime.go  the container runtime
 //	ovsdb.go    Open vSwitch's database
-//	process.go  programs that matter, as far as they can be seen
+//	process.go  related processes
 package local
 
 import (
@@ -21,33 +21,33 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/kernelstate"
+	"github.com/berthnet/berth/internal/kernel/kernelstate"
+	"github.com/berthnet/berth/internal/node/introspect"
 )
 
-// Options say where things are on this node.
+// Options are the settings of a collection.
 type Options struct {
 	Address string        // of berthd's introspection, host:port
-	Timeout time.Duration // of each part
-	Since   time.Duration // how far back logs go
-	Root    string        // where the node's own files are: "/", or where its root is mounted
+	Timeout time.Duration // for each part
+	Since   time.Duration // maximum age of log lines
+	Root    string        // mount point of the node's root file system
 
-	// What the daemon says, or else its defaults, counts where these are empty.
+	// If these are empty, the daemon's settings apply, or else its defaults.
 	StateDir   string
 	CNIConfDir string
 	CRISocket  string
 }
 
-// node is one, with what is known of its settings.
+// node holds the options and the daemon's settings.
 type node struct {
 	Options
-	metrics   string // address; empty: none
+	metrics   string // address, or ""
 	cniBinDir string
-	ports     bool   // NICs of pods may be ports of VPCs
-	ovsdbAt   string // Open vSwitch's database, as --ovsdb says; empty: none
+	ports     bool   // pods may have NICs in VPCs
+	ovsdbAt   string // value of --ovsdb, or ""
 }
 
-// Parts are all that is collected. It asks the daemon for its settings first.
+// Parts returns all parts of a node. It reads the daemon's settings first.
 func Parts(ctx context.Context, o Options) []archive.Part {
 	settings, err := askSettings(ctx, o)
 	source := "berthd"
@@ -99,8 +99,8 @@ func (n *node) part(name string, collect func(context.Context, *archive.Sink) er
 	return archive.Part{Name: name, Timeout: n.Timeout, Collect: collect}
 }
 
-// ownSettings are those that a daemon with this environment would have; in its pod that
-// is the daemon's own.
+// ownSettings returns the settings of a daemon with this program's environment, which is
+// the daemon's own if this runs in its pod.
 func ownSettings() introspect.Settings {
 	for _, environ := range [][]string{os.Environ(), nil} {
 		c, err := config.NewLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load(environ)
@@ -116,9 +116,8 @@ func get(s introspect.Settings, name string) string {
 	return v
 }
 
-// piped hands what is written to a reader. Both errors count; that of the reader,
-// which has its own limits, does not stop the writer from being read to the end. A panic
-// of the writer is its error: it is in no part's goroutine, which would hear of it.
+// piped connects write to read. The reader's error does not stop the writer: the rest is
+// discarded. A panic of the writer becomes an error, as it runs in a goroutine of its own.
 func piped(write func(io.Writer) error, read func(io.Reader) error) error {
 	r, w := io.Pipe()
 	go func() {
@@ -130,6 +129,6 @@ func piped(write func(io.Writer) error, read func(io.Reader) error) error {
 		_ = w.CloseWithError(write(w))
 	}()
 	err := read(r)
-	_, _ = io.Copy(io.Discard, r) // lets the writer end
+	_, _ = io.Copy(io.Discard, r) // lets the writer finish
 	return err
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// podLogDir is where the kubelet keeps logs, in one folder a pod: NAMESPACE_NAME_UID.
+// podLogDir is the kubelet's directory of logs. It has one folder per pod: NAMESPACE_NAME_UID.
 const podLogDir = "/var/log/pods"
 
-// podLogs are the logs of Berth's own pods, of their earlier containers too.
+// podLogs adds the logs of Berth's pods, including those of earlier containers.
 func (n *node) podLogs(ctx context.Context, s *archive.Sink) error {
 	dir := n.at(podLogDir)
 	entries, err := os.ReadDir(dir)
@@ -53,16 +53,15 @@ func (n *node) logFile(s *archive.Sink, to, name string) error {
 	}
 	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err == nil && info.ModTime().Before(time.Now().Add(-n.Since)) || strings.HasSuffix(name, ".gz") {
-		return nil // the list of what is there is enough
+		return nil // too old, or compressed
 	}
 	return s.LogFile(to, f)
 }
 
-// units are those whose logs tell of pods' networks.
+// units are the systemd units whose logs are collected.
 var units = []string{"berthd", "kubelet", "containerd", "crio", "docker", "cri-docker", "k3s", "k3s-agent", "rke2-agent", "systemd-networkd", "NetworkManager"}
 
-// journal is what systemd keeps, by its own program: wherever there is a journal there is
-// that too. In a container there is neither.
+// journal adds the journal of units, by journalctl. A container usually has neither.
 func (n *node) journal(ctx context.Context, s *archive.Sink) error {
 	program, err := exec.LookPath("journalctl")
 	if err != nil {
@@ -88,7 +87,7 @@ func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit str
 		return err
 	}
 	first := make([]byte, 1)
-	if _, readErr := io.ReadFull(out, first); readErr == nil { // a unit that is not here has no lines
+	if _, readErr := io.ReadFull(out, first); readErr == nil { // a unit that does not exist has no lines
 		err = s.Log("logs/journal-"+unit+".log", io.MultiReader(bytes.NewReader(first), out))
 	}
 	if waitErr := cmd.Wait(); waitErr != nil {
@@ -97,8 +96,8 @@ func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit str
 	return err
 }
 
-// kernelLog is the kernel's own: full tables of neighbours or connections, and programs
-// that ran out of memory, are told there.
+// kernelLog adds the kernel's log, which reports full neighbour and connection tables and
+// processes that were killed for lack of memory.
 func kernelLog(ctx context.Context, s *archive.Sink) error {
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -108,8 +107,8 @@ func kernelLog(ctx context.Context, s *archive.Sink) error {
 	return piped(func(w io.Writer) error { return kernelLines(ctx, fd, w) }, func(r io.Reader) error { return s.Log("logs/kernel.log", r) })
 }
 
-// kernelLines writes the records that there are (Documentation/ABI/testing/dev-kmsg): each
-// read gives one, "priority,sequence,microseconds,flags;text".
+// kernelLines writes the available records (Documentation/ABI/testing/dev-kmsg). Each read
+// returns one: "priority,sequence,microseconds,flags;text".
 func kernelLines(ctx context.Context, fd int, w io.Writer) error {
 	buf := make([]byte, 16<<10)
 	for ctx.Err() == nil {
@@ -124,7 +123,7 @@ func kernelLines(ctx context.Context, fd int, w io.Writer) error {
 		}
 		head, text, _ := strings.Cut(string(buf[:n]), ";")
 		fields := strings.Split(head, ",")
-		text, _, _ = strings.Cut(text, "\n") // then come properties of a device
+		text, _, _ = strings.Cut(text, "\n") // device properties follow
 		if len(fields) < 3 {
 			continue
 		}

@@ -13,16 +13,16 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// ovsMark is the external ID of the rows that are Berth's (internal/plug/ovsdb; the client
-// there keeps the database in memory, which one question does not need).
+// ovsMark is the external ID of Berth's rows (internal/kernel/plug/ovsdb). The client there
+// is not used because it replicates the database into memory.
 const ovsMark = "berth-attachment"
 
-// ovsTables are what is asked for of Open vSwitch's database: no column that may have a
-// secret, such as the options of a tunnel.
+// ovsTables are the tables and columns that are read. Columns that may have secrets, such as
+// the options of a tunnel, are not.
 var ovsTables = []struct {
 	table, file string
 	columns     []string
-	ours        bool // only rows with Berth's mark
+	ours        bool // only rows with Berth's external ID
 }{
 	{"Interface", "interfaces", []string{"name", "type", "external_ids", "ofport", "error", "admin_state", "link_state", "mac_in_use", "mtu"}, true},
 	{"Port", "ports", []string{"name", "tag", "interfaces", "external_ids"}, true},
@@ -30,8 +30,7 @@ var ovsTables = []struct {
 	{"Open_vSwitch", "switch", []string{"ovs_version", "db_version"}, false},
 }
 
-// ovsdb are the rows of Open vSwitch's database by which pods' NICs are plugged, where the
-// daemon plugs any.
+// ovsdb adds the rows of Open vSwitch's database for NICs of pods, if the node may have any.
 func (n *node) ovsdb(ctx context.Context, s *archive.Sink) error {
 	if !n.ports || n.ovsdbAt == "" {
 		return nil
@@ -47,7 +46,7 @@ func (n *node) ovsdb(ctx context.Context, s *archive.Sink) error {
 	return s.Document("ovsdb.json", data)
 }
 
-// endpoint is where the database is, seen from here.
+// endpoint returns the database's address as seen by this program.
 func (n *node) endpoint() string {
 	if path, ok := strings.CutPrefix(n.ovsdbAt, "unix:"); ok {
 		return "unix:" + n.at(path)
@@ -55,8 +54,8 @@ func (n *node) endpoint() string {
 	return n.ovsdbAt
 }
 
-// askOVSDB reads ovsTables in one transaction (RFC 7047 section 4.1.3), by file name. An
-// answer may have ten times as many bytes as most: others' rows are in it.
+// askOVSDB reads ovsTables in one transaction (RFC 7047 section 4.1.3) and returns rows by
+// file name. The response may be ten times as large as most, as it has other rows too.
 func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]map[string]any, error) {
 	network, address, _ := strings.Cut(endpoint, ":")
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
@@ -64,7 +63,7 @@ func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]ma
 		return nil, fmt.Errorf("reach Open vSwitch's database at %s: %w", endpoint, err)
 	}
 	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // ends what waits
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })() // unblocks reads and writes
 	params := []any{"Open_vSwitch"}
 	for _, t := range ovsTables {
 		params = append(params, map[string]any{"op": "select", "table": t.table, "where": []any{}, "columns": t.columns})
@@ -102,7 +101,7 @@ func askOVSDB(ctx context.Context, endpoint string, most int64) (map[string][]ma
 	return out, nil
 }
 
-// marked tells whether external IDs, ["map", [[key, value], ...]], have Berth's mark.
+// marked reports whether external IDs, ["map", [[key, value], ...]], include Berth's.
 func marked(ids any) bool {
 	pair, _ := ids.([]any)
 	if len(pair) != 2 {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
-	"github.com/berthnet/berth/internal/plug/ovsdb"
-	"github.com/berthnet/berth/internal/plug/plugtest"
+	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
+	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
 	"github.com/berthnet/berth/test/harness"
 )
 

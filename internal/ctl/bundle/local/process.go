@@ -15,14 +15,14 @@ import (
 	"github.com/berthnet/berth/internal/redact"
 )
 
-// programs are those that matter to pods' networks.
+// programs are the names of processes that concern pods' networks.
 var programs = []string{
 	"berthd", "berth-operator", "kubelet", "containerd", "crio", "dockerd", "kube-proxy", "bird", "bird6", "systemd-network", "NetworkManager",
 	"calico-node", "cilium-agent", "flanneld", "aws-k8s-agent", "multus-daemon", "firewalld", "coredns",
 }
 
-// processes lists those that can be seen, with their arguments. Variables of other
-// programs are nobody's business.
+// processes adds the visible processes with their arguments. Environment variables are not
+// collected.
 func processes(_ context.Context, s *archive.Sink) error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -51,9 +51,9 @@ func processes(_ context.Context, s *archive.Sink) error {
 	return s.Bytes("system/processes.txt", b.Bytes())
 }
 
-// commandLine is what /proc/PID/cmdline has, each argument ended by a zero byte, without
-// secrets. They are taken out before it is one line, in which an argument of several
-// words has no end.
+// commandLine returns the arguments in /proc/PID/cmdline, which end with zero bytes, as one
+// line. It removes secrets before it joins the arguments, as a line does not show where an
+// argument with spaces ends.
 func commandLine(cmdline []byte) string {
 	var args []any
 	for arg := range strings.SplitSeq(strings.TrimRight(string(cmdline), "\x00"), "\x00") {
@@ -63,11 +63,10 @@ func commandLine(cmdline []byte) string {
 	return strings.ReplaceAll(strings.TrimSpace(fmt.Sprintln(shown...)), "\n", " ")
 }
 
-// kubeletAddress is where a kubelet tells of its health unless --healthz-port says
-// otherwise.
+// kubeletAddress is the default of the kubelet's health endpoint (--healthz-port).
 const kubeletAddress = "127.0.0.1:10248"
 
-// kubelet asks the kubelet for its health. Its version is in the Node.
+// kubelet adds the kubelet's health. Its version is in the Node.
 func kubelet(ctx context.Context, s *archive.Sink) error {
 	return ask(ctx, kubeletAddress, "/healthz", func(r io.Reader) error { return s.Text("kubelet-healthz.txt", io.LimitReader(r, 64<<10)) })
 }

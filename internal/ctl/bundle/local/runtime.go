@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
 
-// criSockets are where runtimes usually are, asked when the setting is empty.
+// criSockets are common paths of runtime sockets, for an empty setting.
 var criSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock", "/run/cri-dockerd.sock"}
 
 func (n *node) socket() (string, error) {
@@ -31,8 +31,8 @@ func (n *node) socket() (string, error) {
 	return "", errors.New("no socket of a container runtime is at the usual places: see --cri-socket")
 }
 
-// runtimeInfo is what a runtime says of itself. Of its configuration only that of the
-// network is taken: the other has credentials of registries.
+// runtimeInfo is the state of a runtime. Only the network part of its configuration is
+// collected, as the rest has credentials of registries.
 type runtimeInfo struct {
 	Version    *cri.VersionResponse    `json:"version,omitempty"`
 	Conditions []*cri.RuntimeCondition `json:"conditions,omitempty"`
@@ -78,7 +78,7 @@ func (n *node) runtime(ctx context.Context, s *archive.Sink) error {
 	return joinJSON(s, "runtime.json", info, nil)
 }
 
-// networkInfo is what containerd and CRI-O tell of their network configuration.
+// networkInfo returns the network configuration from the status of containerd or CRI-O.
 func networkInfo(info map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range info {

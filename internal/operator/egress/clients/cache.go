@@ -2,66 +2,47 @@ package clients
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/internal/operator/egress"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// The kinds of Berth's own that are kept in memory for clients, besides Egresses.
+// The kinds of Berth's own that the cache keeps for clients, in addition to Egresses.
 var (
-	EgressClients = &watched.Kind{
-		Object: &v1alpha1.EgressClient{}, List: func() client.ObjectList { return &v1alpha1.EgressClientList{} },
-		Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
-	}
-	EgressClientSlices = &watched.Kind{
-		Object: &v1alpha1.EgressClientSlice{}, List: func() client.ObjectList { return &v1alpha1.EgressClientSliceList{} },
-		Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
-	}
+	EgressClients      = watched.Of(&v1alpha1.EgressClient{}, &v1alpha1.EgressClientList{}, nil)
+	EgressClientSlices = watched.Of(&v1alpha1.EgressClientSlice{}, &v1alpha1.EgressClientSliceList{}, nil)
 )
 
-// Watches are the kinds that the process keeps in memory for Setup.
+// Watches are the kinds that the cache of a manager with Setup keeps.
 func Watches() []*watched.Kind {
 	return append([]*watched.Kind{watched.Namespaces, watched.EgressPods, egress.Egresses, EgressClients, EgressClientSlices}, egress.Makers...)
 }
 
 // The fields by which the cache finds objects.
 const (
-	byEgress  = "egress"        // pods by the Egresses that they name, EgressClients by those that they use or may not, slices by their own
-	byAddress = "egressaddress" // pods by their addresses, EgressClients by those that their nodes say
+	byEgress  = "egress"        // pods by the Egresses that they name, EgressClients by those that they use or may not use, slices by their own
+	byAddress = "egressaddress" // pods by their addresses, EgressClients by those that their nodes report
 )
 
-// annotated is what byEgress has besides for pods that name any.
+// annotated is a further value of byEgress, for pods that name any Egress.
 const annotated = "*"
 
 // Index has the cache find objects by the fields that this package reads them by. It is
-// called once for a manager, before it starts.
+// called once for a manager, before the manager starts.
 func Index(ctx context.Context, ix client.FieldIndexer) error {
-	for _, i := range []struct {
-		object client.Object
-		field  string
-		values func(client.Object) []string
-	}{
-		{&corev1.Pod{}, byEgress, func(o client.Object) []string { return namedBy(o.(*corev1.Pod)) }},
-		{&corev1.Pod{}, byAddress, func(o client.Object) []string { return addressesOf(o.(*corev1.Pod)) }},
-		{&v1alpha1.EgressClient{}, byEgress, func(o client.Object) []string { return usedBy(o.(*v1alpha1.EgressClient)) }},
-		{&v1alpha1.EgressClient{}, byAddress, func(o client.Object) []string { return said(o.(*v1alpha1.EgressClient)) }},
-		{&v1alpha1.EgressClientSlice{}, byEgress, func(o client.Object) []string { return []string{refOfSlice(o).String()} }},
-	} {
-		if err := ix.IndexField(ctx, i.object, i.field, i.values); err != nil {
-			return fmt.Errorf("index %T by %s: %w", i.object, i.field, err)
-		}
-	}
-	return nil
+	return watched.Index(ctx, ix,
+		watched.By(byEgress, namedBy), watched.By(byAddress, addressesOf),
+		watched.By(byEgress, usedBy), watched.By(byAddress, reportedAddresses),
+		watched.ByOne(byEgress, func(o *v1alpha1.EgressClientSlice) string { return refOfSlice(o).String() }),
+	)
 }
 
 // namedBy are the Egresses that a pod's annotations name.
@@ -76,7 +57,7 @@ func namedBy(p *corev1.Pod) (out []string) {
 	return append(out, annotated)
 }
 
-// usedBy are the Egresses that a pod uses, or would use and may not.
+// usedBy are the Egresses that a pod uses, or is refused.
 func usedBy(o *v1alpha1.EgressClient) []string {
 	all := map[string]bool{}
 	for _, r := range o.Spec.Egresses {
@@ -88,7 +69,8 @@ func usedBy(o *v1alpha1.EgressClient) []string {
 	return slices.Collect(maps.Keys(all))
 }
 
-// addressesOf are a pod's, which the kubelet says. While a pod has no sandbox the kubelet says those of the last one.
+// addressesOf are a pod's addresses by its kubelet. A pod without a sandbox has none: the kubelet
+// still reports those of the last sandbox.
 func addressesOf(p *corev1.Pod) (out []string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReadyToStartContainers && c.Status == corev1.ConditionFalse {
@@ -103,7 +85,7 @@ func addressesOf(p *corev1.Pod) (out []string) {
 	return out
 }
 
-// canonical is an address as netip writes it, empty if it is none: so that two ways to write one are the same.
+// canonical is an address as netip writes it, so that texts can be compared; empty: it is none.
 func canonical(address string) string {
 	a, err := netip.ParseAddr(address)
 	if err != nil {
@@ -112,8 +94,8 @@ func canonical(address string) string {
 	return a.Unmap().String()
 }
 
-// said are the addresses from which a pod sends, which the daemon of its node says.
-func said(o *v1alpha1.EgressClient) (out []string) {
+// reportedAddresses are the addresses from which a pod sends, by the daemon of its node.
+func reportedAddresses(o *v1alpha1.EgressClient) (out []string) {
 	n := o.Status.Node
 	if n == nil || n.State == v1alpha1.EgressClientGone {
 		return nil

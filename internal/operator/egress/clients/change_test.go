@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func labelled(key, value string) *v1alpha1.LabelSelector {
@@ -36,8 +37,8 @@ func TestRefusals(t *testing.T) {
 	p := w.pod("web", "nat,dc")
 	w.await(p, "is refused", uses(nil, "dc NotFound", "nat NotAllowed"))
 	w.await(p, "says so", ready(v1alpha1.EgressNotFound, "there is no Egress internet/dc", "Egress internet/nat does not allow pods of namespace shop"))
-	w.awaitEvent(p, "EgressNotFound", "there is no Egress internet/dc")
-	w.awaitEvent(p, "EgressNotAllowed", "internet/nat does not allow")
+	controllers.AwaitEvent(t, p, "EgressNotFound", "there is no Egress internet/dc")
+	controllers.AwaitEvent(t, p, "EgressNotAllowed", "internet/nat does not allow")
 	w.awaitCounts("nat", 0, 1, reasonServed) // a stranger's pod is counted, and hides nothing
 	w.edit(p, `{"metadata":{"labels":{"a":"b"}}}`)
 	w.change("nat", func(s *v1alpha1.EgressSpec) {
@@ -56,7 +57,7 @@ func TestRefusals(t *testing.T) {
 	w.egress("dc2", v1alpha1.EgressSpec{Destinations: []string{"203.0.113.0/25"}, AllowedNamespaces: open()})
 	w.edit(p, `{"metadata":{"annotations":{"egress.berth.dev/internet":"nat,dc,dc2"}}}`)
 	w.await(p, "has two that overlap", uses([]string{"dc", "nat"}, "dc2 Overlaps"))
-	w.awaitEvent(p, "EgressOverlaps", "203.0.113.0/25")
+	controllers.AwaitEvent(t, p, "EgressOverlaps", "203.0.113.0/25")
 	w.change("dc2", func(s *v1alpha1.EgressSpec) { s.Destinations = []string{"198.51.100.0/24"} })
 	w.await(p, "has none any more", uses([]string{"dc", "dc2", "nat"}))
 	w.namespace("shop", nil)
@@ -64,12 +65,12 @@ func TestRefusals(t *testing.T) {
 	w.awaitServed("nat")
 	w.edit(p, `{"metadata":{"annotations":{"egress.berth.dev/internet":""}}}`)
 	w.await(p, "names nothing", uses(nil, " Invalid"))
-	w.awaitEvent(p, "EgressInvalid", "metadata.annotations[egress.berth.dev/internet]")
+	controllers.AwaitEvent(t, p, "EgressInvalid", "metadata.annotations[egress.berth.dev/internet]")
 	w.awaitServed("dc")
 	w.edit(p, `{"metadata":{"annotations":null}}`)
 	w.awaitNone(p)
 	counts := map[string]int{}
-	for _, e := range w.events(p) {
+	for _, e := range controllers.Events(t, p) {
 		counts[e]++
 	}
 	for e, n := range counts {

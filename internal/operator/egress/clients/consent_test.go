@@ -13,8 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
+	"github.com/berthnet/berth/internal/membership"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // tenants has an Egress of namespace tenant select pods, as one who may write Egresses there alone makes it.
@@ -24,14 +25,14 @@ func (w *world) tenants(name string, clients v1alpha1.EgressClientSelector) *v1a
 		ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name},
 		Spec:       v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/1", "128.0.0.0/1"}, Clients: &clients},
 	}
-	harness.Eventually(w.t, limit, "the API server knows the namespace's label", func() error { return client.IgnoreAlreadyExists(w.client().Create(w.t.Context(), o)) })
+	harness.Eventually(w.t, controllers.Limit, "the API server knows the namespace's label", func() error { return client.IgnoreAlreadyExists(w.client().Create(w.t.Context(), o)) })
 	return o
 }
 
 // clientsReady wants the condition ClientsReady of an Egress to have a reason and words.
 func (w *world) clientsReady(o *v1alpha1.Egress, reason string, words ...string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, o.Name+" says "+reason, func() error {
+	harness.Eventually(w.t, controllers.Limit, o.Name+" says "+reason, func() error {
 		if err := w.client().Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
 			return err
 		}
@@ -75,10 +76,10 @@ func TestConsent(t *testing.T) {
 
 	w.namespace("tenant", nil)
 	w.awaitNone(web)
-	w.awaitEvent(web, "EgressNotSelected", "Egress tenant/all does not select the pod any more: namespace shop does not let Egresses of namespace tenant")
+	controllers.AwaitEvent(t, web, "EgressNotSelected", "Egress tenant/all does not select the pod any more: namespace shop does not let Egresses of namespace tenant")
 	w.await(naming, "is refused nothing", selected([]string{"nat"}))
 	w.clientsReady(e, reasonConsent, "annotates each with berth.dev/egress-selectable-from=tenant, or labels namespace tenant berth.dev/egress-may-select=true")
-	harness.Eventually(t, limit, "gateways are told", func() error {
+	harness.Eventually(t, controllers.Limit, "gateways are told", func() error {
 		list := &v1alpha1.EgressClientSliceList{}
 		if err := w.client().List(t.Context(), list, client.InNamespace("tenant")); err != nil || len(list.Items) > 0 {
 			return errors.Join(err, fmt.Errorf("slices %+v", list.Items))

@@ -1,59 +1,21 @@
 package clients
 
 import (
-	"context"
-	"errors"
-	"log/slog"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
-	"k8s.io/client-go/tools/clientcmd"
-
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
-	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
-
-// mortal is an operator that a failpoint may kill, in a process of its own.
-type mortal struct{ Kubeconfig string }
-
-func child(m mortal) error {
-	cfg, err := clientcmd.BuildConfigFromFlags("", m.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	cfg.QPS = -1 // a file cannot say so
-	ctx := context.Background()
-	_, mgr, err := assemble(ctx, cfg, Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	if err != nil {
-		return err
-	}
-	return errors.Join(failpoint.Err(), mgr.Start(ctx))
-}
 
 // An operator that is killed at any step leaves nothing that the next one does not finish,
 // nor anybody served who is not to be.
 func TestKillAtEveryFailpoint(t *testing.T) {
-	var names []string
-	for _, name := range failpoint.Names() {
-		if strings.HasPrefix(name, "operator.egressclient.") {
-			names = append(names, name)
-		}
-	}
-	if len(names) < 14 {
-		t.Fatalf("only %v are registered", names)
-	}
-	for _, name := range harness.Sample(t, 9, names) {
+	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.egressclient.", 14)) {
 		t.Run(name, func(t *testing.T) {
 			harness.KubeClean(t)
 			w := newWorld(t)
-			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-			harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
-			deaths := crashsource.Restarted(t, mortal{kubeconfig}, name+"=kill")
+			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
 			w.live()
 			if n := deaths(); n != 1 {
 				t.Errorf("%d operators died", n)

@@ -4,40 +4,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
-	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
-	"github.com/berthnet/berth/test/harness/crashsource"
-	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
+	os.Exit(controllers.Main(m, harness.Kube, Watches(), func(ctx context.Context, mgr manager.Manager, log *slog.Logger) error {
+		_, err := setUp(ctx, mgr, Options{Logger: log})
+		return err
+	}))
 }
-
-// limit is for what takes a second on an idle machine.
-const limit = 3 * time.Minute
 
 // world is an API server and an operator. Egresses are in namespace internet, pods in
 // namespace shop, unless they say otherwise.
@@ -45,7 +41,7 @@ type world struct {
 	t       *testing.T
 	c       *Controller
 	end     func()
-	daemons map[string]client.Client // by node
+	daemons controllers.Daemons
 }
 
 func start(t *testing.T, o Options) *world {
@@ -59,7 +55,7 @@ func start(t *testing.T, o Options) *world {
 // newWorld is one without an operator.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, daemons: map[string]client.Client{}}
+	w := &world{t: t, daemons: controllers.Daemons{}}
 	w.namespace("internet", nil)
 	w.namespace("shop", map[string]string{"team": "shop"})
 	w.consents("shop", "")
@@ -68,15 +64,14 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) client() client.Client { return harness.KubeClient(w.t) }
 
-// run starts an operator.
-func (w *world) run(o Options) {
+// run starts an operator, each request through some transports.
+func (w *world) run(o Options, through ...transport.WrapperFunc) {
 	w.t.Helper()
-	if o.Logger == nil {
-		o.Logger = sourcetest.Logger(w.t.Output())
-	}
-	c, mgr, err := assemble(w.t.Context(), operatorConfig(w.t), o)
-	harness.OK(w.t, err)
-	w.c, w.end = c, controllers.Run(w.t, mgr)
+	o.Logger = controllers.Logger(w.t.Output())
+	w.end = controllers.Start(w.t, operatorConfig(w.t), Watches(), func(ctx context.Context, mgr manager.Manager) (err error) {
+		w.c, err = setUp(ctx, mgr, o)
+		return err
+	}, through...)
 }
 
 // operatorAccess is what operatorConfig returns, once it was asked.
@@ -95,7 +90,7 @@ func operatorConfig(t *testing.T) *rest.Config {
 	harness.OK(t, err)
 	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects.Access()))
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"daemon.yaml": {Data: []byte(daemonRole)}}))
-	token, err := harness.ControlPlane.Token(t.Context(), key("kube-system", "berth-operator"), nil)
+	token, err := harness.ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	harness.OK(t, err)
 	operatorAccess = harness.ControlPlane.ConfigWithToken(token)
 	return rest.CopyConfig(operatorAccess)
@@ -130,29 +125,12 @@ func (w *world) controller() client.Client {
 	return harness.KubeClientFor(w.t, cfg)
 }
 
-// daemon is a client with the access of a node's daemon.
-func (w *world) daemon(node string) client.Client {
-	w.t.Helper()
-	if c := w.daemons[node]; c != nil {
-		return c
-	}
-	token, err := harness.ControlPlane.NodeToken(w.t.Context(), key("kube-system", "berthd"), node)
-	harness.OK(w.t, err)
-	w.daemons[node] = harness.KubeClientFor(w.t, harness.ControlPlane.ConfigWithToken(token))
-	return w.daemons[node]
-}
-
-// assemble makes an operator that leads.
-func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
-	mgr, err := controllers.Manager(cfg, Watches())
-	if err != nil {
-		return nil, nil, err
-	}
+// setUp adds the controllers to a manager.
+func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, error) {
 	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	c, err := Setup(mgr, o)
-	return c, mgr, err
+	return Setup(mgr, o)
 }
 
 // namespace makes one, or gives one that is there these labels.
@@ -176,8 +154,7 @@ func (w *world) namespace(name string, labels map[string]string) {
 func (w *world) consents(name, to string) {
 	w.t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	body := fmt.Appendf(nil, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
-	harness.OK(w.t, w.client().Patch(w.t.Context(), ns, client.RawPatch(types.MergePatchType, body)))
+	controllers.Merge(w.t, ns, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
 }
 
 // egress makes one in namespace internet.
@@ -198,7 +175,7 @@ func open() *v1alpha1.VPCNamespaces { return &v1alpha1.VPCNamespaces{Names: []st
 // gateways has an Egress have so many gateways that are ready.
 func (w *world) gateways(o *v1alpha1.Egress, n int) {
 	w.t.Helper()
-	harness.OK(w.t, w.operator().Status().Patch(w.t.Context(), o.DeepCopy(), client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n))))
+	controllers.MergeStatus(w.t, w.operator(), o, `{"status":{"replicas":%d,"readyGateways":%d}}`, n, n)
 }
 
 // newPod is one of namespace shop that names Egresses of namespace internet; empty: none.
@@ -227,21 +204,20 @@ func (w *world) make(p *corev1.Pod, node string) *corev1.Pod {
 		as = w.controller()
 	}
 	harness.OK(w.t, as.Create(w.t.Context(), p))
-	b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
-	harness.OK(w.t, w.client().SubResource("binding").Create(w.t.Context(), p, b))
+	controllers.Bind(w.t, client.ObjectKeyFromObject(p), node)
 	return p
 }
 
 // edit changes a pod by a merge patch.
 func (w *world) edit(p *corev1.Pod, patch string) {
 	w.t.Helper()
-	harness.OK(w.t, w.client().Patch(w.t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch))))
+	controllers.Merge(w.t, p, "%s", patch)
 }
 
 // deletePod ends a pod as a kubelet does, or by force.
 func (w *world) deletePod(p *corev1.Pod) {
 	w.t.Helper()
-	harness.OK(w.t, w.client().Delete(w.t.Context(), p.DeepCopy(), client.GracePeriodSeconds(0)))
+	controllers.DeletePod(w.t, client.ObjectKeyFromObject(p))
 }
 
 // status has a pod be in a phase, with addresses.
@@ -276,7 +252,7 @@ func (w *world) says(o *v1alpha1.EgressClient, says v1alpha1.EgressClientNode) {
 	w.t.Helper()
 	after := o.DeepCopy()
 	after.Status.Node = &says
-	harness.OK(w.t, w.daemon(o.Spec.NodeName).Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
+	harness.OK(w.t, w.daemons.Of(w.t, o.Spec.NodeName).Status().Patch(w.t.Context(), after, client.MergeFrom(o)))
 }
 
 // object is the EgressClient of a pod; nil: there is none.
@@ -291,29 +267,15 @@ func (w *world) object(p *corev1.Pod) *v1alpha1.EgressClient {
 }
 
 // await waits until a pod's EgressClient is as it should be.
-func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient) error) (got *v1alpha1.EgressClient) {
+func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient) error) *v1alpha1.EgressClient {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, "the EgressClient of "+p.Name+" "+what, func() error {
-		if got = w.object(p); got == nil {
-			return errors.New("there is none")
-		}
-		if err := is(got); err != nil {
-			return fmt.Errorf("%w: %+v %+v", err, got.Spec, got.Status)
-		}
-		return nil
-	})
-	return got
+	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, is)
 }
 
 // awaitNone waits until a pod has no EgressClient.
 func (w *world) awaitNone(p *corev1.Pod) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, p.Name+" has no EgressClient", func() error {
-		if o := w.object(p); o != nil {
-			return fmt.Errorf("it is there: %+v", o.Spec)
-		}
-		return nil
-	})
+	controllers.AwaitGone(w.t, &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
 }
 
 // uses wants an EgressClient to have these Egresses of namespace internet and no others, and refusals
@@ -337,16 +299,11 @@ func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error
 // ready wants the condition Ready to have a reason, and words in its message.
 func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
 	return func(o *v1alpha1.EgressClient) error {
-		c := meta.FindStatusCondition(o.Status.Conditions, conditionReady)
-		if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == reasonSetUp) {
-			return fmt.Errorf("want Ready for %s, got %+v", reason, c)
+		want := metav1.ConditionFalse
+		if reason == reasonSetUp {
+			want = metav1.ConditionTrue
 		}
-		for _, word := range words {
-			if !strings.Contains(c.Message, word) {
-				return fmt.Errorf("message %q, want %q in it", c.Message, word)
-			}
-		}
-		return nil
+		return controllers.Condition(o.Status.Conditions, conditionReady, want, reason, words...)
 	}
 }
 
@@ -372,7 +329,7 @@ func (w *world) served(egress string) (out []string) {
 func (w *world) awaitServed(egress string, want ...string) {
 	w.t.Helper()
 	slices.Sort(want)
-	harness.Eventually(w.t, limit, egress+" serves its clients", func() error {
+	harness.Eventually(w.t, controllers.Limit, egress+" serves its clients", func() error {
 		if got := w.served(egress); !slices.Equal(got, want) {
 			return fmt.Errorf("serves %q, want %q", got, want)
 		}
@@ -383,7 +340,7 @@ func (w *world) awaitServed(egress string, want ...string) {
 // awaitCounts waits until the status of an Egress says so many clients.
 func (w *world) awaitCounts(egress string, clients, refused int32, reason string, words ...string) {
 	w.t.Helper()
-	harness.Eventually(w.t, limit, egress+" counts its clients", func() error {
+	harness.Eventually(w.t, controllers.Limit, egress+" counts its clients", func() error {
 		o := &v1alpha1.Egress{}
 		if err := w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "internet", Name: egress}, o); err != nil {
 			return err
@@ -392,37 +349,9 @@ func (w *world) awaitCounts(egress string, clients, refused int32, reason string
 		if o.Status.Clients != clients || o.Status.RefusedClients != refused || c == nil || c.Reason != reason {
 			return fmt.Errorf("status %+v, want %d clients, %d refused, %s", o.Status, clients, refused, reason)
 		}
-		for _, word := range words {
-			if !strings.Contains(c.Message, word) {
-				return fmt.Errorf("message %q, want %q in it", c.Message, word)
-			}
+		if !harness.Says(c.Message, words...) {
+			return fmt.Errorf("message %q, want %q in it", c.Message, words)
 		}
 		return nil
-	})
-}
-
-// events are those of a pod, as reason and message.
-func (w *world) events(p *corev1.Pod) (out []string) {
-	list := &corev1.EventList{}
-	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace(p.Namespace)))
-	for _, e := range list.Items {
-		if e.InvolvedObject.UID == p.UID {
-			out = append(out, e.Reason+": "+e.Message)
-		}
-	}
-	return out
-}
-
-// awaitEvent waits for an Event of a pod with words.
-func (w *world) awaitEvent(p *corev1.Pod, words ...string) {
-	w.t.Helper()
-	harness.Eventually(w.t, limit, "an Event of "+p.Name, func() error {
-		all := w.events(p)
-		for _, e := range all {
-			if harness.Says(e, words...) {
-				return nil
-			}
-		}
-		return fmt.Errorf("want %q, got %q", words, all)
 	})
 }

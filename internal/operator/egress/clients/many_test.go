@@ -8,11 +8,9 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
-	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // Many clients take as many slices as they need, written a few times for all of them; one
@@ -21,13 +19,12 @@ func TestManyClients(t *testing.T) {
 	harness.KubeClean(t)
 	w := newWorld(t)
 	var writes atomic.Int64
-	cfg := rest.CopyConfig(operatorConfig(t))
-	cfg.Wrap(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	counted := harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/egressclientslices") {
 			writes.Add(1)
 		}
 		return next.RoundTrip(r)
-	}))
+	})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	pods := harness.Sample(t, 2, make([]*corev1.Pod, 230))
 	want := make([]string, len(pods))
@@ -36,10 +33,8 @@ func TestManyClients(t *testing.T) {
 		want[i] = fmt.Sprintf("web-%03d 10.1.%d.%d", i, i/100, i%100)
 		return nil
 	}))
-	c, mgr, err := assemble(t.Context(), cfg, Options{})
-	harness.OK(t, err)
-	w.c, w.end = c, controllers.Run(t, mgr)
-	w.daemon("node-a")
+	w.run(Options{}, counted)
+	w.daemons.Of(t, "node-a")
 	harness.OK(t, harness.AtOnce(len(pods), func(i int) error {
 		w.setUp(pods[i], strings.Fields(want[i])[1])
 		return nil

@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"k8s.io/client-go/rest"
-
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -33,8 +31,7 @@ func TestSlicesAreMerged(t *testing.T) {
 
 	const refusals = 3
 	var refused, wrote, early atomic.Int64
-	cfg := rest.CopyConfig(operatorConfig(t))
-	cfg.Wrap(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	w.begin(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if !strings.Contains(r.URL.Path, "/egressclientslices") {
 			return next.RoundTrip(r)
 		}
@@ -48,7 +45,6 @@ func TestSlicesAreMerged(t *testing.T) {
 		}
 		return next.RoundTrip(r)
 	}))
-	w.begin(cfg)
 	w.awaitServed("nat", "a 10.1.0.1", "b 10.1.0.2", "probe 10.1.255.1")
 	if n := len(w.slices("nat")); n != 1 {
 		t.Errorf("%d slices", n)

@@ -10,7 +10,7 @@ var (
 	famClients = metric.New("berth_operator_egress_clients", "gauge", "Pods that use an Egress, or would, by state: served (its gateways serve them), stuck (they may use it, and are not served) or refused (they may not use it).", "namespace", "egress", "state")
 	famSlices  = metric.New("berth_operator_egress_client_slices", "gauge", "EgressClientSlices of an Egress.", "namespace", "egress")
 	famWrites  = metric.New("berth_operator_egress_client_writes_total", "counter", "Writes about clients of Egresses at the Kubernetes API, by kind of object (client, slice, or status of an Egress) and result: success or error.", "kind", "result")
-	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set a client up until it had told the Egress's gateways.")
+	famServed  = metric.New("berth_operator_egress_served_seconds", "histogram", "Time from when the operator saw that a node had set up a client until it had written the client to a slice for the gateways.")
 )
 
 // Families are the metrics, for the page that documents them.
@@ -23,7 +23,7 @@ const (
 	kindStatus = "status"
 )
 
-// Metrics count the work for clients. They may be used by many goroutines at once.
+// Metrics count the work for clients. They are safe for concurrent use.
 type Metrics struct {
 	writes *prometheus.CounterVec
 	served *prometheus.HistogramVec
@@ -41,7 +41,7 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// Collectors are to be registered.
+// Collectors are those to register.
 func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.writes, m.served}
 }
@@ -55,23 +55,14 @@ func (m *Metrics) wrote(kind string, err error) {
 	m.writes.WithLabelValues(kind, result).Inc()
 }
 
-// Gauges are read when Prometheus asks: how many clients there are.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c.book} }
-
-type gauges struct{ book *book }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	ch <- famClients.Desc()
-	ch <- famSlices.Desc()
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	for ref, n := range g.book.counts() {
-		ch <- famClients.Value(float64(n.served), ref.Namespace, ref.Name, "served")
-		ch <- famClients.Value(float64(n.stuck), ref.Namespace, ref.Name, "stuck")
-		ch <- famClients.Value(float64(n.refused), ref.Namespace, ref.Name, "refused")
-		ch <- famSlices.Value(float64(n.slices), ref.Namespace, ref.Name)
-	}
+// Gauges are collected on each scrape: the numbers of clients and slices.
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		for ref, n := range c.state.counts() {
+			emit(famClients, float64(n.served), ref.Namespace, ref.Name, "served")
+			emit(famClients, float64(n.waiting), ref.Namespace, ref.Name, "stuck")
+			emit(famClients, float64(n.refused), ref.Namespace, ref.Name, "refused")
+			emit(famSlices, float64(n.slices), ref.Namespace, ref.Name)
+		}
+	}, famClients, famSlices)
 }

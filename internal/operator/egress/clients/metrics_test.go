@@ -27,7 +27,7 @@ func TestMetrics(t *testing.T) {
 	gauge := func(egress, state string) string {
 		return fmt.Sprintf(`berth_operator_egress_clients{egress=%q,namespace="internet",state=%q}`, egress, state)
 	}
-	harness.CheckMetrics(t, append(w.c.o.Metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
+	harness.CheckMetrics(t, append(w.c.egresses.writer.metrics.Collectors(), w.c.Gauges()), Families, map[string]string{
 		gauge("nat", "served"):     "1",
 		gauge("nat", "stuck"):      "1",
 		gauge("nat", "refused"):    "0",

@@ -9,33 +9,28 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
-	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// counted is access of which the writes are counted.
-func counted(t *testing.T) (*rest.Config, *atomic.Int64) {
-	t.Helper()
-	cfg, writes := rest.CopyConfig(operatorConfig(t)), &atomic.Int64{}
-	cfg.Wrap(harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+// counted counts the writes of an operator.
+func counted() (transport.WrapperFunc, *atomic.Int64) {
+	writes := &atomic.Int64{}
+	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		if r.Method != http.MethodGet && !strings.Contains(r.URL.Path, "/events") {
 			writes.Add(1)
 		}
 		return next.RoundTrip(r)
-	}))
-	return cfg, writes
+	}), writes
 }
 
-// begin starts an operator by some access, and waits until it has looked at everything.
-func (w *world) begin(cfg *rest.Config) {
+// begin starts an operator, and waits until it has reconciled everything.
+func (w *world) begin(through transport.WrapperFunc) {
 	w.t.Helper()
-	c, mgr, err := assemble(w.t.Context(), cfg, Options{Logger: sourcetest.Logger(w.t.Output())})
-	harness.OK(w.t, err)
-	w.c, w.end = c, controllers.Run(w.t, mgr)
+	w.run(Options{}, through)
 	probe := w.pod("probe", "nat") // comes after all that was there
 	w.setUp(probe, "10.1.255.1")
 	w.await(probe, "is ready", ready(reasonSetUp))
@@ -62,16 +57,16 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
 	w.awaitCounts("picky", 0, 1, reasonServed)
-	before := len(w.events(refused))
+	before := len(controllers.Events(t, refused))
 	w.end()
-	cfg, writes := counted(t)
-	w.begin(cfg)
+	through, writes := counted()
+	w.begin(through)
 	w.awaitCounts("nat", int32(len(pods))+1, 0, reasonServed)
 	// The probe's own: its EgressClient, its condition twice, its slice, and counts.
 	if n := writes.Load(); n > 6 {
 		t.Errorf("%d writes", n)
 	}
-	if n := len(w.events(refused)); n != before {
+	if n := len(controllers.Events(t, refused)); n != before {
 		t.Errorf("%d Events, were %d", n, before)
 	}
 }

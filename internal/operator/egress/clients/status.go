@@ -14,13 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/egress/membership"
-	"github.com/berthnet/berth/internal/operator/egress/clients/plan"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/operator/egress/clients/clientplan"
 )
 
 const conditionReady = "Ready"
 
-// The reasons of an EgressClient's condition Ready besides those of refusals.
+// The reasons of an EgressClient's condition Ready, in addition to those of refusals.
 const (
 	reasonSetUp     = "SetUp"
 	reasonWaiting   = "WaitingForNode"
@@ -29,54 +29,54 @@ const (
 	reasonNoGateway = "NoGateway"
 )
 
-// waits is why a pod that uses Egresses cannot use all of them yet; empty: it can.
-func (s scene) waits() (reason, message string) {
-	node := s.pod.Spec.NodeName
-	if s.o == nil || s.o.Status.Node == nil {
+// waits is why a pod cannot use all of its Egresses yet; empty: it can.
+func (v podView) waits() (reason, message string) {
+	node := v.pod.Spec.NodeName
+	if v.o == nil || v.o.Status.Node == nil {
 		return reasonWaiting, "berthd of node " + node + " has not set up the pod's tunnels yet"
 	}
-	says := s.o.Status.Node
+	report := v.o.Status.Node
 	switch {
-	case says.State == v1alpha1.EgressClientGone:
-		return reasonWaiting, "berthd of node " + node + " says that the pod's sandbox is gone, and of no other yet"
-	case says.State == v1alpha1.EgressClientFailed:
-		return reasonFailed, fmt.Sprintf("berthd of node %s: %s", node, cmp.Or(says.Message, says.Reason, "it could not set up the pod's tunnels"))
-	case s.conflict != "":
-		return reasonConflict, s.conflict
-	case s.elsewhere != "":
-		return reasonConflict, s.elsewhere
-	case len(said(s.o)) == 0:
-		return reasonWaiting, "berthd of node " + node + " has not said the pod's addresses yet"
-	case len(s.addresses) == 0:
-		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not said the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, plan.Unconfirmed)
+	case report.State == v1alpha1.EgressClientGone:
+		return reasonWaiting, "berthd of node " + node + " reports that the pod's sandbox is gone, and has reported no other yet"
+	case report.State == v1alpha1.EgressClientFailed:
+		return reasonFailed, fmt.Sprintf("berthd of node %s: %s", node, cmp.Or(report.Message, report.Reason, "it could not set up the pod's tunnels"))
+	case v.conflict != "":
+		return reasonConflict, v.conflict
+	case v.elsewhere != "":
+		return reasonConflict, v.elsewhere
+	case len(reportedAddresses(v.o)) == 0:
+		return reasonWaiting, "berthd of node " + node + " has not reported the pod's addresses yet"
+	case len(v.addresses) == 0:
+		return reasonWaiting, fmt.Sprintf("the kubelet of node %s has not reported the pod's addresses (status.podIPs) within %s: gateways serve the pod once it does", node, clientplan.Unconfirmed)
 	}
-	for _, r := range s.decision.Egresses {
-		if !slices.Contains(says.Egresses, r) {
+	for _, r := range v.decision.Egresses {
+		if !slices.Contains(report.Egresses, r) {
 			return reasonWaiting, fmt.Sprintf("berthd of node %s has not set up the tunnels of Egress %s/%s yet", node, r.Namespace, r.Name)
 		}
 	}
 	return "", ""
 }
 
-// ready is the condition of the pod's EgressClient; nil for a pod that uses no Egress.
-func (s scene) ready() *metav1.Condition {
+// ready is the condition of the pod's EgressClient; nil: the pod uses no Egress.
+func (v podView) ready() *metav1.Condition {
 	c := &metav1.Condition{Type: conditionReady, Status: metav1.ConditionFalse}
-	if len(s.decision.Refused) > 0 {
+	if len(v.decision.Refused) > 0 {
 		var texts []string
-		for _, r := range s.decision.Refused {
+		for _, r := range v.decision.Refused {
 			texts = append(texts, r.Message)
 		}
-		c.Reason, c.Message = s.decision.Refused[0].Reason, strings.Join(texts, "; ")
+		c.Reason, c.Message = v.decision.Refused[0].Reason, strings.Join(texts, "; ")
 		return c
 	}
-	if len(s.decision.Egresses) == 0 {
+	if len(v.decision.Egresses) == 0 {
 		return nil
 	}
-	if c.Reason, c.Message = s.waits(); c.Reason != "" {
+	if c.Reason, c.Message = v.waits(); c.Reason != "" {
 		return c
 	}
-	for _, r := range s.decision.Egresses {
-		if e := s.egresses.Get(membership.Ref{Namespace: r.Namespace, Name: r.Name}); e != nil && !e.Gateways {
+	for _, r := range v.decision.Egresses {
+		if e := v.egresses.Get(membership.Ref{Namespace: r.Namespace, Name: r.Name}); e != nil && !e.Gateways {
 			c.Reason, c.Message = reasonNoGateway, fmt.Sprintf("Egress %s has no gateway that is ready: the pod does not reach its destinations", e.Ref)
 			return c
 		}
@@ -85,7 +85,7 @@ func (s scene) ready() *metav1.Condition {
 	return c
 }
 
-// clientsReady is the part of an Egress's status that is about its clients.
+// clientsStatus is the part of an Egress's status on its clients.
 type clientsStatus struct {
 	clients, refused int32
 	condition        metav1.Condition
@@ -101,11 +101,12 @@ const (
 	reasonConsent  = "NoConsent"
 )
 
-// statusOf is what an Egress is to say of its clients.
-func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
-	s := clientsStatus{clients: int32(a.ledger.Len()), refused: int32(len(a.refused))}
+// statusOf is the desired part of an Egress's status on its clients.
+func statusOf(a *egressState, e *clientplan.Egress, all clientplan.Egresses) clientsStatus {
+	s := clientsStatus{clients: int32(a.placed.Len()), refused: int32(len(a.refused))}
 	s.condition = metav1.Condition{Type: v1alpha1.ConditionClientsReady, Status: metav1.ConditionFalse}
-	// Pods of others that it does not allow are counted, and no more: a stranger is not to say what the condition says.
+	// Pods of other namespaces that it does not allow are only counted: strangers must not control
+	// the condition.
 	refused := maps.Clone(a.refused)
 	maps.DeleteFunc(refused, func(pod types.NamespacedName, reason string) bool {
 		return reason == v1alpha1.EgressNotAllowed && pod.Namespace != e.Ref.Namespace
@@ -119,10 +120,10 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	case len(refused) > 0:
 		s.condition.Reason = reasonRefused
 		s.condition.Message = about(refused, "may not use it", "may not use it")
-	case len(a.stuck) > 0:
+	case len(a.waiting) > 0:
 		s.condition.Reason = reasonWaits
-		s.condition.Message = about(a.stuck, "is not served", "are not served")
-	case a.noConsent != nil && *a.noConsent:
+		s.condition.Message = about(a.waiting, "is not served", "are not served")
+	case a.lacksConsent != nil && *a.lacksConsent:
 		s.condition.Reason, s.condition.Message = reasonConsent, e.NoConsent()
 	default:
 		s.condition.Status, s.condition.Reason = metav1.ConditionTrue, reasonServed
@@ -130,10 +131,12 @@ func statusOf(a *account, e *plan.Egress, all plan.Egresses) clientsStatus {
 	return s
 }
 
-// shortened is a text of elsewhere, which may have what a user wrote at any length.
-func shortened(text string) string { return strings.ToValidUTF8(text[:min(len(text), plan.Most)], "") }
+// shortened bounds a text that users wrote.
+func shortened(text string) string {
+	return strings.ToValidUTF8(text[:min(len(text), clientplan.Most)], "")
+}
 
-// about tells of some pods: how many, which, for example, and why.
+// about is a message on some pods: how many, one of them, and why.
 func about(of map[types.NamespacedName]string, one, many string) string {
 	least := types.NamespacedName{}
 	for k := range of {
@@ -149,60 +152,59 @@ func about(of map[types.NamespacedName]string, one, many string) string {
 
 // findConsent finds out whether an Egress selects a namespace that does not consent, unless that is
 // known.
-func (c *Controller) findConsent(ctx context.Context, ref membership.Ref) error {
-	b := c.book
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[ref]
-	if a == nil || a.noConsent != nil {
+func (s *state) findConsent(ctx context.Context, ref membership.Ref, list func(context.Context) ([]membership.Namespace, error)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[ref]
+	if a == nil || a.lacksConsent != nil {
 		return nil
 	}
-	namespaces, err := c.namespaces(ctx)
+	namespaces, err := list(ctx)
 	if err != nil {
 		return err
 	}
-	selectors := b.egresses.Selectors()
-	a.noConsent = new(slices.ContainsFunc(namespaces, func(n membership.Namespace) bool { return selectors.MissesConsent(ref, n) }))
+	selectors := s.egresses.Selectors()
+	a.lacksConsent = new(slices.ContainsFunc(namespaces, func(n membership.Namespace) bool { return selectors.MissesConsent(ref, n) }))
 	return nil
 }
 
-// says tells whether an Egress's status says that already.
-func (s clientsStatus) said(by *v1alpha1.Egress) bool {
+// isIn tells whether an Egress's status says that already.
+func (s clientsStatus) isIn(by *v1alpha1.Egress) bool {
 	c := meta.FindStatusCondition(by.Status.Conditions, s.condition.Type)
 	return c != nil && by.Status.Clients == s.clients && by.Status.RefusedClients == s.refused &&
 		c.Status == s.condition.Status && c.Reason == s.condition.Reason && c.Message == s.condition.Message
 }
 
-// status is what an Egress's status is to say of its clients; nil: it says so, or is to say
-// so after wait.
-func (b *book) status(o *v1alpha1.Egress, e *plan.Egress) (want *clientsStatus, wait time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.accounts[e.Ref]
-	if a == nil || a.uid != e.UID || a.status != "" && newer(a.status, o.ResourceVersion) {
-		return nil, 0 // the event of what was written comes
+// status is the desired part of an Egress's status on clients; nil: it is there, or is written after
+// wait.
+func (s *state) status(o *v1alpha1.Egress, e *clientplan.Egress) (_ *clientsStatus, wait time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.of[e.Ref]
+	if a == nil || a.uid != e.UID || a.version != "" && newer(a.version, o.ResourceVersion) {
+		return nil, 0 // the event of the write comes
 	}
-	s := statusOf(a, e, b.egresses)
-	if s.said(o) {
+	want := statusOf(a, e, s.egresses)
+	if want.isIn(o) {
 		return nil, 0
 	}
-	now := b.clock.Now()
-	if wait := a.said.Add(betweenCounts).Sub(now); wait > 0 {
+	now := s.clock.Now()
+	if wait := a.wroteStatus.Add(betweenCounts).Sub(now); wait > 0 {
 		return nil, wait
 	}
-	a.said = now
-	s.condition.LastTransitionTime = metav1.NewTime(now)
-	if before := meta.FindStatusCondition(o.Status.Conditions, s.condition.Type); before != nil && before.Status == s.condition.Status {
-		s.condition.LastTransitionTime = before.LastTransitionTime
+	a.wroteStatus = now
+	want.condition.LastTransitionTime = metav1.NewTime(now)
+	if before := meta.FindStatusCondition(o.Status.Conditions, want.condition.Type); before != nil && before.Status == want.condition.Status {
+		want.condition.LastTransitionTime = before.LastTransitionTime
 	}
-	return &s, 0
+	return &want, 0
 }
 
-// said takes in that an Egress's status was written, with which resource version.
-func (b *book) said(ref membership.Ref, uid, version string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if a := b.accounts[ref]; a != nil && a.uid == uid {
-		a.status = version
+// statusWritten takes the resource version of an Egress whose status was written.
+func (s *state) statusWritten(ref membership.Ref, uid, version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a := s.of[ref]; a != nil && a.uid == uid {
+		a.version = version
 	}
 }

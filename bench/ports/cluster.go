@@ -1,0 +1,227 @@
+package ports
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/bench/bubble"
+	"github.com/berthnet/berth/bench/memapi"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/internal/vpcport/portfake"
+)
+
+func nodeName(i int) string { return fmt.Sprintf("node-%03d", i) }
+
+// work raises a cluster over api whose operator it is, makes the pods, waits until all of
+// their PodNICs are Active, and ends it all.
+func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, out *Outcome) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	if err := furnish(ctx, o, api); err != nil {
+		return err
+	}
+	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
+	g, ctx := errgroup.WithContext(ctx)
+	begin := func(what string, do func() error) {
+		g.Go(func() error {
+			if err := do(); err != nil && ctx.Err() == nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			return nil
+		})
+	}
+	begin("the operator", func() error { return operate(ctx, api, p) })
+	begin("the nodes", func() error { return c.nodes(ctx) })
+	<-time.After(10 * time.Second) // all watches are there
+	at := bubble.CPU()
+	c.began = time.Now()
+	begin("the scheduler", func() error { return c.makePods(ctx) })
+	err = c.await(ctx)
+	out.CPU = bubble.CPU() - at
+	cancel()
+	err = errors.Join(g.Wait(), err)
+	<-time.After(time.Hour) // for timers that nobody waits for any more
+	c.tell(out)
+	return err
+}
+
+// furnish makes what is there before pods are.
+func furnish(ctx context.Context, o Order, api *memapi.API) error {
+	all := []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		&v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: vpcName}, Spec: vpcSpec()},
+	}
+	for i := range o.Nodes {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		all = append(all, n)
+	}
+	for _, each := range all {
+		if err := api.Create(ctx, each); err != nil {
+			return fmt.Errorf("make %T %s: %w", each, each.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// cluster is what becomes of the pods.
+type cluster struct {
+	order    Order
+	api      *memapi.API
+	provider *portfake.Provider
+	began    time.Time
+
+	mu        sync.Mutex // guards all below
+	scheduled time.Duration
+	bound     map[string]time.Duration // by PodNIC
+	active    map[string]time.Duration
+	most      uint64 // of the heap
+}
+
+// makePods makes all pods at once, and gives each a node when it is its turn.
+func (c *cluster) makePods(ctx context.Context) error {
+	pods := make([]*corev1.Pod, c.order.Pods)
+	err := objects.Each(ctx, len(pods), 8, func(ctx context.Context, i int) error {
+		pods[i] = newPod(i)
+		return c.api.Create(ctx, pods[i])
+	})
+	if err != nil {
+		return err
+	}
+	<-time.After(c.order.Late)
+	begin := time.Now()
+	for i, p := range pods {
+		if c.order.Scheduled > 0 {
+			<-time.After(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(c.order.Scheduled))))
+		}
+		p.Spec.NodeName = nodeName(i % c.order.Nodes)
+		if err := c.api.Update(ctx, p); err != nil {
+			return err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.scheduled = time.Since(c.began)
+	return nil
+}
+
+// newPod is one as the API server hands it out, with what pods usually have.
+func newPod(i int) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: namespace, Name: fmt.Sprintf("web-%05d", i), Labels: map[string]string{"app": "web"},
+		Annotations: map[string]string{v1alpha1.AnnotationVPC: vpcName},
+	}}
+	p.Spec.Containers = []corev1.Container{{Name: "web", Image: "registry.example/web:1", Env: []corev1.EnvVar{{Name: "PORT", Value: "80"}}}}
+	p.Status.Phase = corev1.PodPending
+	return p
+}
+
+// nodes are the daemons: what is bound to theirs they plug, and say so.
+func (c *cluster) nodes(ctx context.Context) error {
+	w, err := c.api.Watch(ctx, &v1alpha1.PodNICList{})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	plugging, plugs := errgroup.WithContext(ctx)
+	for {
+		var e watch.Event
+		select {
+		case <-plugs.Done():
+			return plugging.Wait()
+		case e = <-w.ResultChan():
+		}
+		o, is := e.Object.(*v1alpha1.PodNIC)
+		if is && c.notes(o) {
+			plugging.Go(func() error { return c.plug(plugs, o) })
+		}
+	}
+}
+
+// notes takes down how far a PodNIC has come, and tells whether it is to be plugged now.
+func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, was := c.bound[o.Name]
+	is := o.Status.Plug != nil && o.Status.PortID != ""
+	if is && !was {
+		c.bound[o.Name] = time.Since(c.began)
+	}
+	if _, known := c.active[o.Name]; !known && o.Status.Phase == v1alpha1.PhaseActive {
+		c.active[o.Name] = time.Since(c.began)
+	}
+	return is && !was
+}
+
+// plug plugs a port and says so, as a daemon does.
+func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(nodesTake):
+	}
+	c.provider.Plug(o.Status.PortID, o.Status.NodeName)
+	said := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
+		v1alpha1.NodePlugged, o.Status.PortID, time.Now().UTC().Format(time.RFC3339))
+	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), said))
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("say that %s is plugged: %w", o.Name, err)
+	}
+	return nil
+}
+
+// await returns once all PodNICs are Active. It looks at the heap now and then.
+func (c *cluster) await(ctx context.Context) error {
+	look := time.Duration(0)
+	for {
+		select {
+		case <-ctx.Done():
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return fmt.Errorf("of %d PodNICs %d were bound and %d Active: %w", c.order.Pods, len(c.bound), len(c.active), ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
+		c.mu.Lock()
+		n, since := len(c.active), time.Since(c.began)
+		c.mu.Unlock()
+		if since >= look || n == c.order.Pods {
+			c.most = max(c.most, bubble.LiveHeap())
+			look = since + max(since/4, 500*time.Millisecond)
+		}
+		if n == c.order.Pods {
+			return nil
+		}
+	}
+}
+
+// tell writes down what was measured.
+func (c *cluster) tell(out *Outcome) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out.Scheduled, out.Heap = c.scheduled, c.most
+	out.Bound, out.Median = lastAndMedian(c.bound)
+	out.Active, _ = lastAndMedian(c.active)
+}
+
+func lastAndMedian(of map[string]time.Duration) (last, median time.Duration) {
+	var all []time.Duration
+	for _, at := range of {
+		all = append(all, at)
+	}
+	if len(all) == 0 {
+		return 0, 0
+	}
+	slices.Sort(all)
+	return all[len(all)-1], all[(len(all)-1)/2]
+}

@@ -1,0 +1,169 @@
+package ready
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// Network is one of the two that are compared.
+type Network string
+
+// The two.
+const (
+	Berth     Network = "berth"
+	Reference Network = "reference" // ptp and host-local
+)
+
+// referenceFile sorts before Berth's, and runtimes take the first.
+const referenceFile = "/etc/cni/net.d/00-reference.conflist"
+
+// referencePods are the addresses of all nodes' pods in the reference's turns.
+var referencePods = netip.MustParsePrefix("10.250.0.0/16")
+
+// referenceConfiguration is that of one node, which has its own part of the addresses,
+// and an MTU as in the VPC.
+func referenceConfiguration(node int) string {
+	a := referencePods.Addr().As4()
+	a[2] = byte(node)
+	return fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"ptp","mtu":9001,"ipam":{"type":"host-local","ranges":[[{"subnet":%q}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
+		Reference, netip.PrefixFrom(netip.AddrFrom4(a), 24))
+}
+
+// nowhere is a chart's value by which berthd runs on no node.
+var nowhere = map[string]any{"nodeSelector": map[string]any{"bench.berth.dev/network": string(Berth)}}
+
+// Configure gives Berth's chart values besides the lab's own.
+func (c *Cluster) Configure(ctx context.Context, daemon map[string]any) error {
+	c.values = daemon
+	if c.network != Berth {
+		return nil
+	}
+	return c.startBerth(ctx)
+}
+
+// use makes a network that of all pods to come, unless it is. Pods of the other must
+// be gone. In the reference's turns berthd does not run, so that these pay for nothing
+// that Berth does. There is always one of the two, so that nodes stay Ready.
+func (c *Cluster) use(ctx context.Context, n Network) error {
+	if c.network == n {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	hosts, err := c.hosts()
+	if err != nil {
+		return err
+	}
+	if n == Berth {
+		if err := c.startBerth(ctx); err != nil {
+			return err
+		}
+	}
+	for i, h := range hosts {
+		command := []string{"rm", referenceFile}
+		if n == Reference {
+			command = []string{"sh", "-ec", `printf %s "$1" >"$2.new"; mv "$2.new" "$2"`, "sh", referenceConfiguration(i), referenceFile}
+		}
+		if _, err := h.Run(ctx, command[0], command[1:]...); err != nil {
+			return err
+		}
+	}
+	for _, h := range hosts {
+		if err := poll.Until(ctx, func() error { return hasNetwork(ctx, h, n) }); err != nil {
+			return fmt.Errorf("switch %s to the network %s: %w", h.Name, n, err)
+		}
+	}
+	if n == Reference {
+		if err := c.stopBerth(ctx); err != nil {
+			return err
+		}
+	}
+	c.network = n
+	return nil
+}
+
+// hasNetwork is nil once a machine's runtime attaches pods to a network.
+func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
+	conn, err := h.CRI()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	status, err := cri.NewRuntimeServiceClient(conn).Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return err
+	}
+	// Of containerd 1 and 2: github.com/containerd/go-cni, ConfigResult.
+	var of struct {
+		Networks []struct{ Config struct{ Name string } }
+	}
+	if err := json.Unmarshal([]byte(status.Info["cniconfig"]), &of); err != nil {
+		return fmt.Errorf("read which networks containerd has: %w", err)
+	}
+	for _, n := range of.Networks {
+		if name := n.Config.Name; name == string(want) {
+			return nil
+		}
+	}
+	return fmt.Errorf("containerd has the networks %+v", of.Networks)
+}
+
+// startBerth installs Berth by its chart and returns when it runs on every node.
+func (c *Cluster) startBerth(ctx context.Context) error {
+	if err := c.Chart.Install(ctx, map[string]any{"daemon": c.values}); err != nil {
+		return err
+	}
+	return c.daemons(ctx, nodes)
+}
+
+func (c *Cluster) stopBerth(ctx context.Context) error {
+	values := map[string]any{}
+	maps.Copy(values, c.values)
+	maps.Copy(values, nowhere)
+	if err := c.Chart.Install(ctx, map[string]any{"daemon": values}); err != nil {
+		return err
+	}
+	return c.daemons(ctx, 0)
+}
+
+// daemons returns once so many nodes run berthd as it was installed last.
+func (c *Cluster) daemons(ctx context.Context, want int) error {
+	return poll.Until(ctx, func() error {
+		d := &appsv1.DaemonSet{}
+		if err := c.Kube.Client.Get(ctx, client.ObjectKey{Namespace: addons.Namespace, Name: "berthd"}, d); err != nil {
+			return err
+		}
+		pods := &corev1.PodList{}
+		if err := c.Kube.Client.List(ctx, pods, client.InNamespace(addons.Namespace), client.MatchingLabels(d.Spec.Selector.MatchLabels)); err != nil {
+			return err
+		}
+		s := d.Status
+		if s.ObservedGeneration != d.Generation || int(s.NumberReady) != want || want > 0 && int(s.UpdatedNumberScheduled) != want || len(pods.Items) != want {
+			return fmt.Errorf("berthd is ready on %d nodes of %d, with %d pods", s.NumberReady, want, len(pods.Items))
+		}
+		return nil
+	})
+}
+
+// available returns once every node has so many addresses to hand out.
+func (c *Cluster) available(ctx context.Context, want int) error {
+	for _, n := range c.Nodes() {
+		if err := lab.WaitAvailable(ctx, n, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,205 @@
+package ready
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab/run/host"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// rest is how long the cluster is left alone before pods are made.
+const rest = 2 * time.Second
+
+const (
+	name      = "measured"
+	namespace = metav1.NamespaceDefault
+)
+
+var labels = map[string]string{"app": name}
+
+// spec is of a pod that is nothing but a sandbox and one container, so that the network
+// has as large a part in its time as it can have: no probe, no volume, no pull.
+func spec(node string) corev1.PodSpec {
+	no, grace := false, int64(1)
+	s := corev1.PodSpec{
+		Containers:                    []corev1.Container{{Name: "pause", Image: host.PauseImage, ImagePullPolicy: corev1.PullNever}},
+		TerminationGracePeriodSeconds: &grace, AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
+	}
+	if node != "" {
+		s.NodeSelector = map[string]string{corev1.LabelHostname: node}
+		return s
+	}
+	s.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
+		MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule, LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
+	}}
+	return s
+}
+
+// Deployment makes one of so many pods, as many on each node as on another, and tells
+// how long it takes until all are Ready.
+func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last time.Duration, err error) {
+	replicas := int32(pods)
+	var began time.Time
+	all, err := c.turn(ctx, n, turn{pods: pods, onNode: (pods + nodes - 1) / nodes, create: func(ctx context.Context) error {
+		began = time.Now()
+		return c.Kube.Client.Create(ctx, &appsv1.Deployment{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+			Spec: appsv1.DeploymentSpec{
+				Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec("")},
+			},
+		})
+	}})
+	for _, at := range all {
+		last = max(last, at.Sub(began))
+	}
+	return last, err
+}
+
+// Burst makes so many pods at once for one node, and tells how long each took from its
+// creation until it was Ready, the fastest first.
+func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.Duration, err error) {
+	began := make([]time.Time, pods)
+	podName := func(i int) string { return fmt.Sprintf("%s-%d", name, i) }
+	node := c.Nodes()[0].Name
+	all, err := c.turn(ctx, n, turn{pods: pods, onNode: pods, create: func(ctx context.Context) error {
+		return objects.Each(ctx, pods, pods, func(ctx context.Context, i int) error {
+			began[i] = time.Now()
+			return c.Kube.Client.Create(ctx, &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: podName(i), Labels: labels}, Spec: spec(node),
+			})
+		})
+	}})
+	if err != nil {
+		return nil, err
+	}
+	for i := range began {
+		took = append(took, all[podName(i)].Sub(began[i]))
+	}
+	slices.Sort(took)
+	return took, nil
+}
+
+// turn is what a network does once.
+type turn struct {
+	pods   int // in all
+	onNode int // of them on one node
+	create func(context.Context) error
+}
+
+// turn has a network carry pods and removes them again. It returns when each was
+// Ready.
+func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := c.use(ctx, n); err != nil {
+		return nil, err
+	}
+	if n == Berth {
+		if err := c.available(ctx, t.onNode); err != nil {
+			return nil, err
+		}
+	}
+	if err := poll.Pause(ctx, time.Now(), rest); err != nil {
+		return nil, err
+	}
+	at := map[string]time.Time{}
+	g, groupCtx := errgroup.WithContext(ctx)
+	g.Go(func() error { return t.create(groupCtx) })
+	g.Go(func() (err error) {
+		// By a watch, as users and controllers hear of it: the times in conditions are
+		// whole seconds.
+		until := objects.Until(groupCtx, c.Kube.Client, &corev1.PodList{}, nil, func(p *corev1.Pod) bool {
+			if _, known := at[p.Name]; !known && p.Labels["app"] == name && objects.IsReady(p) {
+				at[p.Name] = time.Now()
+				err = errors.Join(err, carries(n, p))
+			}
+			return len(at) == t.pods
+		})
+		if until != nil {
+			until = fmt.Errorf("wait until %d pods are Ready by %s: %d are: %w", t.pods, n, len(at), until)
+		}
+		return errors.Join(err, until)
+	})
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return at, c.remove(ctx)
+}
+
+// carries wants a pod to have an address of the network whose turn it is.
+func carries(n Network, p *corev1.Pod) error {
+	a, err := netip.ParseAddr(p.Status.PodIP)
+	if err != nil || referencePods.Contains(a) != (n == Reference) {
+		return fmt.Errorf("pod %s has the address %q in a turn of %s", p.Name, p.Status.PodIP, n)
+	}
+	return nil
+}
+
+// remove removes the pods and what runtimes keep of them, which kubelets would have
+// them remove within a minute: in a turn of the other network.
+func (c *Cluster) remove(ctx context.Context) error {
+	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
+	err := errors.Join(
+		c.Kube.Client.DeleteAllOf(ctx, &appsv1.Deployment{}, client.InNamespace(namespace), background),
+		c.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels(labels)),
+	)
+	if err != nil {
+		return fmt.Errorf("remove pods: %w", err)
+	}
+	err = poll.Until(ctx, func() error {
+		left := &corev1.PodList{}
+		err := c.Kube.Client.List(ctx, left, client.InNamespace(namespace), client.MatchingLabels(labels))
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d pods are left", len(left.Items))
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("remove pods: %w", err)
+	}
+	hosts, err := c.hosts()
+	if err != nil {
+		return err
+	}
+	for _, h := range hosts {
+		if err := removeSandboxes(ctx, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeSandboxes removes those that have ended on a machine.
+func removeSandboxes(ctx context.Context, h *host.Host) error {
+	conn, err := h.CRI()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	r := cri.NewRuntimeServiceClient(conn)
+	ended := &cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_NOTREADY}}
+	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: ended})
+	if err != nil {
+		return fmt.Errorf("list sandboxes of %s: %w", h.Name, err)
+	}
+	for _, s := range list.Items {
+		if _, err := r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
+			return fmt.Errorf("remove a sandbox of %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}

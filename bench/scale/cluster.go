@@ -1,0 +1,182 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/fleet"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// clusterName is the value of eni.TagCluster.
+const clusterName = "scale"
+
+// instanceType has 8 ENIs of 30 addresses each, the primary one included.
+const instanceType = "m5.4xlarge"
+
+// cluster is a fleet in front of an EC2 in memory, and the model of its nodes.
+type cluster struct {
+	ec2   *ec2
+	fleet *fleet.Fleet
+	nodes []*node
+	set   eni.Settings
+	began time.Time
+
+	stop    context.CancelFunc
+	stopped chan struct{}
+
+	mu     sync.Mutex // guards all below
+	has    int        // addresses that nodes have, of those that they want
+	goal   int        // of has, closes filled
+	filled chan struct{}
+	last   time.Duration // when that was
+}
+
+// want is what the nodes of a workload need.
+type want struct {
+	policy    ipam.Policy
+	available int   // addresses of a filled node; 0: as many as the policy asks for at first
+	subnets   []int // free addresses of each; none: one with enough for all
+	short     int   // addresses that the subnets cannot give
+}
+
+func newCluster(o Order, w want) (*cluster, error) {
+	cloud := newEC2(o, w.subnets)
+	c := &cluster{
+		ec2: cloud, stopped: make(chan struct{}),
+		filled: make(chan struct{}), set: eni.Settings{InstanceType: instanceType, Policy: w.policy, AnySubnet: true},
+	}
+	if len(w.subnets) > 0 {
+		c.set.SubnetTags = forPods
+	}
+	var err error
+	c.fleet, err = fleet.New(fleet.Config{Cluster: clusterName, Cloud: cloud.paced})
+	if err != nil {
+		return nil, err
+	}
+	available := w.available
+	if available == 0 {
+		available = w.policy.Demand(1, false, ipam.Usage{}).Want
+	}
+	c.goal = o.Nodes*available - w.short
+	for i := range o.Nodes {
+		c.nodes = append(c.nodes, &node{
+			name: fmt.Sprintf("node-%05d", i), instance: cloud.instances[i],
+			want: available, gained: c.gained, used: map[netip.Addr]bool{},
+		})
+	}
+	return c, nil
+}
+
+// start runs the fleet.
+func (c *cluster) start(ctx context.Context) {
+	ctx, c.stop = context.WithCancel(ctx)
+	c.began = time.Now()
+	go func() {
+		defer close(c.stopped)
+		_ = c.fleet.Run(ctx) // the end of its context
+	}()
+}
+
+// join adds all nodes, one every so often, and returns once all are filled.
+func (c *cluster) join(ctx context.Context, every time.Duration) error {
+	for i, n := range c.nodes {
+		if i > 0 && every > 0 {
+			<-time.After(every)
+		}
+		if err := c.fleet.Set(n.name, n.instance, c.set, eni.Inventory{}, n); err != nil {
+			return fmt.Errorf("add %s: %w", n.name, err)
+		}
+	}
+	return c.wait(ctx)
+}
+
+// event has pods take an address on one node, and returns once the node has
+// another one for it.
+func (c *cluster) event(ctx context.Context, n *node) error {
+	c.expect(1)
+	n.use(1, 1)
+	c.fleet.Kick(n.name)
+	return c.wait(ctx)
+}
+
+// calm has the pods of events gone again, and returns once what the node needs
+// no more is given back.
+func (c *cluster) calm(nodes []*node) {
+	for _, n := range nodes {
+		n.leave(1)
+		c.fleet.Kick(n.name)
+	}
+	c.mu.Lock()
+	c.goal, c.has = c.goal-len(nodes), c.has-len(nodes)
+	c.mu.Unlock()
+	c.idle(2 * time.Minute) // beyond the delay of shrinking
+}
+
+// expect makes so many further addresses what wait waits for.
+func (c *cluster) expect(more int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.goal, c.filled = c.goal+more, make(chan struct{})
+}
+
+func (c *cluster) gained(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.has
+	if c.has += n; before < c.goal && c.has >= c.goal {
+		c.last = time.Since(c.began)
+		close(c.filled)
+	}
+}
+
+// deadline is in virtual time, and nearly free: nobody computes while all wait.
+const deadline = 2 * time.Hour
+
+// wait returns once nodes have what they want, as far as it is there.
+func (c *cluster) wait(ctx context.Context) error {
+	c.mu.Lock()
+	filled := c.filled
+	c.mu.Unlock()
+	select {
+	case <-filled:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(deadline):
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return fmt.Errorf("%d addresses after %v, expected %d; calls: %v", c.has, deadline, c.goal, c.ec2.outcome().Calls)
+	}
+}
+
+// idle lets time pass.
+func (c *cluster) idle(d time.Duration) { <-time.After(d) }
+
+// close ends the fleet.
+func (c *cluster) close() {
+	c.stop()
+	<-c.stopped
+	c.idle(time.Hour) // for timers that nobody waits for any more
+}
+
+// times tells when the goal was reached, and when half of the nodes were filled.
+func (c *cluster) times() (last, median time.Duration) {
+	var all []time.Duration
+	for _, n := range c.nodes {
+		n.mu.Lock()
+		if n.has == n.want {
+			all = append(all, n.filledAt.Sub(c.began))
+		}
+		n.mu.Unlock()
+	}
+	slices.Sort(all)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last, all[(len(all)-1)/2]
+}

@@ -1,0 +1,77 @@
+package scale
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+)
+
+func TestBound(t *testing.T) {
+	shared := &cloudfake.Bucket{Rate: 4, Size: 20}
+	for _, c := range []struct {
+		name   string
+		limits Limits
+		calls  map[string]int
+		want   time.Duration
+	}{
+		{"no limit", Limits{Delay: time.Second}, map[string]int{"CreateNetworkInterface": 1000}, time.Second},
+		{"within the burst", Limits{Shared: shared}, map[string]int{"DescribeSubnets": 20}, 0},
+		{"all actions together", Limits{Shared: shared}, map[string]int{"CreateNetworkInterface": 200, "DescribeSubnets": 100}, 70 * time.Second},
+		{"the slowest action", Limits{Published: true}, map[string]int{"CreateNetworkInterface": 100, "DescribeSubnets": 300, "AssignPrivateIpAddresses": 100}, 10 * time.Second},
+	} {
+		if got := c.limits.Forces(c.calls); got != c.want {
+			t.Errorf("%s: bound of %v is %v, want %v", c.name, c.calls, got, c.want)
+		}
+	}
+}
+
+// TestWorkloads does a small run of each, so that what the bench relies on holds.
+func TestWorkloads(t *testing.T) {
+	tight := Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
+	for _, c := range []struct {
+		order Order
+		holds func(Outcome) bool
+	}{
+		{Order{Workload: Join, Nodes: 20}, func(o Outcome) bool {
+			return o.CPU > 0 && o.Bytes > 0 && o.Calls["AssignPrivateIpAddresses"] == 20
+		}},
+		{Order{Workload: Event, Nodes: 20}, func(o Outcome) bool {
+			return o.CPU > 0 && o.Events >= eventsOfRound && o.Calls["AssignPrivateIpAddresses"] == o.Events
+		}},
+		{Order{Workload: Fill, Nodes: 20, Limits: tight}, func(o Outcome) bool {
+			return o.ENIs == 20 && o.Last >= o.Bound && o.Median < o.Last
+		}},
+		{Order{Workload: Fill, Nodes: 100, Limits: tight}, func(o Outcome) bool { // DeleteOnTermination yields
+			return o.Last < 56*time.Second && o.Exposed < 90*time.Second
+		}},
+		{Order{Workload: Fill, Nodes: 600, Limits: tight}, func(o Outcome) bool { // though some node lacks addresses all the time
+			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
+		}},
+		{Order{Workload: Fill, Nodes: 20, Limits: Limits{Shared: tight.Shared, Foreign: 4}}, func(o Outcome) bool { // beside another client
+			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.Forces(o.Calls)
+		}},
+		{Order{Workload: Subnets, Nodes: 100, Limits: tight}, func(o Outcome) bool {
+			return o.ENIs == 102 && o.FailedCreates == 0 && o.Last >= o.Bound
+		}},
+		{Order{Workload: ThrottledCreate, Nodes: 1, Limits: Limits{Delay: time.Second}}, func(o Outcome) bool { return o.ENIs == 1 && o.Last < 8*time.Second }},
+		{Order{Workload: ThrottledAssign, Nodes: 1, Limits: Limits{Delay: time.Second}}, func(o Outcome) bool { return o.ENIs == 0 && o.Last < 7*time.Second }},
+		{Order{Workload: Peers, Nodes: 2, Limits: tight}, func(o Outcome) bool {
+			return o.ENIs == 2*callsOfPeer && o.Last >= o.Bound && o.Last < 2*o.Bound && o.Median < o.Last && o.Throttled < callsOfPeer
+		}},
+		{Order{Workload: Memory, Nodes: 200}, func(o Outcome) bool { return o.Heap > 0 && o.Heap < 64<<20 }},
+	} {
+		t.Run(string(c.order.Workload), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				out, err := workloads[c.order.Workload](t.Context(), c.order)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !c.holds(out) {
+					t.Errorf("the outcome is %+v", out)
+				}
+			})
+		})
+	}
+}

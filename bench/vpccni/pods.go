@@ -1,0 +1,225 @@
+package vpccni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// retryDelay is how long what failed waits for the next try with a new sandbox.
+// A kubelet waits longer; nobody is to wait for that here.
+const retryDelay = 250 * time.Millisecond
+
+// pods are those of one node, made as a container runtime does.
+type pods struct {
+	node *node.Node
+	cni  *libcni.CNIConfig
+	list *libcni.NetworkConfigList
+	// apart: the plugin runs in another mount namespace, where sandboxes that
+	// came later have no file.
+	apart  bool
+	failed atomic.Int64 // ADDs
+
+	mu   sync.Mutex // guards all below; never held across I/O
+	made int
+	left map[string]*os.File // sandboxes that exist, by name; an open one is reached by its descriptor
+}
+
+// newPods has the pods of a node made by the plugins of a CNI configuration, in
+// a mount namespace unless the path of that is empty.
+func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
+	list, err := libcni.NetworkConfFromFile(conf)
+	if err != nil {
+		return nil, fmt.Errorf("read the CNI configuration: %w", err)
+	}
+	in := &inside{netns: n.Netns, mountNS: mountNS}
+	return &pods{
+		node: n, list: list, apart: mountNS != "", left: map[string]*os.File{},
+		cni: libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, filepath.Join(n.Dir, "var", "lib", "cni"), in),
+	}, nil
+}
+
+// sandbox makes the network namespace of a new pod.
+func (p *pods) sandbox() (*libcni.RuntimeConf, error) {
+	p.mu.Lock()
+	p.made++
+	i := p.made
+	p.mu.Unlock()
+	name := fmt.Sprintf("%s%d", p.node.PodPrefix, i)
+	if err := ns.Create(name); err != nil {
+		return nil, err
+	}
+	path := ns.Path(name)
+	var open *os.File
+	if p.apart {
+		var err error
+		if open, err = os.Open(path); err != nil {
+			return nil, errors.Join(fmt.Errorf("open network namespace: %w", err), ns.Remove(name))
+		}
+		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd())
+	}
+	p.mu.Lock()
+	p.left[name] = open
+	p.mu.Unlock()
+	return &libcni.RuntimeConf{
+		ContainerID: name, NetNS: path, IfName: "eth0",
+		Args: [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}, {"K8S_POD_INFRA_CONTAINER_ID", name}},
+	}, nil
+}
+
+func (p *pods) sandboxes(n int) (all []*libcni.RuntimeConf, err error) {
+	for range n {
+		rt, err := p.sandbox()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, rt)
+	}
+	return all, nil
+}
+
+func (p *pods) add(ctx context.Context, rt *libcni.RuntimeConf) error {
+	_, err := p.cni.AddNetworkList(ctx, p.list, rt)
+	if err != nil {
+		p.failed.Add(1)
+		return fmt.Errorf("ADD %s: %w", rt.ContainerID, err)
+	}
+	return nil
+}
+
+// del ends a pod.
+func (p *pods) del(ctx context.Context, rt *libcni.RuntimeConf) error {
+	if err := p.cni.DelNetworkList(ctx, p.list, rt); err != nil {
+		return fmt.Errorf("DEL %s: %w", rt.ContainerID, err)
+	}
+	return p.remove(rt.ContainerID)
+}
+
+func (p *pods) remove(name string) error {
+	p.mu.Lock()
+	open := p.left[name]
+	delete(p.left, name)
+	p.mu.Unlock()
+	if open != nil {
+		_ = open.Close()
+	}
+	return ns.Remove(name)
+}
+
+// serve makes a pod, however often that takes, and returns it when it has its
+// network.
+func (p *pods) serve(ctx context.Context) (*libcni.RuntimeConf, error) {
+	rt, err := p.sandbox()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		failed := p.add(ctx, rt)
+		if failed == nil {
+			return rt, nil
+		}
+		if err := p.del(context.WithoutCancel(ctx), rt); err != nil {
+			return nil, errors.Join(failed, err)
+		}
+		if !pause(ctx, retryDelay) {
+			return nil, failed
+		}
+		if rt, err = p.sandbox(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// each does the same for so many, at once, and returns all errors.
+func each(n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { errs[i] = do(i) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// serveAll makes so many pods at once.
+func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, error) {
+	all := make([]*libcni.RuntimeConf, n)
+	err := each(n, func(i int) (err error) {
+		all[i], err = p.serve(ctx)
+		return err
+	})
+	return all, err
+}
+
+// delAll ends pods at once.
+func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) error {
+	return each(len(all), func(i int) error { return p.del(ctx, all[i]) })
+}
+
+func (p *pods) close() error {
+	p.mu.Lock()
+	names := slices.Collect(maps.Keys(p.left))
+	p.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, p.remove(name))
+	}
+	return errors.Join(errs...)
+}
+
+// inside runs plugins in a node's network namespace and, where it has one, in
+// its mount namespace.
+type inside struct {
+	invoke.RawExec
+	version.PluginDecoder
+	netns, mountNS string
+}
+
+// ExecPlugin implements invoke.Exec.
+func (e *inside) ExecPlugin(ctx context.Context, plugin string, stdin []byte, env []string) (out []byte, err error) {
+	err = ns.Do(e.netns, func() error {
+		if e.mountNS != "" {
+			if err := enterMounts(e.mountNS); err != nil {
+				return err
+			}
+		}
+		out, err = e.RawExec.ExecPlugin(ctx, plugin, stdin, env)
+		return err
+	})
+	return out, err
+}
+
+// enterMounts moves the calling thread, which must be locked for good, to a mount
+// namespace. That takes a thread whose root and working directory are its own
+// (setns(2)).
+func enterMounts(path string) error {
+	runtime.LockOSThread()
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open mount namespace: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("part from the root of other threads: %w", err)
+	}
+	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("enter mount namespace %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package cloud
+
+import (
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+// Amount is a number of addresses and prefixes for pods: single IPv4 addresses, IPv4 /28 prefixes,
+// single IPv6 addresses and IPv6 /80 prefixes.
+type Amount struct {
+	Addresses, Prefixes int
+	IPv6, IPv6Prefixes  int `json:",omitempty"`
+}
+
+// AmountIn is an amount of one family.
+func AmountIn(f ipfamily.Family, addresses, prefixes int) Amount {
+	if f == ipfamily.IPv6 {
+		return Amount{IPv6: addresses, IPv6Prefixes: prefixes}
+	}
+	return Amount{Addresses: addresses, Prefixes: prefixes}
+}
+
+// Of returns the numbers of single addresses and of prefixes of one family.
+func (n Amount) Of(f ipfamily.Family) (addresses, prefixes int) {
+	if f == ipfamily.IPv6 {
+		return n.IPv6, n.IPv6Prefixes
+	}
+	return n.Addresses, n.Prefixes
+}
+
+// Has reports whether an amount has any of a family.
+func (n Amount) Has(f ipfamily.Family) bool {
+	addresses, prefixes := n.Of(f)
+	return addresses != 0 || prefixes != 0
+}
+
+// Family is the family of an amount that has only one; IPv4 for nothing.
+func (n Amount) Family() ipfamily.Family {
+	if n.Has(ipfamily.IPv6) {
+		return ipfamily.IPv6
+	}
+	return ipfamily.IPv4
+}
+
+// Plus is the sum of two amounts.
+func (n Amount) Plus(o Amount) Amount {
+	return Amount{n.Addresses + o.Addresses, n.Prefixes + o.Prefixes, n.IPv6 + o.IPv6, n.IPv6Prefixes + o.IPv6Prefixes}
+}
+
+// HostPrefix is the prefix with one address only.
+func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// HostPrefixes returns the HostPrefix of each address.
+func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, a := range addrs {
+		out = append(out, HostPrefix(a))
+	}
+	return out
+}
+
+// PrefixAround is the delegated prefix that an address would be in: /28 of IPv4, /80 of IPv6 (EC2 User
+// Guide, "Prefix delegation").
+func PrefixAround(a netip.Addr) netip.Prefix {
+	bits := 80
+	if a.Is4() {
+		bits = 28
+	}
+	return netip.PrefixFrom(a, bits).Masked()
+}
+
+// Split separates addresses, which are given as their HostPrefix, from prefixes.
+func Split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
+	for _, t := range things {
+		if t.IsSingleIP() {
+			addrs = append(addrs, t.Addr())
+		} else {
+			prefixes = append(prefixes, t)
+		}
+	}
+	return addrs, prefixes
+}
+
+// AmountOf counts addresses, which are given as their HostPrefix, and prefixes.
+func AmountOf(things []netip.Prefix) (n Amount) {
+	for _, t := range things {
+		switch single := t.IsSingleIP(); {
+		case single && t.Addr().Is4():
+			n.Addresses++
+		case single:
+			n.IPv6++
+		case t.Addr().Is4():
+			n.Prefixes++
+		default:
+			n.IPv6Prefixes++
+		}
+	}
+	return n
+}

@@ -1,0 +1,314 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+)
+
+const (
+	describeENIs = "DescribeNetworkInterfaces"
+	attach       = "AttachNetworkInterface"
+	noENIs       = "<networkInterfaceSet/>"
+	oneAddress   = "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item></assignedPrivateIpAddressesSet>"
+)
+
+var (
+	dropped   = answer{drop: true}
+	throttled = refusal(503, "RequestLimitExceeded", "Request limit exceeded.")
+	internal  = refusal(500, "InternalError", "An internal error has occurred")
+)
+
+// TestRepeats says for each kind of call and trouble how many requests are
+// sent, and what comes out.
+func TestRepeats(t *testing.T) {
+	describe := func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
+	assign := func(ctx context.Context, c cloud.API) error {
+		// A connection that was used before, as usual: net/http must not repeat either.
+		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
+			return err
+		}
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
+		return err
+	}
+	assignIPv6 := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
+		return err
+	}
+	unassignIPv6 := func(ctx context.Context, c cloud.API) error {
+		return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8::9/128")})
+	}
+	attachENI := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
+		return err
+	}
+	detach := func(ctx context.Context, c cloud.API) error { return c.DetachENI(ctx, "eni-attach-1") }
+	del := func(ctx context.Context, c cloud.API) error { return c.DeleteENI(ctx, "eni-1") }
+	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
+	associateOne := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
+		return err
+	}
+	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
+	setGroups := func(ctx context.Context, c cloud.API) error { return c.SetGroups(ctx, "eni-1", []string{"sg-1"}) }
+	link, noLink := ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")), refusal(400, "InvalidAssociationID.NotFound", "")
+
+	tests := []struct {
+		name    string
+		call    func(context.Context, cloud.API) error
+		action  string
+		answers []answer
+		sent    int
+		want    cloud.Class // Unknown: success
+	}{
+		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
+		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, EC2 away for good", describe, describeENIs, []answer{dropped}, pace.TransientTries, cloud.Transient},
+		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
+		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
+		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
+		{"assign, reply lost", assign, pace.Assign.Action, []answer{dropped, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
+		{"assign, internal error", assign, pace.Assign.Action, []answer{internal, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
+		{"assign, throttled", assign, pace.Assign.Action, []answer{throttled, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Unknown},
+		{"assign, throttled, then lost", assign, pace.Assign.Action, []answer{throttled, dropped, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Transient},
+		{"assign IPv6, reply lost", assignIPv6, pace.AssignIPv6.Action, []answer{dropped, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 1, cloud.Transient},
+		{"assign IPv6, throttled", assignIPv6, pace.AssignIPv6.Action, []answer{throttled, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 2, cloud.Unknown},
+		{"unassign IPv6, reply lost", unassignIPv6, pace.UnassignIPv6.Action, []answer{dropped, ok(pace.UnassignIPv6.Action, "")}, 2, cloud.Unknown},
+		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
+		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
+		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
+		{"delete, reply lost, then throttled", del, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
+		{"delete, reply lost", del, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
+		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
+		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
+		{"detach, throttled, then gone", detach, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
+		{"associate, reply lost", associateOne, associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
+		{"associate, throttled", associateOne, associate, []answer{throttled, link}, 2, cloud.Unknown},
+		{"associate, VLAN taken", associateOne, associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
+		{"disassociate, reply lost", disassociateOne, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
+		{"disassociate, gone before", disassociateOne, disassociate, []answer{noLink}, 1, cloud.Gone},
+		{"disassociate, throttled, then gone", disassociateOne, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
+		{"set groups, reply lost", setGroups, "ModifyNetworkInterfaceAttribute", []answer{dropped, ok("ModifyNetworkInterfaceAttribute", "<return>true</return>")}, 2, cloud.Unknown},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{tt.action: tt.answers, "DescribeSubnets": {ok("DescribeSubnets", "<subnetSet/>")}})
+			var seen record
+			err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
+			if tt.want == cloud.Unknown && err != nil {
+				t.Fatalf("got %v", err)
+			}
+			if tt.want != cloud.Unknown && cloud.ClassOf(err) != tt.want {
+				t.Errorf("got class %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
+			}
+			if n := len(s.sent(tt.action)); n != tt.sent {
+				t.Errorf("%d requests sent, want %d", n, tt.sent)
+			}
+			total := 0
+			for key, n := range seen.codes {
+				if strings.HasPrefix(key, tt.action+" ") {
+					total += n
+				}
+			}
+			if total != tt.sent {
+				t.Errorf("the observer saw %v, want %d calls", seen.codes, tt.sent)
+			}
+		})
+	}
+}
+
+// TestClientTokens: all repetitions of a call that carries a token carry the same one, the
+// caller's if there is one.
+func TestClientTokens(t *testing.T) {
+	calls := map[string]struct {
+		answer string
+		call   func(c cloud.API, token string) (id string, err error)
+	}{
+		create: {"<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>", func(c cloud.API, token string) (string, error) {
+			e, err := c.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: token})
+			return e.ID, err
+		}},
+		associate: {associated("eni-1", "eni-2", "eni-3", "7"), func(c cloud.API, token string) (string, error) {
+			a, err := c.AssociateBranch(t.Context(), cloud.Association{TrunkID: "eni-2", BranchID: "eni-3", VLAN: 7}, token)
+			return a.ID, err
+		}},
+	}
+	for action, tt := range calls {
+		for _, token := range []string{"", "intent-7"} {
+			s := serve(t, map[string][]answer{action: {dropped, throttled, ok(action, tt.answer)}})
+			id, err := tt.call(client(t, s), token)
+			if err != nil || id != "eni-1" {
+				t.Fatalf("%s: got %s, %v", action, id, err)
+			}
+			sent := s.sent(action)
+			if len(sent) != 3 {
+				t.Fatalf("%s: %d requests, want 3", action, len(sent))
+			}
+			first := sent[0].Get("ClientToken")
+			if first == "" || token != "" && first != token {
+				t.Errorf("%s: client token %q, want %q", action, first, token)
+			}
+			for _, r := range sent {
+				if got := r.Get("ClientToken"); got != first {
+					t.Errorf("%s: a repetition has token %q, the first request %q", action, got, first)
+				}
+			}
+		}
+	}
+}
+
+// TestExpiredCredentials: a refusal for expired credentials fetches new ones
+// and makes the call again, also one that is not idempotent; and only once.
+func TestExpiredCredentials(t *testing.T) {
+	old := refusal(400, "RequestExpired", "Request has expired.")
+	t.Run("renewed", func(t *testing.T) {
+		s := serve(t, map[string][]answer{pace.Assign.Action: {old, ok(pace.Assign.Action, oneAddress)}})
+		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
+		if _, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.keys) != 2 || s.keys[0] != "KEY1" || s.keys[1] != "KEY2" {
+			t.Errorf("signed with %v, want KEY1, then KEY2", s.keys)
+		}
+	})
+	t.Run("still expired", func(t *testing.T) {
+		s := serve(t, map[string][]answer{pace.Assign.Action: {old}})
+		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
+		_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
+		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(pace.Assign.Action)) != 2 {
+			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
+		}
+	})
+}
+
+// TestNoCredentials takes the credentials from a metadata service in trouble.
+func TestNoCredentials(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		status int
+		want   cloud.Class
+	}{{"no role", 404, cloud.Permission}, {"metadata service broken", 500, cloud.Transient}} {
+		t.Run(tt.name, func(t *testing.T) {
+			clearAWS(t)
+			imds := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPut {
+					w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
+					_, _ = w.Write([]byte("token"))
+					return
+				}
+				w.WriteHeader(tt.status)
+			}))
+			t.Cleanup(imds.Close)
+			s := serve(t, nil)
+			var seen record
+			c := client(t, s, func(o *setup) {
+				o.Credentials, o.IMDSEndpoint, o.HTTPClient, o.Pace.Observer = nil, imds.URL, calm, &seen
+			})
+			_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
+			if cloud.ClassOf(err) != tt.want {
+				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
+			}
+			if err == nil || !strings.Contains(err.Error(), "IAM role") {
+				t.Errorf("error %q does not say what to do", err)
+			}
+			if len(s.calls) != 0 {
+				t.Errorf("%d unsigned calls were sent", len(s.calls))
+			}
+			if seen.count(pace.Assign.Action+" "+pace.CodeCredentials) != 1 {
+				t.Errorf("the observer saw %v", seen.codes)
+			}
+		})
+	}
+}
+
+// clearAWS takes the machine's own AWS settings out of a test.
+func clearAWS(t testing.TB) {
+	t.Helper()
+	for _, k := range []string{
+		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION",
+		"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_EC2_METADATA_DISABLED", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_CA_BUNDLE",
+	} {
+		t.Setenv(k, "")
+	}
+	t.Setenv("AWS_CONFIG_FILE", t.TempDir()+"/none")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", t.TempDir()+"/none")
+}
+
+// TestBlackHole: an endpoint that never answers costs one time-out.
+func TestBlackHole(t *testing.T) {
+	release := make(chan struct{})
+	hole := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(hole.Close)
+	t.Cleanup(func() { close(release) })
+	var seen record
+	c := client(t, &server{Server: hole}, func(o *setup) {
+		o.Pace.CallTimeout, o.Pace.Clock, o.Pace.Observer = 100*time.Millisecond, clock.Real{}, &seen
+	})
+	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
+	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
+		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
+	}
+	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
+		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
+	}
+}
+
+// TestCanceled: the caller's context is honoured on the wire and in the
+// limiter's queue, where the call had no effect for sure.
+func TestCanceled(t *testing.T) {
+	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
+	c := client(t, s, func(o *setup) {
+		o.Pace.Clock = clock.NewFake(time.Unix(1e9, 0))
+		o.Pace.Ceilings = map[string]pace.Limit{describeENIs: {Rate: 1, Burst: 1}}
+	})
+	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.ENIs(ctx, cloud.ENIFilter{})
+	if cloud.ClassOf(err) != cloud.Throttled || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "not sent") {
+		t.Errorf("in the queue: %v (class %v)", err, cloud.ClassOf(err))
+	}
+	if n := len(s.sent(describeENIs)); n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+}
+
+func TestNewRefusesBadOptions(t *testing.T) {
+	clearAWS(t)
+	for _, tt := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Region: "x", EC2Endpoint: "ec2.example"}, "EC2 endpoint"},
+		{Options{Region: "x", EC2Endpoint: "ftp://x"}, "EC2 endpoint"},
+		{Options{Region: "x", IMDSEndpoint: "http://"}, "metadata endpoint"},
+		{Options{IMDSEndpoint: "http://127.0.0.1:1", MetadataTimeout: time.Millisecond}, "AWS_REGION"},
+	} {
+		_, err := New(t.Context(), tt.o)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: error %v, want one that names %q", tt.o, err, tt.want)
+		}
+	}
+}
+
+var _ sdk.CredentialsProvider = (*rotating)(nil)

@@ -1,0 +1,238 @@
+// Package cloud is Berth's model of the cloud: network interfaces, subnets and instances, the calls
+// that Berth makes on them, and the classes into which failed calls fall. It depends on neither an SDK
+// nor Kubernetes; cloud/aws implements it for EC2.
+package cloud
+
+import (
+	"context"
+	"net"
+	"net/netip"
+)
+
+// InterfaceType is the type of an ENI in EC2's spelling (EC2 API, NetworkInterface.InterfaceType).
+// Berth never uses ENIs of types other than those below.
+type InterfaceType string
+
+// The types that Berth uses.
+const (
+	InterfaceOrdinary InterfaceType = "interface"
+	// InterfaceTrunk is an ENI on whose link branches are VLANs.
+	InterfaceTrunk InterfaceType = "trunk"
+	// InterfaceBranch is the type of an ordinary ENI while it is associated with a trunk. It has no
+	// attachment then, and its status is "in-use".
+	InterfaceBranch InterfaceType = "branch"
+)
+
+// ENI is an elastic network interface as the cloud described it at one moment. Its slices are in the
+// cloud's order and belong to the receiver.
+type ENI struct {
+	ID          string
+	MAC         net.HardwareAddr
+	Type        InterfaceType
+	Status      string // "available" when detached, "in-use" when attached, attaching or a branch
+	Description string
+	VPCID       string
+	SubnetID    string
+	Zone        string
+	Groups      []string // security group IDs
+	Tags        map[string]string
+
+	Primary      netip.Addr     // primary private IPv4 address; none in an IPv6-only subnet
+	Addresses    []netip.Addr   // secondary private IPv4 addresses, without the primary one
+	Prefixes     []netip.Prefix // delegated IPv4 /28 prefixes
+	IPv6         []netip.Addr
+	IPv6Prefixes []netip.Prefix // delegated IPv6 /80 prefixes
+
+	// Attachment is nil for a detached ENI.
+	Attachment *Attachment
+}
+
+// Attachment is the attachment of an ENI to an instance.
+type Attachment struct {
+	ID                  string
+	InstanceID          string
+	DeviceIndex         int
+	NetworkCard         int
+	Status              string // attaching, attached, detaching, detached
+	DeleteOnTermination bool
+}
+
+// Subnet is a subnet with its count of free addresses in the cloud's last reply.
+type Subnet struct {
+	ID    string
+	VPCID string
+	Zone  string
+	CIDR  netip.Prefix // of IPv4; zero with IPv6Native
+	IPv6  []netip.Prefix
+	Free  int // AvailableIpAddressCount: IPv4 addresses
+	Tags  map[string]string
+	// IPv6Native: the subnet is IPv6-only. Its ENIs have no IPv4 address, and are for instances built on
+	// Nitro (Amazon VPC User Guide, "Subnet types").
+	IPv6Native bool
+}
+
+// RouteTable is a route table of a VPC with its associated subnets. A subnet without an association
+// uses the main table.
+type RouteTable struct {
+	ID      string
+	Main    bool
+	Subnets []string // IDs of explicitly associated subnets
+}
+
+// Instance is a virtual machine as the cloud described it.
+type Instance struct {
+	ID       string
+	Type     string
+	State    string // pending, running, stopping, stopped, shutting-down, terminated
+	Zone     string
+	VPCID    string
+	SubnetID string
+	Primary  netip.Addr // none in an IPv6-only subnet
+	DNSName  string     // private name; empty if the VPC has none
+	Tags     map[string]string
+	ENIs     []ENI // attached interfaces
+}
+
+// Limits are what an instance type allows. IPv4PerENI and IPv6PerENI count
+// every address slot of an ENI, its primary address included; a prefix takes
+// one slot (EC2 User Guide, "IP addresses per network interface per instance
+// type" and "Assigning prefixes to network interfaces").
+type Limits struct {
+	MaxENIs    int // of network card 0
+	IPv4PerENI int
+	IPv6PerENI int  // 0 where IPv6 is not supported
+	Prefixes   bool // Nitro and bare metal: prefixes can be delegated
+}
+
+// Identity is what the metadata service says about its instance.
+type Identity struct {
+	InstanceID   string
+	InstanceType string
+	Region       string
+	Zone         string
+	VPCID        string
+	SubnetID     string // of the primary interface
+	PrimaryMAC   net.HardwareAddr
+	PrimaryIPv4  netip.Addr // none in an IPv6-only subnet
+	VPCCIDRs     []netip.Prefix
+}
+
+// CreateENI is a request for a new ENI. With the same ClientToken, a repeated request returns the ENI of
+// the first one. Node mode stores the request as JSON.
+type CreateENI struct {
+	SubnetID    string
+	Groups      []string
+	Description string
+	Tags        map[string]string // applied in the creation call itself
+	ClientToken string
+	Type        InterfaceType `json:",omitempty"` // InterfaceTrunk; empty: an ordinary one
+	Primary     netip.Addr    `json:",omitzero"`  // the requested primary IPv4 address; zero: any of the subnet
+	IPv6Address netip.Addr    `json:",omitzero"`  // a requested IPv6 address, in place of Amount.IPv6
+	Amount                    // to assign at creation; either addresses or prefixes of each family
+}
+
+// ENIFilter selects ENIs that match all fields. Empty fields, and keys of Tagged without values, match
+// all ENIs.
+type ENIFilter struct {
+	IDs         []string
+	InstanceID  string              // attached to this instance; a branch is not attached
+	InstanceIDs []string            // attached to one of these instances
+	VPCID       string              //
+	Status      string              // "available": detached
+	Types       []InterfaceType     // one of these types
+	Tags        map[string]string   // all must match exactly
+	Tagged      map[string][]string // by key: the tag has exactly one of these values
+}
+
+// SubnetFilter selects subnets that match all fields. Empty fields match all subnets.
+type SubnetFilter struct {
+	IDs   []string
+	VPCID string
+	Zone  string
+	Tags  map[string]string
+}
+
+// API are the calls that Berth makes. Every error is or wraps an *Error: ClassOf gives its class.
+// Listings are complete, with all their pages. A call that is not idempotent is not repeated when its
+// reply is lost.
+type API interface {
+	// Instance describes one instance with its attached ENIs. An instance
+	// that does not exist is an error of class Gone.
+	Instance(ctx context.Context, id string) (Instance, error)
+	// Instances describes instances by their IDs, without their ENIs. IDs that do not exist are left
+	// out without an error.
+	Instances(ctx context.Context, ids []string) ([]Instance, error)
+	// Limits returns what an instance type allows.
+	Limits(ctx context.Context, instanceType string) (Limits, error)
+	// ENIs lists the interfaces that match.
+	ENIs(ctx context.Context, f ENIFilter) ([]ENI, error)
+	// Subnets lists the subnets that match.
+	Subnets(ctx context.Context, f SubnetFilter) ([]Subnet, error)
+	// SecurityGroups lists the IDs of a VPC's security groups that carry all the
+	// tags, in order.
+	SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error)
+	// RouteTables lists the route tables of a VPC, with their subnets but without
+	// their routes.
+	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
+	Changes
+}
+
+// Changes are the calls that change something.
+type Changes interface {
+	// CreateENI creates a detached ENI with its addresses and tags in one call.
+	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
+	// AttachENI attaches an ENI at a device index and returns the attachment
+	// ID; the link shows up in the instance later.
+	AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (attachmentID string, err error)
+	// DetachENI starts a detachment.
+	DetachENI(ctx context.Context, attachmentID string) error
+	// DeleteENI deletes a detached ENI.
+	DeleteENI(ctx context.Context, eniID string) error
+	// SetDeleteOnTermination sets whether an ENI is deleted with its instance.
+	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
+	// AssignAddresses assigns further addresses or prefixes of one family, chosen by the cloud, and
+	// returns them; an address as its HostPrefix. It is not idempotent: after an error of class
+	// Transient the caller must describe the ENI before it repeats the call.
+	AssignAddresses(ctx context.Context, eniID string, n Amount) ([]netip.Prefix, error)
+	// UnassignAddresses removes addresses, given as their HostPrefix, or prefixes of one family from an
+	// ENI.
+	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
+	// Tag creates or replaces tags on a resource.
+	Tag(ctx context.Context, resourceID string, tags map[string]string) error
+	Trunks
+}
+
+// Metadata is the metadata service of the instance. It lags behind the cloud: Berth uses it for the
+// identity of the instance, never for addresses.
+type Metadata interface {
+	Identity(ctx context.Context) (Identity, error)
+}
+
+// MaxVLAN is the highest VLAN ID; the lowest is 1 (IEEE 802.1Q).
+const MaxVLAN = 4094
+
+// Association makes an ENI a branch of a trunk: what the trunk's link carries with the
+// VLAN's ID (IEEE 802.1Q) is the branch's.
+type Association struct {
+	ID       string
+	TrunkID  string
+	BranchID string
+	VLAN     int // 1 to MaxVLAN
+}
+
+// Trunks are the calls about branches of trunks (EC2 API Reference,
+// AssociateTrunkInterface and its like).
+type Trunks interface {
+	// AssociateBranch makes a detached ordinary ENI a branch of an attached trunk, by
+	// a.TrunkID, a.BranchID and a.VLAN, and returns the association with its ID. The same
+	// clientToken with the same request gives the association that the first call made. A
+	// VLAN that another branch of the trunk has, and a branch that is associated already,
+	// are errors of class Conflict; an instance with as many branches as its type may have
+	// is one of class LimitReached.
+	AssociateBranch(ctx context.Context, a Association, clientToken string) (Association, error)
+	// DisassociateBranch makes a branch a detached ENI again. An association that there
+	// is not is an error of class Gone.
+	DisassociateBranch(ctx context.Context, associationID string) error
+	// SetGroups replaces the security groups of an ENI; there must be one at least.
+	SetGroups(ctx context.Context, eniID string, groups []string) error
+}

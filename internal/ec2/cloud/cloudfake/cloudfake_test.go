@@ -1,0 +1,418 @@
+package cloudfake
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+)
+
+// small is a VPC with a subnet of 11 addresses and one m5.large.
+func small(t *testing.T, o Options) *Cloud {
+	t.Helper()
+	c := New(o)
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/28", map[string]string{"for": "pods"})
+	c.State.AddInstance("i-1", "m5.large", "subnet-1")
+	return c
+}
+
+func class(t *testing.T, err error, want cloud.Class) {
+	t.Helper()
+	if got := cloud.ClassOf(err); got != want || err == nil {
+		t.Errorf("class %v (%v), want %v", got, err, want)
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func free(t *testing.T, c *Cloud) int {
+	t.Helper()
+	s, err := c.Subnets(t.Context(), cloud.SubnetFilter{Zone: "a", Tags: map[string]string{"for": "pods"}})
+	if err != nil || len(s) != 1 {
+		t.Fatalf("%v: %v", s, err)
+	}
+	return s[0].Free
+}
+
+// TestLifeOfAnENI takes ENIs through their lives, with the refusals on the way.
+func TestLifeOfAnENI(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
+	e, err := c.CreateENI(ctx, req)
+	ok(t, err)
+	if again, err := c.CreateENI(ctx, req); err != nil || again.ID != e.ID || len(e.Addresses) != 3 || free(t, c) != 6 {
+		t.Errorf("%+v, then %+v (%v), %d free", e, again, err, free(t, c))
+	}
+	req.Addresses = 4
+	_, err = c.CreateENI(ctx, req)
+	class(t, err, cloud.Bug)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 6}})
+	class(t, err, cloud.SubnetFull)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2"})
+	class(t, err, cloud.Gone)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{"sg-9"}})
+	class(t, err, cloud.Gone)
+	_, err = c.AttachENI(ctx, e.ID, "i-1", 0)
+	class(t, err, cloud.Conflict)
+	a, err := c.AttachENI(ctx, e.ID, "i-1", 1)
+	ok(t, err)
+	ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, true))
+	ok(t, c.Tag(ctx, e.ID, map[string]string{"b": "2"}))
+	class(t, c.DeleteENI(ctx, e.ID), cloud.Conflict)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 7})
+	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large
+	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 6})
+	ok(t, err)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+	class(t, err, cloud.SubnetFull)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("10.9.9.9/32")}), cloud.Gone)
+	ok(t, c.UnassignAddresses(ctx, e.ID, got[:5]))
+
+	list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}})
+	ok(t, err)
+	if len(list) != 1 || len(list[0].Addresses) != 4 || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.Status != "attached" {
+		t.Errorf("listed %+v", list)
+	}
+	list[0].Addresses[0] = netip.Addr{}
+	if truth := c.State.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
+		t.Errorf("a caller changed the books: %+v", truth)
+	}
+	ok(t, c.DetachENI(ctx, a))
+	class(t, c.DetachENI(ctx, a), cloud.Gone)
+	ok(t, c.DeleteENI(ctx, e.ID))
+	if n := free(t, c); n != 10 {
+		t.Errorf("%d free at the end, want 10", n)
+	}
+	if s := c.Front.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
+		t.Errorf("creations %+v", s)
+	}
+	if c.Front.CPU() <= 0 {
+		t.Error("no CPU time was used")
+	}
+}
+
+// TestTerminate: ENIs with DeleteOnTermination are deleted, others are detached.
+func TestTerminate(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	for i := range 2 {
+		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		ok(t, err)
+		a, err := c.AttachENI(ctx, e.ID, "i-1", 1+i)
+		ok(t, err)
+		ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, i == 0))
+	}
+	c.State.Terminate("i-1")
+	_, err := c.Instance(ctx, "i-1")
+	class(t, err, cloud.Gone)
+	left, err := c.ENIs(ctx, cloud.ENIFilter{Status: "available"})
+	if err != nil || len(left) != 1 || len(c.State.Truth()) != 1 || free(t, c) != 10 {
+		t.Errorf("%+v left (%v), %d free", left, err, free(t, c))
+	}
+}
+
+// TestPrefixes: a subnet gives prefixes until it has none, and takes them back.
+func TestPrefixes(t *testing.T) {
+	c, ctx := New(Options{}), t.Context()
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
+	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}})
+	ok(t, err)
+	more, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
+	ok(t, err)
+	if more[0] == e.Prefixes[0] || more[0].Bits() != 28 || free(t, c) != 59-1-32 {
+		t.Errorf("prefixes %v and %v, %d free", e.Prefixes, more, free(t, c))
+	}
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
+	class(t, err, cloud.SubnetFull) // 26 are free, but no aligned 16
+	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	if back, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}); err != nil || back[0] != more[0] {
+		t.Errorf("%v: %v", back, err)
+	}
+	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	c.State.SetFragmented("subnet-1", true)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
+	class(t, err, cloud.SubnetFull)
+}
+
+// TestIPv6: a subnet with an IPv6 block gives addresses and prefixes of it, by calls
+// of their own, within the limits of the instance, and takes them back.
+func TestIPv6(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	c.State.SetIPv6("subnet-1", "2001:db8::/64")
+	c.State.AddSubnet("subnet-2", "b", "10.1.0.0/28", nil)
+	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1, IPv6Prefixes: 2}})
+	ok(t, err)
+	if len(e.Addresses) != 1 || len(e.IPv6) != 0 || len(e.IPv6Prefixes) != 2 || free(t, c) != 8 {
+		t.Errorf("made %+v, %d free", e, free(t, c))
+	}
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2", Amount: cloud.Amount{IPv6: 1}})
+	class(t, err, cloud.SubnetFull) // it has none
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6: 1, IPv6Prefixes: 1}})
+	class(t, err, cloud.Bug)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8, IPv6: 1}})
+	class(t, err, cloud.SubnetFull)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{IPv6Prefixes: 65533}})
+	class(t, err, cloud.SubnetFull) // 65536 less the first and the last, and two
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1, IPv6: 1})
+	class(t, err, cloud.Bug)
+	_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 9})
+	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large, none of them a primary one
+	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 8})
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6Prefixes: 1})
+	class(t, err, cloud.LimitReached)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}) // IPv4 has limits of its own
+	ok(t, err)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("2001:db8::999/128")}), cloud.Gone)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{got[0], cloud.HostPrefix(e.Addresses[0])}), cloud.Bug)
+	ok(t, c.UnassignAddresses(ctx, e.ID, got[:7]))
+	ok(t, c.UnassignAddresses(ctx, e.ID, e.IPv6Prefixes[:1]))
+
+	subnets, err := c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}})
+	if want := netip.MustParsePrefix("2001:db8::/64"); err != nil || len(subnets) != 1 || !slices.Equal(subnets[0].IPv6, []netip.Prefix{want}) {
+		t.Errorf("listed %+v: %v", subnets, err)
+	}
+	list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
+	ok(t, err)
+	if !slices.Equal(list[0].IPv6, []netip.Addr{got[7].Addr()}) || !slices.Equal(list[0].IPv6Prefixes, e.IPv6Prefixes[1:]) || len(list[0].Addresses) != 2 {
+		t.Errorf("listed %+v", list[0])
+	}
+	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
+	if truth := c.State.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
+		t.Errorf("a caller changed the books: %+v", truth)
+	}
+	c.State.Steal(e.ID, got[7].Addr())
+	if truth := c.State.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {
+		t.Errorf("after one was stolen: %+v", truth)
+	}
+	if four, six := c.Front.Total(pace.Assign.Action).Calls, c.Front.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
+		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
+	}
+	if n := c.Front.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
+		t.Errorf("%d calls of %s, want 4", n, pace.UnassignIPv6.Action)
+	}
+	c.Front.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
+	ok(t, err)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
+	class(t, err, cloud.SubnetFull)
+	c.State.Terminate("i-1")
+	ok(t, c.DeleteENI(ctx, e.ID))
+	if n := c.State.subnets["subnet-1"].six.free(); n != 65534 {
+		t.Errorf("%d prefixes free at the end, want 65534", n)
+	}
+}
+
+// TestSpace6: no address is given twice or lies in a prefix, and a prefix comes again
+// after all others.
+func TestSpace6(t *testing.T) {
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/28"), IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:7::/64")}}).six
+	first := s.takePrefix()
+	delete(s.taken, first)
+	seen := map[netip.Addr]bool{}
+	for range 65533 {
+		p, a := s.takePrefix(), s.take()
+		switch {
+		case p == first, seen[p.Addr()], seen[a], p.Bits() != 80, p != p.Masked(), !s.cidr.Contains(p.Addr()), !s.cidr.Contains(a):
+			t.Fatalf("gave %v and %v", p, a)
+		case seen[cloud.PrefixAround(a).Addr()]:
+			t.Fatalf("%v is of a prefix", a)
+		}
+		seen[p.Addr()], seen[a] = true, true
+	}
+	if p := s.takePrefix(); p != first || s.free() != 0 {
+		t.Errorf("%v, %d free; want %v as the last", p, s.free(), first)
+	}
+	if last := netip.MustParsePrefix("2001:db8:0:7:ffff::/80"); s.taken[last] || s.taken[s.cidr] || seen[s.at(0)] || seen[s.at(3)] || !seen[s.at(4)] {
+		t.Errorf("the reserved addresses were given: %v", s.taken[last])
+	}
+}
+
+// TestDelays: calls, attaching and buckets take the time that they are to take.
+func TestDelays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{
+			Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second,
+			Shared: &Bucket{Rate: 1, Size: 4}, Buckets: map[string]Bucket{pace.CreateENI.Action: {Rate: 1, Size: 1}},
+		}), t.Context()
+		start := time.Now()
+		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		ok(t, err)
+		if took := time.Since(start); took != 100*time.Millisecond {
+			t.Errorf("the call took %v", took)
+		}
+		_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		class(t, err, cloud.Throttled)
+		_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
+		ok(t, err)
+		status := func() string {
+			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
+			ok(t, err)
+			return list[0].Attachment.Status
+		}
+		if s := status(); s != "attaching" {
+			t.Errorf("status %q after 100 ms", s)
+		}
+		time.Sleep(2 * time.Second) //nolint:forbidigo // bubble time
+		if s := status(); s != "attached" {
+			t.Errorf("status %q after 2 s", s)
+		}
+		refused := c.Front.Total().Refused
+		for range 10 {
+			_, _ = c.RouteTables(ctx, VPC)
+		}
+		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
+		if n := c.Front.Total().Refused - refused; n != 7 {
+			t.Errorf("%d of 10 calls were refused, want 7", n)
+		}
+	})
+}
+
+// TestManyNodes: the cost of a call does not grow with the number of nodes.
+func TestManyNodes(t *testing.T) {
+	const nodes = 10_000
+	c, ctx := New(Options{}), t.Context()
+	c.State.AddSubnet("subnet-1", "a", "10.0.0.0/8", nil)
+	for i := range nodes {
+		c.State.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1")
+	}
+	for i := range nodes {
+		id := fmt.Sprintf("i-%d", i)
+		for index := 1; index < 4; index++ {
+			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8}, ClientToken: fmt.Sprint(id, index)})
+			ok(t, err)
+			_, err = c.AttachENI(ctx, e.ID, id, index)
+			ok(t, err)
+		}
+		if list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil || len(list) != 4 {
+			t.Fatalf("%d ENIs: %v", len(list), err)
+		}
+	}
+	took := c.Front.CPU()
+	list, err := c.ENIs(ctx, cloud.ENIFilter{VPCID: VPC})
+	if err != nil || len(list) != 4*nodes || c.Front.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
+		t.Errorf("%d ENIs, %d calls: %v", len(list), c.Front.Total(pace.DescribeENIs.Action).Calls, err)
+	}
+	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.Front.CPU()-took)
+	seen := make(map[netip.Addr]bool, 10*nodes)
+	for _, e := range list {
+		for _, a := range append(e.Addresses, e.Primary) {
+			if seen[a] {
+				t.Fatalf("%v was given twice", a)
+			}
+			seen[a] = true
+		}
+	}
+}
+
+// TestFaultsAndLag: a lost reply has its effect, a refusal has none, and a
+// listing trails while lag is on.
+func TestFaultsAndLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{}), t.Context()
+		e := c.State.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
+		c.State.SetLag(10 * time.Second)
+		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
+		c.Front.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
+		for _, want := range []cloud.Class{cloud.Transient, cloud.Conflict} {
+			_, err := c.AssignAddresses(ctx, e, cloud.Amount{Addresses: 1})
+			class(t, err, want)
+		}
+		for _, want := range []int{0, 1} {
+			in, err := c.Instance(ctx, "i-1")
+			ok(t, err)
+			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}})
+			ok(t, err)
+			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.State.Truth()[1].Addresses) != 1 {
+				t.Errorf("listed %+v, and %+v of the instance; want %d addresses", list, in.ENIs, want)
+			}
+			time.Sleep(10 * time.Second) //nolint:forbidigo // bubble time
+		}
+		if n := c.Front.Count("AssignAddresses"); n != 2 || c.Front.Calls()[0].Err == nil {
+			t.Errorf("%d calls: %+v", n, c.Front.Calls())
+		}
+	})
+}
+
+// TestSubnet: an address comes again after all others, and a prefix wherever
+// sixteen together are free, the highest first.
+func TestSubnet(t *testing.T) {
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/26")})
+	first, _ := s.take()
+	s.give(first)
+	for range 58 {
+		if a, ok := s.take(); !ok || a == first {
+			t.Fatalf("%v, %v after %v was given back", a, ok, first)
+		}
+	}
+	if a, ok := s.take(); !ok || a != first || s.left != 0 {
+		t.Errorf("%v, %v, %d left; want %v as the last", a, ok, s.left, first)
+	}
+	for i := range 16 {
+		if p, ok := s.takePrefix(); ok {
+			t.Errorf("%v with %d addresses free", p, i)
+		}
+		s.give(s.at(16 + i))
+	}
+	for i := range 16 {
+		s.give(s.at(32 + i))
+	}
+	for _, want := range []string{"10.0.0.32/28", "10.0.0.16/28"} {
+		if p, ok := s.takePrefix(); !ok || p.String() != want {
+			t.Errorf("%v, %v; want %s", p, ok, want)
+		}
+	}
+}
+
+// TestAssociations: associations are listed by trunk and VLAN, and listings that lag show a branch as
+// the ENI that it was. Tests of package aws compare all other behaviour of trunks and branches with
+// the lab.
+func TestAssociations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{}), t.Context()
+		first, second := c.State.AddENI("i-1", 1, cloud.InterfaceTrunk, nil), c.State.AddENI("i-1", 2, cloud.InterfaceTrunk, nil)
+		c.State.SetLag(time.Second)
+		var want []cloud.Association
+		for _, at := range []struct {
+			trunk string
+			vlan  int
+		}{{second, 1}, {first, 2}, {first, 1}} {
+			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+			ok(t, err)
+			a, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: at.trunk, BranchID: e.ID, VLAN: at.vlan}, "")
+			ok(t, err)
+			want = append([]cloud.Association{a}, want...)
+		}
+		if got := c.State.Associations(); !slices.Equal(got, want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+		shown := func(status string) int {
+			list, err := c.ENIs(ctx, cloud.ENIFilter{Status: status, Types: []cloud.InterfaceType{cloud.InterfaceBranch, cloud.InterfaceOrdinary}, IDs: []string{want[0].BranchID}})
+			ok(t, err)
+			return len(list)
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // bubble time
+		ok(t, c.DisassociateBranch(ctx, want[0].ID))
+		if shown("in-use") != 1 || shown("available") != 0 {
+			t.Error("the end of the association is shown at once")
+		}
+		time.Sleep(time.Second) //nolint:forbidigo // bubble time
+		if shown("in-use") != 0 || shown("available") != 1 {
+			t.Error("the end of the association is not shown after a second")
+		}
+		if got := c.State.Associations(); !slices.Equal(got, want[1:]) {
+			t.Errorf("got %+v, want %+v", got, want[1:])
+		}
+	})
+}

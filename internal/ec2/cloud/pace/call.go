@@ -1,0 +1,172 @@
+package pace
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+// The maximum numbers of attempts.
+const (
+	TransientTries = 4 // in all, for idempotent calls, within the call's time-out
+	ThrottledTries = 6 // in all; each of them waits for its turn
+	firstBackoff   = 200 * time.Millisecond
+	maxBackoff     = 5 * time.Second
+)
+
+// Reply is the result of one attempt. As an error of Calls it has more details than a *cloud.Error.
+type Reply struct {
+	Err *cloud.Error // nil for success
+	// Code is the code for an Observer if the error has none of the cloud's; empty: CodeNoReply.
+	Code string
+	// Unsent: the call certainly had no effect, although Err is Transient.
+	Unsent bool
+	// Answered: the call took effect, but its reply is invalid. It is not repeated.
+	Answered bool
+	// Cure: the call had no effect, and may succeed after Cure, which is called once.
+	Cure func()
+}
+
+// Error is the text of Err, which must not be nil.
+func (r *Reply) Error() string { return r.Err.Error() }
+
+// Unwrap returns Err.
+func (r *Reply) Unwrap() error { return r.Err }
+
+// Do makes one call: it waits for its turn, sends it, and repeats it as far as its result and kind allow.
+// The context of send ends with the call's time-out. The error is always a *cloud.Error; it is of class
+// Throttled only if no attempt had an effect.
+func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) error {
+	a := attempt{set: s, call: c, left: s.options.CallTimeout}
+	for {
+		r := a.once(ctx, send)
+		switch {
+		case r.Err == nil, a.lostReply && c.GoneIsDone && r.Err.Class == cloud.Gone:
+			return nil
+		case r.Answered:
+			return r.Err
+		case a.retry(ctx, r):
+			continue
+		}
+		if a.lostReply && r.Err.Class == cloud.Throttled {
+			e := *r.Err
+			e.Class = cloud.Transient // an attempt before this one may have taken effect
+			return &e
+		}
+		return r.Err
+	}
+}
+
+// attempt is the state of a call across its attempts.
+type attempt struct {
+	set  *Set
+	call Call
+
+	ticket    uint64        // place in the queue
+	left      time.Duration // of the call's time-out
+	transient int
+	throttled int
+	cured     bool
+	lostReply bool // an earlier attempt may have taken effect
+}
+
+// once makes one attempt when its turn comes.
+func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Reply {
+	s, op := a.set, a.call.Action
+	permit, ticket, waited, err := s.acquire(ctx, a.call, a.ticket)
+	a.ticket = ticket
+	if waited > 0 {
+		s.options.Observer.Limited(op, waited)
+	}
+	if err != nil {
+		return Reply{Err: &cloud.Error{
+			Class: cloud.Throttled, Op: op,
+			Err: fmt.Errorf("not sent: waited %v for the rate limit of this action: %w", waited.Round(time.Millisecond), err),
+		}}
+	}
+	callCtx, cancel := context.WithTimeoutCause(ctx, a.left,
+		fmt.Errorf("no reply within %v: %w", s.options.CallTimeout, context.DeadlineExceeded))
+	defer cancel()
+	start := s.clock.Now()
+	r := send(callCtx)
+	took := s.clock.Now().Sub(start)
+	a.left -= took
+	if r.Err != nil && r.Err.Code == "" && !r.Answered && callCtx.Err() != nil && ctx.Err() == nil {
+		e := *r.Err
+		e.Err = fmt.Errorf("%w (%w)", context.Cause(callCtx), e.Err)
+		r.Err = &e
+	}
+	s.report(permit, r.outcome())
+	s.options.Observer.Call(op, r.code(), took)
+	return r
+}
+
+// outcome is what a reply says about the granted rate.
+func (r Reply) outcome() outcome {
+	switch {
+	case r.Err == nil, r.Answered:
+		return passed
+	case r.Err.Class == cloud.Throttled:
+		return refused
+	case r.Err.Code != "":
+		return passed
+	}
+	return lost
+}
+
+// code is the code of a reply for an Observer.
+func (r Reply) code() string {
+	switch {
+	case r.Err == nil, r.Answered:
+		return CodeOK
+	case r.Err.Code != "":
+		return r.Err.Code
+	case r.Code != "":
+		return r.Code
+	}
+	return CodeNoReply
+}
+
+// retry reports whether to repeat the call, and waits until then.
+func (a *attempt) retry(ctx context.Context, r Reply) bool {
+	cured := r.Cure != nil && !a.cured
+	if cured {
+		r.Cure()
+		a.cured = true
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	switch {
+	case cured:
+		return true
+	case r.Err.Class == cloud.Throttled:
+		a.throttled++
+		a.set.options.Logger.Debug("EC2 throttled a call", "op", a.call.Action, "code", r.Err.Code, "attempt", a.throttled)
+		return a.throttled < ThrottledTries
+	case r.Err.Class == cloud.Transient:
+		a.lostReply = a.lostReply || !r.Unsent
+		a.transient++
+		return a.call.Idempotent && a.transient < TransientTries && a.backoff(ctx)
+	}
+	return false
+}
+
+// backoff waits before the next attempt; false if there is no time left.
+func (a *attempt) backoff(ctx context.Context) bool {
+	d := min(maxBackoff, firstBackoff<<(a.transient-1))
+	d = d/2 + rand.N(d)
+	if d >= a.left {
+		return false
+	}
+	a.left -= d
+	select {
+	case <-a.set.clock.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

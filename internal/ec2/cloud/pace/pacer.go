@@ -1,0 +1,442 @@
+package pace
+
+import (
+	"math"
+	"time"
+)
+
+// The pacer's constants. Rates are in calls per second.
+const (
+	startRate  = 100 // the highest that EC2 publishes for an action (EC2 Developer Guide, "Request throttling")
+	startBurst = 100 // likewise, the largest bucket
+	floorRate  = 0.5
+	topRate    = 1000
+
+	startWindow  = 4    // calls in flight while credit is spent that EC2's bucket may not have,
+	windowGrowth = 0.25 // and how many more for each that passes
+
+	searchRate = 4.0   // where the search for the granted rate begins
+	searchStep = 0.7   // added for each call that passes: the rate doubles every second
+	keep       = 0.85  // what is kept of the measured rate after a refusal
+	probe      = 0.006 // relative growth for each call that passes, at low rates
+	probeSlope = 0.1   // at higher ones: growth in calls per second, every second,
+	probeShare = 0.01  // and besides, for each call that passes
+	probeLate  = 0.02  // for each call that passes, once nothing was refused for probeAfter
+	probeAfter = 20 * time.Second
+
+	exhausted = 4 // refusals more than passes that say that saved-up credit is not there
+
+	judged       = 4     // answers that it takes to judge a rate,
+	judgedSearch = 8     // the one that ends a search,
+	judgedDeep   = 10    // one that was more than halved,
+	judgedOthers = 12    // and one beside others whose refusals are known
+	between      = 40    // answers between two cuts beside those
+	trial        = 20    // answers after a cut that tell whether it helped
+	inVain       = 3     // refusals among them that say it did not
+	slack        = 2     // calls by which the model of EC2's bucket may be wrong
+	memory       = 3     // cuts for which it is remembered that others are refused too
+	overdrive    = 2.4   // most calls for one that passes
+	recovery     = 0.02  // relative growth for each call that passes beside others, up to the rate before the cut,
+	probeOthers  = 0.002 // and beyond
+
+	firstHold = 500 * time.Millisecond // how long the queue stands still after a refusal, at most holdCalls calls
+	holdCalls = 5
+	longHold  = 30 * time.Second
+	storeTime = 2 // seconds of unused rate after which credit counts as saved up
+	storeGain = 0.02
+)
+
+// pacer decides when the next call of one action, or one account, may be sent. It is a token
+// bucket whose rate is not configured but learned, with no clock of its own:
+// time comes in with every call. It is not safe for concurrent use.
+//
+// The model is a bucket at EC2's end, of unknown size, that grants a rate.
+// Between two refusals it went from empty to empty, so the calls that passed in
+// between, divided by the time, are the granted rate, or this client's share of
+// it. It works in three phases:
+//
+//   - open: the bucket never was empty. Calls go out at startRate. Single
+//     refusals say nothing; it is empty when refusals outnumber passes by
+//     exhausted, or, among peers, at the first.
+//   - searching, after that: the queue stands still for firstHold, then the rate
+//     starts at searchRate and doubles every second until it is refused.
+//   - settled: a refusal cuts the rate to keep times the granted one, and
+//     calls that pass while others queue raise it: mostly by a fixed amount a
+//     second, so that among clients that share a bucket small shares grow at
+//     the cost of large ones, and at low rates by less, so that refusals stay
+//     rare. The rate swings around the granted one in cycles of
+//     some 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
+//
+// A cut is a trial of the model. Below the granted rate EC2 has no reason to
+// refuse: when it does so within the first calls although the bucket of the
+// model is not empty, or goes on after the rate was halved, refusals do not
+// follow this client's rate, but come of chance or of another client that does
+// not yield. Then single refusals are borne, the rate goes back
+// to what it was before the cut, and the next trial is far off. The rate stays below
+// overdrive times the granted one, which bounds the calls that are wasted. Among
+// peers that would be a race that nobody wins, and their trials are held
+// together instead; see listen.go.
+//
+// Saved-up credit is spent carefully: only so many calls are in flight, more
+// with each that passes, so that no burst is refused as a whole. Credit that
+// EC2 does not have says nothing about the rate; the burst is halved instead.
+// Cuts with nothing passing in between double the hold, up to longHold.
+type pacer struct {
+	phase   phase
+	rate    float64
+	burst   float64 // most credit that can be saved up
+	credit  float64 // calls that may be sent now; brought up to date until at
+	at      time.Time
+	held    time.Time // nothing is sent before
+	ceiling Limit
+
+	peers *listener // nil when no other processes like this one draw from the same buckets
+
+	granted float64 // the rate that EC2 grants, as measured at the last cut
+	before  float64 // the rate before that; 0 when the cut was undone
+	others  int     // cuts for which it is remembered that refusals do not follow the rate; 0: they do
+
+	// The epoch since the last cut, or since that was undone:
+	epoch  int       // counts them; calls sent before do not judge the rate after
+	since  time.Time // when it began
+	sent   int       // calls since, without those not sent after all
+	passed int       // of them, not refused
+	missed int       // refused
+	busy   bool      // no credit was saved up since: passed measures the granted rate
+	score  int       // passes less refusals while credit is saved up, at most 0
+
+	inflight int     // calls sent and not answered
+	window   float64 // most of them while saved-up credit is spent
+
+	strikes int // cuts in a row with nothing passing in between
+}
+
+type phase int
+
+const (
+	open phase = iota
+	searching
+	settled
+)
+
+// grant is the permission of one pacer to send a call. It is returned with the outcome. The zero grant is of
+// no pacer.
+type grant struct {
+	pacer   *pacer
+	epoch   int
+	at      time.Time // when it was given
+	nth     int       // grants of the epoch before it
+	queued  bool      // calls were waiting for the pacer
+	stored  bool      // drawn from saved-up credit
+	listens bool      // sent in a quiet period
+}
+
+// whenAnswered is the delay of a call that waits for replies to others.
+const whenAnswered = time.Hour
+
+// newPacer returns a pacer in its initial state. A zero ceiling sets no limit; peers is Options.Peers.
+func newPacer(now time.Time, ceiling Limit, peers bool) *pacer {
+	p := &pacer{rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
+	if peers {
+		p.peers = &listener{}
+	}
+	if ceiling.Rate > 0 {
+		p.rate = min(p.rate, ceiling.Rate)
+	}
+	p.burst = p.maxBurst()
+	p.credit = p.burst
+	return p
+}
+
+func (p *pacer) maxBurst() float64 {
+	if p.ceiling.Burst > 0 {
+		return float64(p.ceiling.Burst)
+	}
+	return startBurst
+}
+
+// delay is the time until the next call may be sent; 0 means at once, whenAnswered after the reply to
+// another call.
+func (p *pacer) delay(now time.Time) time.Duration {
+	if now.Before(p.held) {
+		return p.held.Sub(now)
+	}
+	if !p.busy && float64(p.inflight) >= p.window {
+		return whenAnswered
+	}
+	p.accrue(now)
+	// The tolerance keeps a rounding error from asking for a wait of nothing.
+	if p.credit >= 1-1e-9 {
+		return 0
+	}
+	for missing, t := 1-p.credit, p.at; ; {
+		rate, until := p.current(t)
+		at := t.Add(time.Duration(math.Ceil(missing / rate * float64(time.Second))))
+		if !at.After(until) {
+			return max(at.Sub(now), time.Microsecond)
+		}
+		missing, t = missing-rate*until.Sub(t).Seconds(), until
+	}
+}
+
+// take returns a grant. Delay must be 0 at now.
+func (p *pacer) take(now time.Time) grant {
+	p.accrue(now)
+	got := grant{pacer: p, epoch: p.epoch, at: now, nth: p.sent, queued: p.credit < 2, stored: !p.busy}
+	got.listens = p.peers != nil && p.phase != open && p.peers.listens(now)
+	p.credit--
+	p.inflight++
+	p.sent++
+	return got
+}
+
+// unused returns a grant without a call.
+func (g grant) unused() {
+	if g.pacer != nil {
+		g.pacer.inflight--
+		g.pacer.credit++
+		if g.epoch == g.pacer.epoch {
+			g.pacer.sent--
+		}
+	}
+}
+
+// lost reports that the reply to a call says nothing about the rate.
+func (g grant) lost() {
+	if g.pacer != nil {
+		g.pacer.inflight--
+	}
+}
+
+func (p *pacer) accrue(now time.Time) {
+	full := max(2, p.burst, storeTime*p.rate)
+	for p.at.Before(now) {
+		rate, until := p.current(p.at)
+		if until.After(now) || p.credit > full {
+			until = now
+		}
+		dt := until.Sub(p.at).Seconds()
+		p.at = until
+		p.credit += dt * rate
+		if p.peers != nil {
+			p.peers.spared += dt * (1 - rate/p.rate)
+		}
+	}
+	if p.credit > max(2, storeTime*p.rate) {
+		p.busy = false
+	}
+	p.credit = min(p.burst, p.credit)
+}
+
+// current is the rate at t, and until when it is valid.
+func (p *pacer) current(t time.Time) (rate float64, until time.Time) {
+	if p.peers == nil || p.phase == open {
+		return p.rate, t.Add(whenAnswered)
+	}
+	share, until := p.peers.share(t)
+	return min(p.rate, share*max(p.rate, p.before)), until
+}
+
+// pass reports that a call was not throttled.
+func (g grant) pass(now time.Time) {
+	p := g.pacer
+	if p == nil {
+		return
+	}
+	p.inflight--
+	p.hear(g, false, now)
+	if g.epoch != p.epoch {
+		return
+	}
+	p.passed++
+	p.strikes = 0
+	p.score = min(0, p.score+1)
+	if g.stored {
+		p.window += windowGrowth
+		p.burst = min(p.maxBurst(), p.burst+storeGain)
+	}
+	if !g.queued {
+		return
+	}
+	p.accrue(now)
+	switch {
+	case p.phase == searching:
+		p.rate += searchStep
+	case p.bears():
+		p.rate += p.growth() + gain*p.peers.borne()*p.rate
+	case p.others > 0 && p.rate < p.before:
+		p.rate += recovery * p.rate
+	case p.others > 0:
+		p.rate = min(max(p.rate, overdrive*p.granted), p.rate+max(probeOthers*p.rate, p.growth()))
+	case now.Sub(p.since) > probeAfter:
+		p.rate += max(probeLate, p.growth())
+	default:
+		p.rate += p.growth()
+	}
+	p.clamp()
+}
+
+func (p *pacer) growth() float64 {
+	high := probeSlope/p.rate + probeShare
+	if p.peers != nil {
+		high += probePeers * p.rate
+	}
+	return min(probe*p.rate, high)
+}
+
+// refuse reports that the call was throttled, and reports whether that says
+// something about EC2's buckets: calls that were in flight together count as
+// one refusal, and those that are known not to follow the rate as none.
+func (g grant) refuse(now time.Time) bool {
+	p := g.pacer
+	p.inflight--
+	p.hear(g, true, now)
+	if g.epoch != p.epoch {
+		return false
+	}
+	p.accrue(now)
+	unexplained := p.unexplained(g)
+	p.missed++
+	p.score--
+	known := p.others > 0
+	if unexplained || p.unhelped() {
+		p.others = memory
+	}
+	switch {
+	case p.phase == open || !p.busy:
+		if p.score > -exhausted && p.peers == nil {
+			return false
+		}
+		if p.phase == open {
+			p.phase, p.rate = searching, searchRate
+		}
+		p.burst = max(1, p.burst/2)
+	case p.bear(now):
+		return false
+	case p.passed+p.missed < p.enough():
+		return false
+	case p.passed == 0 || p.nothingPasses():
+		p.strikes++
+		if !known {
+			p.rate /= 2
+		}
+	case p.others > 0 && p.tried():
+		if p.missed >= inVain {
+			p.undo(now)
+		}
+		return !known
+	case known && p.passed+p.missed < between:
+		return false
+	default:
+		p.cut(g.at.Sub(p.since))
+	}
+	p.clamp()
+	p.stop(now)
+	return !known
+}
+
+// tried reports whether the trial period after a cut is still running.
+func (p *pacer) tried() bool {
+	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && p.peers == nil
+}
+
+// unexplained reports whether a call was refused although a bucket that grants
+// what was measured had something in it. Calls without an answer count as passed.
+func (p *pacer) unexplained(g grant) bool {
+	inflow := p.granted * g.at.Sub(p.since).Seconds()
+	return p.tried() && inflow-float64(g.nth-p.missed) > slack
+}
+
+// unhelped reports whether refusals continue although the rate was halved.
+func (p *pacer) unhelped() bool {
+	return p.tried() && p.strikes == 0 && p.rate <= p.before/2 && p.missed >= inVain
+}
+
+// enough is the number of replies in an epoch that are needed to judge its rate.
+func (p *pacer) enough() int {
+	switch {
+	case p.strikes > 0:
+		return 0
+	case p.phase == searching:
+		return judgedSearch
+	case p.others > 0:
+		return judgedOthers
+	case p.tried() && p.rate <= p.before/2:
+		return judgedDeep
+	}
+	return judged
+}
+
+// undo restores the rate before the last cut.
+func (p *pacer) undo(now time.Time) {
+	p.rate, p.before = max(p.rate, p.before), 0
+	p.epoch++
+	p.since, p.sent, p.passed, p.missed = now, 0, 0, 0
+}
+
+// cut measures the rate that was granted during the epoch, and sets a lower one.
+func (p *pacer) cut(took time.Duration) {
+	if took <= 0 {
+		return
+	}
+	p.others = max(0, p.others-1)
+	seconds := took.Seconds()
+	if p.peers != nil {
+		seconds = max(listenShare*seconds, seconds-p.peers.spared)
+	}
+	p.phase, p.granted = settled, float64(p.passed)/seconds
+	p.before = max(keep*p.before, p.rate)
+	if p.passed+p.missed >= trial {
+		p.before = min(p.before, overdrive*p.granted)
+	}
+	p.rate = keep * min(p.rate, p.granted)
+	if p.peers != nil {
+		p.peers.cut, _ = period(p.at)
+		p.peers.floor = p.rate
+	}
+}
+
+// stop halts the queue and restarts learning.
+func (p *pacer) stop(now time.Time) {
+	p.held = now.Add(p.hold())
+	p.epoch++
+	p.since, p.passed, p.missed, p.sent, p.score, p.busy = now, 0, 0, 0, 0, true
+	// EC2's bucket is empty now. What flows into it while the queue stands
+	// still is left there: it may be too small to hold it.
+	p.credit, p.at = 1, p.held
+	p.window = startWindow
+	if p.peers != nil {
+		p.peers.spared = 0
+	}
+}
+
+// resume restarts an unused pacer with its old knowledge, after a refusal.
+func (p *pacer) resume(now time.Time) {
+	if p.phase == open {
+		p.phase, p.rate = searching, searchRate
+	}
+	p.strikes = 0
+	p.stop(now)
+}
+
+// search starts a search for the granted rate.
+func (p *pacer) search(now time.Time, rate float64) {
+	p.phase, p.rate, p.busy = searching, rate, true
+	p.credit, p.at, p.since = 1, now, now
+	p.clamp()
+}
+
+func (p *pacer) hold() time.Duration {
+	hold := firstHold
+	if p.phase == settled {
+		hold = min(hold, time.Duration(holdCalls/p.rate*float64(time.Second)))
+	}
+	return min(longHold, hold<<min(p.strikes, 8))
+}
+
+func (p *pacer) clamp() {
+	p.rate = max(floorRate, min(topRate, p.rate))
+	if p.ceiling.Rate > 0 {
+		p.rate = min(p.rate, p.ceiling.Rate)
+	}
+}

@@ -1,0 +1,83 @@
+package pace
+
+import (
+	"container/heap"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+)
+
+// waiter is a call in a queue.
+type waiter struct {
+	action   *action
+	priority cloud.Priority
+	spare    bool   // not urgent: it yields to peers
+	ticket   uint64 // order of arrival of the first attempt
+	since    time.Time
+	ready    chan struct{} // closed once permit is set
+	permit   permit
+	at       [2]int // its places in the heaps of a queue
+}
+
+// queue holds the waiters of an action in two orders at once.
+type queue struct{ byPriority, byAge order }
+
+func (q *queue) init() {
+	q.byPriority = order{which: 0, before: func(a, b *waiter) bool {
+		if a.spare != b.spare {
+			return b.spare
+		}
+		if a.priority != b.priority {
+			return a.priority > b.priority
+		}
+		return a.ticket < b.ticket
+	}}
+	q.byAge = order{which: 1, before: func(a, b *waiter) bool { return a.ticket < b.ticket }}
+}
+
+func (q *queue) len() int { return len(q.byAge.list) }
+
+func (q *queue) push(w *waiter) {
+	heap.Push(&q.byPriority, w)
+	heap.Push(&q.byAge, w)
+}
+
+func (q *queue) remove(w *waiter) {
+	heap.Remove(&q.byPriority, w.at[0])
+	heap.Remove(&q.byAge, w.at[1])
+}
+
+// first is the waiter with the highest priority, oldest the one that arrived first. The queue must not be
+// empty.
+func (q *queue) first() *waiter  { return q.byPriority.list[0] }
+func (q *queue) oldest() *waiter { return q.byAge.list[0] }
+
+// order is a heap of waiters; each knows its place in it.
+type order struct {
+	list   []*waiter
+	which  int // of waiter.at
+	before func(a, b *waiter) bool
+}
+
+func (o *order) Len() int           { return len(o.list) }
+func (o *order) Less(i, j int) bool { return o.before(o.list[i], o.list[j]) }
+
+func (o *order) Swap(i, j int) {
+	l := o.list
+	l[i], l[j] = l[j], l[i]
+	l[i].at[o.which], l[j].at[o.which] = i, j
+}
+
+func (o *order) Push(x any) {
+	w := x.(*waiter)
+	w.at[o.which] = len(o.list)
+	o.list = append(o.list, w)
+}
+
+func (o *order) Pop() any {
+	n := len(o.list) - 1
+	w := o.list[n]
+	o.list[n] = nil
+	o.list = o.list[:n]
+	return w
+}

@@ -1,0 +1,226 @@
+package eni
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// An address belongs to one ENI, and an ENI keeps its MAC and primary address for life. A description
+// that says otherwise is wrong, or part of it is older than the rest: what is listed twice stays with
+// the ENI that is known to have it, and serves nobody else until descriptions agree.
+
+// assignment is one of an address or prefix to an ENI, as listed by EC2.
+type assignment struct {
+	prefix  netip.Prefix
+	eni     string
+	primary bool // the ENI's own
+}
+
+// assignments returns the assignments of all ENIs, by address, with a prefix before what it contains.
+func assignments(enis []facts) []assignment {
+	var out []assignment
+	for _, e := range enis {
+		if e.Primary.IsValid() {
+			out = append(out, assignment{cloud.HostPrefix(e.Primary), e.ID, true})
+		}
+		for _, p := range e.held {
+			out = append(out, assignment{p, e.ID, false})
+		}
+	}
+	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.prefix.Compare(y.prefix), cmp.Compare(x.eni, y.eni)) })
+	return out
+}
+
+// dispute is an assignment that is not used, because other ENIs are listed with the same address or
+// prefix.
+type dispute struct {
+	assignment
+	among []string // all ENIs that are listed with it
+}
+
+// disputes returns the addresses and prefixes that several ENIs have, or one has twice. Before is what
+// was known of the ENIs. An ENI's own primary address wins, then the ENI that had the address before.
+// If neither applies, no assignment is used.
+func disputes(before, now []facts) []dispute {
+	var out []dispute
+	all := assignments(now)
+	for i := 0; i < len(all); {
+		j := i + 1
+		for j < len(all) && all[i].prefix.Overlaps(all[j].prefix) {
+			j++
+		}
+		if group := all[i:j]; len(group) > 1 {
+			out = append(out, losers(before, group)...)
+		}
+		i = j
+	}
+	return out
+}
+
+// losers returns the assignments of one group that are not used: all but the winner, if there is one,
+// and but primary addresses.
+func losers(before []facts, group []assignment) []dispute {
+	known := func(a assignment) bool {
+		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.prefix) })
+	}
+	stands := slices.IndexFunc(group, func(a assignment) bool { return a.primary })
+	if stands < 0 {
+		stands = slices.IndexFunc(group, known)
+	}
+	var among []string
+	for _, a := range group {
+		among = append(among, a.eni)
+	}
+	var out []dispute
+	for i, a := range group {
+		if i != stands && !a.primary {
+			out = append(out, dispute{a, among})
+		}
+	}
+	return out
+}
+
+// doubles returns the ENIs whose MAC, primary address or device index another ENI has too, except the
+// one that had it before.
+func doubles(before, now []facts) []string {
+	var out []string
+	for _, e := range now {
+		if slices.ContainsFunc(unique, func(same sameness) bool {
+			twice := slices.ContainsFunc(now, func(o facts) bool { return o.ID != e.ID && same(e, o) })
+			return twice && !slices.ContainsFunc(before, func(o facts) bool { return o.ID == e.ID && same(e, o) })
+		}) {
+			out = append(out, e.ID)
+		}
+	}
+	return out
+}
+
+// sameness reports whether two ENIs share a property that each ENI has for itself.
+type sameness func(x, y facts) bool
+
+// unique are the properties that each ENI of a node has for itself.
+var unique = []sameness{
+	func(x, y facts) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
+	func(x, y facts) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
+	func(x, y facts) bool { return samePlace(x.Attachment, y.Attachment) },
+}
+
+// samePlace reports whether two attachments have the same device index.
+func samePlace(x, y *cloud.Attachment) bool {
+	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
+}
+
+// arbitrate removes disputed addresses from the view. Before is what was known of the ENIs before the
+// listing.
+func (v *view) arbitrate(before []facts) {
+	clear(v.contradictions)
+	now := make([]facts, 0, len(v.enis))
+	for _, k := range v.list() {
+		k.disputed, k.ambiguous = cloud.Amount{}, false
+		if k.contradiction != "" {
+			v.contradictions[k.contradiction] = []string{k.ID}
+		}
+		f := k.facts
+		f.held = k.kept() // an address that is being released is not disputed
+		now = append(now, f)
+	}
+	for _, d := range disputes(before, now) {
+		k := v.enis[d.eni]
+		k.disputed = k.disputed.Plus(cloud.AmountOf([]netip.Prefix{d.prefix}))
+		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.prefix })
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.prefix), k.ID)] = d.among
+	}
+	for _, id := range doubles(before, now) {
+		v.enis[id].ambiguous = true
+		v.contradictions[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
+	}
+}
+
+// without returns a copy of list without the elements for which gone is true.
+func without[T any](list []T, gone func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), gone)
+}
+
+// keepForLife keeps the MAC and the primary address of a known ENI, whatever a listing says.
+func (k *known) keepForLife(e *facts) {
+	k.contradiction = ""
+	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
+		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
+		e.MAC = k.MAC
+	}
+	if k.Primary.IsValid() && e.Primary.IsValid() && k.Primary != e.Primary {
+		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
+		e.Primary = k.Primary
+	}
+}
+
+// unlogged returns the contradictions of the last listing that the one before did not have, and
+// schedules lookups of all ENIs concerned.
+func (v *view) unlogged(soon time.Time) []string {
+	var out []string
+	for what, ids := range v.contradictions {
+		if !v.logged[what] {
+			out = append(out, what)
+		}
+		for _, id := range ids {
+			v.lookups.scheduleUnlessSet(id, soon)
+		}
+	}
+	clear(v.logged)
+	for what := range v.contradictions {
+		v.logged[what] = true
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Undisputed returns a listing of the ENIs of many nodes without the addresses that it assigns to ENIs
+// of several nodes. Such an address or prefix stays with the ENI that had it, according to had, or with
+// none. Lost describes what was removed. Addresses that several ENIs of one node dispute are left to
+// its reconciler. Owner returns the instance of an ENI.
+func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
+	byVPC, byID := map[string][]facts{}, map[string]int{}
+	for i, e := range list {
+		byVPC[e.VPCID] = append(byVPC[e.VPCID], factsOf(e, ""))
+		byID[e.ID] = i
+	}
+	out = list
+	for _, enis := range byVPC {
+		found := disputes(nil, enis)
+		if len(found) == 0 { // as nearly always
+			continue
+		}
+		var before []facts
+		for _, d := range found {
+			for _, id := range d.among {
+				if e := list[byID[id]]; had(e, d.prefix) {
+					before = append(before, facts{ID: id, held: []netip.Prefix{d.prefix}})
+				}
+			}
+		}
+		for _, d := range disputes(before, enis) {
+			at := byID[d.eni]
+			mine := owner(list[at])
+			if !slices.ContainsFunc(d.among, func(id string) bool { return owner(list[byID[id]]) != mine }) {
+				continue
+			}
+			if len(lost) == 0 {
+				out = slices.Clone(list)
+			}
+			lost = append(lost, brief(d.prefix)+" of "+d.eni)
+			is := func(p netip.Prefix) bool { return p == d.prefix }
+			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.prefix }
+			e := &out[at]
+			e.Addresses, e.IPv6 = without(e.Addresses, one), without(e.IPv6, one)
+			e.Prefixes, e.IPv6Prefixes = without(e.Prefixes, is), without(e.IPv6Prefixes, is)
+		}
+	}
+	return out, lost
+}

@@ -1,0 +1,212 @@
+// Package fleet reconciles the ENIs of many nodes in one process: one
+// eni.Reconciler a node, and what they share. It knows no Kubernetes.
+//
+//	fleet.go        what the operator calls: Set, Remove, Kick, Invalidate, CheckInstance
+//	run.go          passes of nodes, full listings, and the collection of orphans
+//	schedule.go     when the next pass of each node is due
+//	member.go       one node with its reconciler
+//	holders.go      which node has which address
+//	observatory.go  listings and descriptions for all nodes together
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Fleet is the ENI allocator for all nodes. All methods may be called concurrently.
+type Fleet struct {
+	cfg         Config
+	shared      *eni.Shared
+	holders     *holders
+	observatory *observatory
+	work        sync.WaitGroup
+
+	mu      sync.Mutex // guards all below, and the fields of members that say so; never held during a call
+	ctx     context.Context
+	running chan struct{} // closed by Run
+	members map[string]*member
+	leaving map[string]*member   // by instance: removed in the middle of a pass
+	ended   map[string]time.Time // when the work for an instance ended, if recently
+	due     schedule
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Fleet, error) {
+	if err := cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	f := &Fleet{
+		cfg: cfg, holders: newHolders(), due: schedule{wake: retry.NewSignal()},
+		running: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+	}
+	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
+	f.observatory = newObservatory(&f.cfg, f.shared.Catalog.Subnets, f.spawn, f.known)
+	f.observatory.had = f.holders.holds
+	return f, nil
+}
+
+// Set adds a node, or changes the settings of a node with the same name and instance. A node that comes
+// back with another instance is another node. Seed is what was last published for the instance, by this
+// process or one before; it is used for new nodes only.
+func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) error {
+	f.mu.Lock()
+	m, ok := f.members[name]
+	if ok && m.instance == instanceID {
+		defer f.mu.Unlock()
+		if err := s.Policy.Validate(); err != nil {
+			return fmt.Errorf("node %s: %w", name, err)
+		}
+		m.settings, m.next = &s, n
+		f.due.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
+		return nil
+	}
+	f.mu.Unlock()
+	m, err := f.newMember(name, instanceID, s, seed, n)
+	if err != nil {
+		return fmt.Errorf("node %s: %w", name, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+	if old := f.leaving[instanceID]; old != nil {
+		m.after = old
+	}
+	f.members[name] = m
+	f.due.sooner(m, f.cfg.Clock.Now())
+	return nil
+}
+
+// Remove ends the work for a node. It returns at once; a call in flight is finished, and nothing of the
+// node is changed after it. The node's ENIs are deleted with the instance, or collected as orphans once
+// the instance has vanished.
+func (f *Fleet) Remove(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+}
+
+// Kick says that a node's use of addresses changed. It never blocks.
+func (f *Fleet) Kick(name string) { f.tell(name, burstWindow, (*eni.Reconciler).Kick) }
+
+// Invalidate says that what was published for a node may not be what the cloud has: someone else wrote
+// it. Nothing is published before the next observation.
+func (f *Fleet) Invalidate(name string) { f.tell(name, 0, (*eni.Reconciler).Invalidate) }
+
+// CheckInstance says that a node's instance may have been stopped, or may run again: the cloud is asked
+// for its state once.
+func (f *Fleet) CheckInstance(name string) { f.tell(name, 0, (*eni.Reconciler).CheckInstance) }
+
+// tell passes news on to a node's reconciler, if there is one, and has it take the news within a time.
+func (f *Fleet) tell(name string, within time.Duration, news func(*eni.Reconciler)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		news(m.rec)
+		f.due.sooner(m, f.cfg.Clock.Now().Add(within))
+	}
+}
+
+// Describe describes an instance, whether or not it is a node's, together with others that are asked
+// for at the same moment. An instance that does not exist is an error of class cloud.Gone. Describe
+// waits for Run.
+func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance, error) {
+	select {
+	case <-ctx.Done():
+		return cloud.Instance{}, ctx.Err()
+	case <-f.running:
+	}
+	in, err := f.observatory.Instance(ctx, instanceID)
+	if err != nil {
+		return in, fmt.Errorf("describe instance %s: %w", instanceID, err)
+	}
+	return in, nil
+}
+
+// Subnets lists the known subnets, by ID, each with its free addresses less those reserved for calls in
+// flight.
+func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Catalog.Subnets.Free() }
+
+// spawn runs work until it is done or the fleet ends.
+func (f *Fleet) spawn(work func(context.Context)) {
+	f.mu.Lock()
+	ctx := f.ctx
+	f.mu.Unlock()
+	f.work.Go(func() { work(ctx) })
+}
+
+// known returns the instances of all nodes with the places of their ENIs.
+func (f *Fleet) known() map[string]places {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make(map[string]places, len(f.members))
+	for _, m := range f.members {
+		out[m.instance] = m.places
+	}
+	return out
+}
+
+var errRunning = errors.New("fleet: Run was called twice")
+
+// Config is what a Fleet needs.
+type Config struct {
+	Cluster  string // value of eni.TagCluster
+	Cloud    cloud.API
+	Observer Observer     // nil: none
+	Clock    clock.Clock  // nil: the machine's
+	Logger   *slog.Logger // nil: silent
+
+	eni.Timing
+}
+
+// Node is one node's side: where its addresses are published, and who uses them. Calls for one node
+// come from one goroutine at a time.
+type Node interface {
+	eni.Node
+	// Reconciled is called with the node's status after every pass, and during one
+	// whose calls wait long for the cloud's rate limit.
+	Reconciled(eni.Status)
+	// Committed lists the releases that were recorded as about to
+	// leave and that the cloud did not take yet: see eni.Fleet.
+	Committed() []eni.Release
+}
+
+// Observer receives everything that is done, for metrics, from many goroutines at once. Its methods
+// must be quick.
+type Observer interface {
+	// Acted is called after each action or observation of a node. The action
+	// names its subnet, also for Assign. The class is Unknown when err is nil.
+	Acted(node string, a plan.Action, class cloud.Class, err error, took time.Duration)
+	// Listed is called after each full listing.
+	Listed(took time.Duration, err error)
+	// Collected is called after each look for orphans.
+	Collected(found eni.Collected)
+}
+
+func (c *Config) withDefaults() error {
+	var errs []error
+	if c.Cluster == "" {
+		errs = append(errs, errors.New("Cluster: want the cluster's name, by which ENIs are known as ours"))
+	}
+	if c.Cloud == nil {
+		errs = append(errs, errors.New("Cloud: want one"))
+	}
+	if c.Clock == nil {
+		c.Clock = clock.Real{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Timing = c.Timing.WithDefaults()
+	return errors.Join(errs...)
+}

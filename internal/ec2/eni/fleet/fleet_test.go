@@ -1,0 +1,251 @@
+package fleet
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
+)
+
+// Three subnets have 400 free addresses each, and 100 nodes need 11 each and one for the ENI: exactly
+// 1,200. The last node is served from what is left of all three.
+func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
+	bubble(t, 100, func(t *testing.T, w *world) {
+		for i, id := range []string{"subnet-1", "subnet-2", "subnet-3"} {
+			w.cloud.State.AddSubnet(id, "zone-a", []string{"10.1.0.0/23", "10.2.0.0/23", "10.3.0.0/23"}[i], map[string]string{"for": "pods"})
+			for range 512 - 5 - 400 { // of others
+				if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: id}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		w.cloud.Front.ResetCalls()
+		w.cloud.Front.SetLatency("", 100*time.Millisecond)
+		p := w.operator(w.cloud)
+		s := settings(11, 0)
+		s.SubnetTags = map[string]string{"for": "pods"}
+		p.setAll(s)
+		pass(5 * minute)
+		p.stop()
+		for _, c := range w.cloud.Front.Calls() {
+			if c.Op == "CreateENI" && c.Err != nil {
+				t.Errorf("a create failed: %v", c.Err)
+			}
+		}
+		short := 0
+		for _, o := range w.objects {
+			short += 11 - o.available()
+		}
+		// Two more ENIs than nodes take two addresses for themselves.
+		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
+			t.Errorf("%d addresses are missing and %d ENIs were made; want 2 and 102", short, n)
+		}
+		subnets, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sn := range subnets {
+			if sn.Free != 0 {
+				t.Errorf("%s has %d addresses left", sn.ID, sn.Free)
+			}
+		}
+	})
+}
+
+func TestJoinsShareCalls(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		every time.Duration
+		most  int
+	}{{"at once", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, 100, func(t *testing.T, w *world) {
+				w.cloud.Front.SetLatency("", 50*time.Millisecond)
+				p := w.operator(w.cloud)
+				for _, o := range w.objects {
+					p.set(t, o, settings(0, 8))
+					pass(c.every)
+				}
+				pass(20 * time.Second)
+				p.stop()
+				if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
+					t.Errorf("%d describe calls, want at most %d", n, c.most)
+				}
+				if n := w.cloud.Front.Count("Subnets"); n > 2 {
+					t.Errorf("%d DescribeSubnets", n)
+				}
+			})
+		})
+	}
+}
+
+func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		bad := settings(0, 8)
+		bad.GroupTags = map[string]string{"team": "nobody"}
+		ill, well := p.set(t, w.objects[0], bad), p.set(t, w.objects[1], settings(0, 8))
+		pass(minute)
+		if s := ill.last(); s.Class != cloud.Gone || !strings.Contains(s.LastError, "team=nobody") || s.NextTry.IsZero() {
+			t.Errorf("status: %+v", s)
+		}
+		if s := well.last(); s.LastError != "" || s.Available != 8 || s.Needed != 0 {
+			t.Errorf("status of the other: %+v", s)
+		}
+		ill.configure(t, settings(0, 8))
+		pass(5 * time.Second)
+		if s := ill.last(); s.LastError != "" || s.Available != 8 {
+			t.Errorf("once corrected: %+v", s)
+		}
+	})
+}
+
+// Setting the same settings again, as after every change of an object, does not retry what waits for a
+// person.
+func TestSetAgainIsNoRetry(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 8))
+		for range 100 {
+			pass(100 * time.Millisecond)
+			n.configure(t, settings(0, 8))
+		}
+		if got := w.cloud.Front.Count("CreateENI"); got != 1 {
+			t.Errorf("%d creates in 10 s of Set", got)
+		}
+		w.cloud.Front.ClearFaults()
+		pass(3 * minute)
+	})
+}
+
+// Trouble of one node with the API stops neither other nodes nor its own growth.
+func TestPublishFailureStopsNobody(t *testing.T) {
+	bubble(t, 3, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		p.setAll(settings(0, 8))
+		n := p.writers["node-000"]
+		n.fail(errors.New("API server down"))
+		pass(10 * time.Second)
+		for _, o := range w.objects[1:] {
+			if o.available() != 8 {
+				t.Errorf("%s has %d addresses", o.name, o.available())
+			}
+		}
+		n.fail(nil)
+		pass(3 * minute)
+	})
+}
+
+// A process that assigned an address does not publish it again after another process took it off.
+func TestDoubtObservesBeforePublishing(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		o := p.set(t, w.objects[0], settings(0, 8))
+		pass(time.Second)
+		o.mu.Lock()
+		o.inv.ENIs = slices.Clone(o.inv.ENIs)
+		e := o.inv.ENIs[1]
+		stolen := e.Addresses[0]
+		o.inv.ENIs[1].Addresses = e.Addresses[1:]
+		o.version++ // another operator released it, and published that
+		o.mu.Unlock()
+		if err := w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])); err != nil {
+			t.Fatal(err)
+		}
+		o.run(1)
+		pass(10 * time.Second)
+		p.stop()
+		for _, x := range o.inventory().ENIs {
+			if slices.Contains(x.Addresses, stolen) {
+				t.Errorf("%v was published again", stolen)
+			}
+		}
+	})
+}
+
+// An ENI that someone detached is no longer published once the node was observed after Invalidate, long
+// before the next full listing.
+func TestInvalidateFindsWhatIsGone(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		n := p.set(t, w.objects[0], settings(0, 4))
+		n.run(1)
+		pass(130 * time.Second)
+		w.apart = true // the pod's address is taken away
+		looked := 0
+		for _, e := range w.attached() {
+			looked++
+			// Else the operator, if it looks meanwhile, attaches it again.
+			w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
+			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
+				t.Fatal(err)
+			}
+			pass(3 * time.Second)
+			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
+				t.Fatal(err)
+			}
+			w.cloud.Front.ClearFaults()
+			p.Invalidate(n.name)
+			n.run(0)
+			pass(5 * time.Second)
+			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
+				t.Errorf("%s is published still", e.ID)
+			}
+		}
+		if looked == 0 {
+			t.Fatal("the node has no ENI to take")
+		}
+	})
+}
+
+func TestUsePrimaryAddress(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		s := settings(0, 8)
+		s.UsePrimaryAddress, w.usePrimary = true, true
+		n := p.set(t, w.objects[0], s)
+		pass(10 * time.Second)
+		if st := n.last(); st.Available != 8 {
+			t.Errorf("status %+v", st)
+		}
+		for _, c := range w.cloud.Front.Calls() {
+			if c.Op == "CreateENI" && c.N != 7 {
+				t.Errorf("asked for %d addresses besides the ENI's own, want 7", c.N)
+			}
+		}
+		// All excess but the primary address goes; that goes with the ENI alone.
+		s.Policy.PreAllocate = 1
+		n.start()
+		n.configure(t, s)
+		pass(10 * minute)
+		if st := n.last(); st.Available != 2 || st.LastError != "" {
+			t.Errorf("after shrinking: %+v", st)
+		}
+	})
+}
+
+func TestRemoveTouchesNothingMore(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		w.cloud.Front.SetLatency("CreateENI", time.Second)
+		p := w.operator(w.cloud)
+		n := p.set(t, w.objects[0], settings(0, 8))
+		pass(500 * time.Millisecond) // in the middle of the create
+		version := n.published()
+		p.Remove(n.name)
+		pass(10 * minute)
+		if n.published() != version || w.cloud.Front.Count("AttachENI") != 0 {
+			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Front.Count("AttachENI"))
+		}
+		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
+		pass(3 * minute)
+		p.stop()
+		if n.available() != 8 {
+			t.Errorf("%d addresses", n.available())
+		}
+	})
+}

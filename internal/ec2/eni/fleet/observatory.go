@@ -1,0 +1,398 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
+)
+
+// observatory observes the cloud for all nodes: by full listings for repair, and by describing together
+// what nodes must know now. It is the eni.Lister of every node's reconciler.
+type observatory struct {
+	cfg     *Config
+	spawn   func(func(context.Context)) // runs work that outlives its caller, until the fleet ends
+	subnets *placement.Subnets
+	known   func() map[string]places           // the instances of the fleet's nodes
+	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have an address or prefix
+
+	attached  gatherer[[]cloud.ENI]    // by instance ID
+	looks     gatherer[[]cloud.ENI]    // by ENI ID
+	instances gatherer[cloud.Instance] // by instance ID
+
+	mu     sync.Mutex             // guards all below
+	flight *listing               // the full listing in flight; nil: none
+	at     time.Time              // as of when the last one was
+	listed map[string][]cloud.ENI // its parts, of each node that has not taken its own
+	pages  int                    // number of calls that it took, approximately
+}
+
+// places are the VPCs in which a node has its ENIs. Sure says that they were observed.
+type places struct {
+	vpcs []string
+	sure bool
+}
+
+// within reports whether all ENIs of a node are surely in some VPCs; "" stands for all VPCs.
+func (p places) within(vpcs map[string]bool) bool {
+	out := func(vpc string) bool { return !vpcs[vpc] }
+	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
+}
+
+// listing is a full listing in flight.
+type listing struct {
+	at    time.Time
+	first bool // urgent: nothing is known before it
+	done  chan struct{}
+	err   error // once done
+}
+
+// What one page and one filter hold at most (EC2 API Reference, DescribeNetworkInterfaces and Filter).
+const (
+	pageSize     = 1000
+	filterValues = 200
+)
+
+// Describe calls of one kind are spaced: nodes that join one after the other share a few, and lookups
+// of single ENIs wait less.
+const (
+	nodeSpacing = time.Second
+	lookSpacing = 250 * time.Millisecond
+)
+
+func newObservatory(cfg *Config, subnets *placement.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
+	o := &observatory{
+		cfg: cfg, spawn: spawn, subnets: subnets, known: known,
+	}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
+	o.looks = gatherer[[]cloud.ENI]{clock: o.cfg.Clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
+	o.instances = gatherer[cloud.Instance]{clock: o.cfg.Clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
+	return o
+}
+
+// List implements eni.Lister. The first full listing, which the first question starts, answers if it is
+// recent enough and has the node. Later full listings are for repair: they come after other calls, and
+// nobody waits for them.
+func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
+	o.mu.Lock()
+	if o.flight == nil && o.at.IsZero() {
+		o.begin()
+	}
+	f := o.flight
+	o.mu.Unlock()
+	if f != nil && f.first && !f.at.Before(since) {
+		if err := f.wait(ctx); err != nil {
+			return eni.Listing{}, err
+		}
+		if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
+			return l, nil
+		}
+	}
+	a, err := o.attached.ask(ctx, instanceID)
+	if err != nil {
+		return eni.Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
+	}
+	return eni.Listing{At: a.at, ENIs: a.value, Of: eni.OnInstance}, nil
+}
+
+func (f *listing) wait(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take hands over a node's part of the last full listing, once.
+func (o *observatory) take(instanceID string) (eni.Listing, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	enis, ok := o.listed[instanceID]
+	if !ok {
+		return eni.Listing{}, false
+	}
+	delete(o.listed, instanceID)
+	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
+}
+
+// lastAt returns when the last full listing was made.
+func (o *observatory) lastAt() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.at
+}
+
+// list makes a full listing, or waits for the one under way.
+func (o *observatory) list(ctx context.Context) error {
+	o.mu.Lock()
+	f := o.flight
+	if f == nil {
+		f = o.begin()
+	}
+	o.mu.Unlock()
+	return f.wait(ctx)
+}
+
+// begin begins a full listing. o.mu is held.
+func (o *observatory) begin() *listing {
+	f := &listing{at: o.cfg.Clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
+	o.flight = f
+	o.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, listTimeout)
+		defer cancel()
+		if f.first {
+			ctx = cloud.WithPriority(ctx, cloud.Begun)
+		}
+		all, vpcs, err := o.listAll(ctx)
+		o.finish(f, all, vpcs, err)
+	})
+	return f
+}
+
+// listTimeout bounds a full listing, its waits for the limiter included.
+const listTimeout = 5 * time.Minute
+
+// listAll lists all ENIs of the VPCs of all nodes, and returns which VPCs those are. While no VPC is
+// known, it lists the account, as VPC "". A node whose VPCs are not known yet is described by its
+// instance ID.
+func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
+	vpcs = map[string]bool{}
+	for _, p := range o.known() {
+		for _, vpc := range p.vpcs {
+			vpcs[vpc] = true
+		}
+	}
+	if len(vpcs) == 0 {
+		vpcs[""] = true
+	}
+	for vpc := range vpcs {
+		list, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
+		if err != nil {
+			return nil, nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
+		}
+		all = append(all, list...)
+	}
+	return o.undisputed(all), vpcs, nil
+}
+
+// undisputed returns a listing without the addresses that it assigns to ENIs of several nodes.
+func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
+	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
+	list, lost := eni.Undisputed(list, owner, o.had)
+	if len(lost) > 0 {
+		o.cfg.Logger.Warn("EC2 lists addresses for ENIs of several nodes: only the ENI that had them before keeps them", "addresses", lost)
+	}
+	return list
+}
+
+// parts returns a full listing of some VPCs by node. A node that may have ENIs elsewhere has a part
+// only if the listing has its primary ENI.
+func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
+	known := o.known()
+	listed := make(map[string][]cloud.ENI, len(known))
+	for id := range known {
+		listed[id] = nil
+	}
+	for _, e := range all {
+		if id, ok := o.owner(e); ok {
+			if _, ok := listed[id]; ok {
+				listed[id] = append(listed[id], e)
+			}
+		}
+	}
+	primary := func(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.DeviceIndex == 0 }
+	for id, p := range known {
+		if !p.within(vpcs) && !slices.ContainsFunc(listed[id], primary) {
+			delete(listed, id)
+		}
+	}
+	return listed
+}
+
+// finish stores a full listing by node, and wakes those who wait for it.
+func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, err error) {
+	var listed map[string][]cloud.ENI
+	if err == nil {
+		listed = o.parts(all, vpcs)
+	}
+	o.mu.Lock()
+	o.flight, f.err = nil, err
+	if err == nil {
+		o.at, o.listed, o.pages = f.at, listed, (len(all)+pageSize-1)/pageSize
+	}
+	o.mu.Unlock()
+	if o.cfg.Observer != nil {
+		o.cfg.Observer.Listed(o.cfg.Clock.Now().Sub(f.at), err)
+	}
+	close(f.done)
+}
+
+// owner returns the instance that an ENI is attached to, or that this cluster created it for.
+func (o *observatory) owner(e cloud.ENI) (string, bool) {
+	if e.Attachment != nil {
+		return e.Attachment.InstanceID, true
+	}
+	id := e.Tags[eni.TagInstanceID]
+	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
+}
+
+// describeNodes lists the ENIs of some instances, or of the whole account if that takes no more calls.
+func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
+	ctx = cloud.WithPriority(ctx, cloud.Begun)
+	o.mu.Lock()
+	pages := o.pages
+	o.mu.Unlock()
+	f := cloud.ENIFilter{InstanceIDs: ids}
+	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
+		f = cloud.ENIFilter{}
+	}
+	list, err := o.cfg.Cloud.ENIs(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	asked := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		asked[id] = true
+	}
+	out := make(map[string][]cloud.ENI, len(ids))
+	for _, e := range o.undisputed(list) {
+		if a := e.Attachment; a != nil && asked[a.InstanceID] {
+			out[a.InstanceID] = append(out[a.InstanceID], e)
+		}
+	}
+	return out, nil
+}
+
+func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
+	list, err := o.cfg.Cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
+	if err != nil && cloud.ClassOf(err) != cloud.Gone {
+		return nil, err
+	}
+	out := make(map[string][]cloud.ENI, len(list))
+	for _, e := range list {
+		out[e.ID] = []cloud.ENI{e}
+	}
+	return out, nil
+}
+
+func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
+	list, err := o.cfg.Cloud.Instances(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]cloud.Instance, len(list))
+	for _, in := range list {
+		out[in.ID] = in
+	}
+	return out, nil
+}
+
+// Look implements eni.Lister.
+func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time.Time, error) {
+	a, err := o.looks.ask(ctx, eniID)
+	if err != nil {
+		return nil, a.at, fmt.Errorf("describe %s: %w", eniID, err)
+	}
+	return a.value, a.at, nil
+}
+
+// Instance implements eni.Lister.
+func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	a, err := o.instances.ask(ctx, id)
+	if err == nil && a.value.ID == "" {
+		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "there is no instance " + id}
+	}
+	return a.value, err
+}
+
+// Subnets implements eni.Lister: one call describes all subnets of a VPC, for everyone who needs to
+// know.
+func (o *observatory) Subnets(ctx context.Context, q placement.Query) (time.Time, error) {
+	f := cloud.SubnetFilter{VPCID: q.VPCID}
+	if q.VPCID == "" {
+		f.IDs = q.IDs
+	}
+	return o.subnets.RefreshSince(ctx, f, q.Since)
+}
+
+// gatherWindow is how long the first question of a call waits for others.
+const gatherWindow = 10 * time.Millisecond
+
+// gatherer answers questions about single keys by calls about many. What is asked while a call is in
+// flight goes into the next.
+type gatherer[V any] struct {
+	clock   clock.Clock
+	spacing time.Duration                                                  // from the beginning of a call to that of the next
+	spawn   func(func(context.Context))                                    // runs what outlives a caller
+	call    func(ctx context.Context, keys []string) (map[string]V, error) // keys that it leaves out have the zero V
+
+	mu      sync.Mutex // guards all below
+	pending map[string][]chan answer[V]
+	running bool
+	last    time.Time // when the last call began
+}
+
+type answer[V any] struct {
+	value V
+	at    time.Time
+	err   error
+}
+
+// ask asks about one key, as of now or later.
+func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
+	c := make(chan answer[V], 1)
+	g.mu.Lock()
+	if g.pending == nil {
+		g.pending = map[string][]chan answer[V]{}
+	}
+	g.pending[key] = append(g.pending[key], c)
+	if !g.running {
+		g.running = true
+		g.spawn(g.run)
+	}
+	g.mu.Unlock()
+	select {
+	case a := <-c:
+		return a, a.err
+	case <-ctx.Done():
+		return answer[V]{}, ctx.Err()
+	}
+}
+
+// run makes calls while something is asked.
+func (g *gatherer[V]) run(ctx context.Context) {
+	for {
+		g.mu.Lock()
+		wait := max(gatherWindow, g.last.Add(g.spacing).Sub(g.clock.Now()))
+		g.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-g.clock.After(wait):
+		}
+		g.mu.Lock()
+		asked, now := g.pending, g.clock.Now()
+		g.pending, g.last = nil, now
+		if len(asked) == 0 {
+			g.running = false
+		}
+		g.mu.Unlock()
+		if len(asked) == 0 {
+			return
+		}
+		got, err := g.call(ctx, slices.Collect(maps.Keys(asked)))
+		for k, list := range asked {
+			for _, c := range list {
+				c <- answer[V]{got[k], now, err}
+			}
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package fleet
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+const (
+	burstWindow = 5 * time.Millisecond // kicks of one node within it cause one pass
+	// listRetry is the time from a failed full listing to the next.
+	listRetry = 5 * time.Second
+)
+
+// Run works until ctx ends, and returns once nothing is in flight.
+func (f *Fleet) Run(ctx context.Context) error {
+	f.mu.Lock()
+	if f.ctx != nil {
+		f.mu.Unlock()
+		return errRunning
+	}
+	f.ctx = ctx
+	close(f.running)
+	f.mu.Unlock()
+	f.work.Go(func() { f.repair(ctx) })
+	f.work.Go(func() { f.collect(ctx) })
+	f.schedule(ctx)
+	f.work.Wait()
+	return ctx.Err()
+}
+
+// schedule begins the passes of nodes as they become due. Only a node that has something to do now has
+// a goroutine.
+func (f *Fleet) schedule(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait := f.begin(ctx)
+		select {
+		case <-ctx.Done():
+		case <-f.due.wake:
+		case <-f.cfg.Clock.After(wait):
+		}
+	}
+}
+
+// begin begins the passes that are due, and returns how long until the next one is.
+func (f *Fleet) begin(ctx context.Context) time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for {
+		m, wait := f.due.next(now)
+		if m == nil {
+			return wait
+		}
+		if m.after != nil && m.after.running {
+			m.again = true // its end makes this one due
+			continue
+		}
+		m.running, m.after, m.again = true, nil, false
+		f.work.Go(func() { f.run(ctx, m) })
+	}
+}
+
+// run makes passes for one node until nothing is left to do now.
+func (f *Fleet) run(ctx context.Context, m *member) {
+	f.mu.Lock()
+	s := m.settings
+	if s != nil {
+		m.node.Node = m.next
+	}
+	m.settings, m.next = nil, nil
+	f.mu.Unlock()
+	wait := f.pass(ctx, m, s)
+	if ctx.Err() == nil && !m.rec.Ended() {
+		m.node.Reconciled(m.rec.Status())
+	}
+	vpcs := m.rec.VPCs()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m.running = false
+	if m.removed {
+		f.finish(m)
+		return
+	}
+	if len(vpcs) > 0 {
+		m.places = places{vpcs, true}
+	}
+	now := f.cfg.Clock.Now()
+	at := now.Add(wait)
+	if m.again && m.againAt.Before(at) {
+		at = m.againAt
+	}
+	m.again = false
+	f.due.enqueue(m, at)
+}
+
+// remove removes a node. f.mu is held.
+func (f *Fleet) remove(name string) {
+	m := f.members[name]
+	if m == nil {
+		return
+	}
+	delete(f.members, name)
+	m.removed = true
+	m.rec.End()
+	f.due.drop(m)
+	if m.running {
+		f.leaving[m.instance] = m
+		return
+	}
+	f.finish(m)
+}
+
+// finish ends the work for a removed node. f.mu is held.
+func (f *Fleet) finish(m *member) {
+	m.rec.Close()
+	f.ended[m.instance] = f.cfg.Clock.Now()
+	if !f.has(m.instance) {
+		f.holders.drop(m.instance)
+	}
+	if f.leaving[m.instance] != m {
+		return
+	}
+	delete(f.leaving, m.instance)
+	for _, next := range f.members {
+		if next.after == m {
+			next.after = nil
+			f.due.sooner(next, f.cfg.Clock.Now())
+		}
+	}
+}
+
+// has reports whether the fleet has a node of an instance. f.mu is held.
+func (f *Fleet) has(instance string) bool {
+	for _, m := range f.members {
+		if m.instance == instance {
+			return true
+		}
+	}
+	return false
+}
+
+// repair makes full listings from time to time, and has every node look at its part within a quarter of
+// the time to the next.
+func (f *Fleet) repair(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait := retry.Jitter(f.cfg.ListingInterval)
+		if f.empty() {
+			wait = time.Second
+		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
+			wait -= young // the first node that joined asked for one
+		} else if err := f.observatory.list(ctx); err != nil {
+			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "error", err)
+			wait = retry.Jitter(listRetry)
+		} else {
+			f.spread(f.cfg.ListingInterval / 4)
+		}
+		select {
+		case <-ctx.Done():
+		case <-f.cfg.Clock.After(wait):
+		}
+	}
+}
+
+func (f *Fleet) empty() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.members) == 0
+}
+
+// kickAll has a pass made for every node now.
+func (f *Fleet) kickAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for _, m := range f.members {
+		f.due.sooner(m, now)
+	}
+}
+
+// spread has a pass made for every node within a time.
+func (f *Fleet) spread(within time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for _, m := range f.members {
+		if !m.running {
+			f.due.sooner(m, now.Add(time.Duration(rand.Int64N(int64(within)))))
+		}
+	}
+	old := now.Add(-2 * f.cfg.ListingInterval)
+	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
+}
+
+// collect deletes orphans from time to time. It starts late, since growth comes first at a start, which
+// may follow a crash of many nodes.
+func (f *Fleet) collect(ctx context.Context) {
+	seen := eni.Sightings{}
+	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.cfg.Clock.After(wait):
+		}
+		alive := f.known()
+		c := eni.Collector{
+			Cloud: f.cfg.Cloud, Cluster: f.cfg.Cluster, MinAge: f.cfg.OrphanAge, Seen: seen,
+			Alive: func(id string) bool { _, ok := alive[id]; return ok },
+		}
+		call, cancel := context.WithTimeout(ctx, listTimeout)
+		now := f.cfg.Clock.Now()
+		found, err := c.Collect(call, now)
+		cancel()
+		if f.cfg.Observer != nil {
+			f.cfg.Observer.Collected(found)
+		}
+		wait = retry.Jitter(f.cfg.CollectInterval)
+		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
+			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
+		}
+		if err != nil {
+			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
+			wait = min(wait, retry.Jitter(time.Minute))
+		}
+		if found.Deleted > 0 {
+			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
+		}
+	}
+}

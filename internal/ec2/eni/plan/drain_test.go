@@ -1,0 +1,235 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+func TestDrain(t *testing.T) {
+	five := cloud.Limits{MaxENIs: 3, IPv4PerENI: 6, Prefixes: true} // addresses an ENI
+	index1 := ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1}
+	primary := ENI{ID: "eni-0", Subnet: "old", Primary: true, Phase: Attached, Ours: true}
+	now := func(index, n, used int) ENI {
+		return ENI{ID: fmt.Sprintf("eni-%d", index), Subnet: "new", Index: index, Phase: Attached, Ours: true, Amount: addresses(n), Used: used, Free: addresses(n - used)}
+	}
+	old := func(index, n, used int) ENI {
+		return with(now(index, n, used), func(e *ENI) { e.Subnet, e.Outdated = "old", true })
+	}
+	cooling := func(e ENI, n int) ENI {
+		return with(e, func(e *ENI) { e.Cooling, e.Free.Addresses = n, e.Free.Addresses-n })
+	}
+	assign := func(index, n int) Action {
+		return Action{Kind: Assign, ENI: fmt.Sprintf("eni-%d", index), Amount: addresses(n)}
+	}
+	unassign := func(index, n int) Action {
+		return Action{Kind: Unassign, ENI: fmt.Sprintf("eni-%d", index), Amount: addresses(n)}
+	}
+	detach := func(index int) Action { return Action{Kind: Detach, ENI: fmt.Sprintf("eni-%d", index)} }
+	create := func(index, n int) Action {
+		return Action{Kind: Create, Subnet: "new", Index: index, Amount: addresses(n)}
+	}
+	for _, c := range []struct {
+		name    string
+		policy  ipam.Policy
+		enis    []ENI
+		waiting int
+		change  func(*State)
+		want    []Action
+	}{
+		{"others grow first", index1, []ENI{old(1, 5, 2)}, 0, nil, []Action{create(2, 2)}},
+		{"then what is free goes", index1, []ENI{old(1, 5, 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 3)}},
+		{"what cools stays", index1, []ENI{cooling(old(1, 5, 2), 2), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 1)}},
+		{"an ENI that is only cooling is not detached", index1, []ENI{cooling(old(1, 2, 0), 2), now(2, 2, 0)}, 0, nil, nil},
+		{"an empty one goes as a whole", index1, []ENI{old(1, 5, 0), now(2, 2, 0)}, 0, nil, []Action{detach(1)}},
+		{"not while something of it is on its way back", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Withdrawn = addresses(1) }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
+		{"the emptiest, if not both", index1, []ENI{old(1, 5, 1), old(2, 5, 3)}, 0, nil, []Action{unassign(1, 4)}},
+		{"of equal ones that with the higher index", index1, []ENI{old(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
+		{"both", index1, []ENI{old(1, 2, 1), old(2, 2, 1), now(3, 2, 0)}, 0, nil, []Action{unassign(2, 1), unassign(1, 1)}},
+		{"pods that wait come before what goes", index1, []ENI{old(1, 5, 2), now(2, 0, 0)}, 1, nil, []Action{assign(2, 3)}},
+		{"no ENI is replaced that has the only free addresses while pods wait", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 1, nil, nil},
+		{"pods that wait get addresses of it where nothing else has any", index1, []ENI{now(1, 5, 5), old(2, 2, 2)}, 1, nil, []Action{assign(2, 1)}},
+		{"and where no other ENI can be made", index1, []ENI{old(1, 2, 2)}, 3, func(s *State) { s.Subnets[0].ForNew = false }, []Action{assign(1, 3)}},
+		{"but not what a warm target would have", index1, []ENI{old(1, 2, 1)}, 0, func(s *State) { s.Subnets[0].ForNew = false }, nil},
+		{"it is at rest", index1, []ENI{now(1, 5, 5), old(2, 5, 0)}, 0, nil, []Action{detach(2)}},
+		{"and at once if it has no addresses", index1, []ENI{now(1, 5, 5), old(2, 0, 0)}, 1, nil, []Action{detach(2)}},
+		{"one at a time", index1, []ENI{old(1, 5, 0), old(2, 0, 0)}, 0, func(s *State) { s.ENIs[2].Phase = Detaching }, nil},
+		{"no more room for pods than a cap allows", ipam.Policy{WarmIP: 2, FirstInterfaceIndex: 1, MaxPods: 5}, []ENI{now(1, 5, 4), old(2, 5, 1)}, 0, nil, []Action{unassign(2, 4)}},
+		{"a warm target that no ENI has room for does not block", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, nil, []Action{unassign(2, 3)}},
+		{"pods that the others have no room for do", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 3), old(2, 5, 2)}, 0, nil, nil},
+		{"so does a subnet without room for another", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1}, []ENI{now(1, 5, 2), old(2, 5, 2)}, 0, func(s *State) { s.Subnets[0].Free = 0 }, nil},
+		{"pods of an outdated ENI count towards a cap", ipam.Policy{WarmIP: 5, FirstInterfaceIndex: 1, MaxPods: 4}, []ENI{old(1, 5, 3), now(2, 1, 0)}, 0, nil, []Action{unassign(1, 2)}},
+		{"the primary stays", ipam.Policy{WarmIP: 2}, nil, 0, func(s *State) { s.ENIs[0] = with(old(0, 3, 0), func(e *ENI) { e.Primary = true }) }, nil},
+		{"no addresses are moved onto an outdated ENI", ipam.Policy{MinimumIP: 4, FirstInterfaceIndex: 1}, []ENI{old(1, 1, 1), now(2, 3, 0)}, 0, nil, nil},
+		{"what is detached and outdated is not attached", index1, nil, 0, func(s *State) {
+			s.ENIs = append(s.ENIs, ENI{ID: "eni-9", Ours: true, Amount: addresses(2), Outdated: true})
+		}, []Action{create(1, 2), {Kind: Delete, ENI: "eni-9"}}},
+		{"prefixes and single addresses one after the other", index1, []ENI{with(old(1, 2, 0), func(e *ENI) { e.Prefixes, e.Used, e.Free = 2, 1, cloud.Amount{Addresses: 2, Prefixes: 1} }), now(2, 2, 0)}, 0, nil, []Action{unassign(1, 2)}},
+		{"its primary address stays", index1, []ENI{with(old(1, 1, 1), func(e *ENI) { e.PrimaryServes, e.Free.Addresses = true, 1 }), now(2, 2, 0)}, 0, func(s *State) { s.ENIs[1].Addresses = 0 }, nil},
+		{"excess is given back by the others, as outdated ENIs get no address for another", index1, []ENI{old(1, 5, 4), now(2, 5, 1)}, 0, func(s *State) { s.Subnets[0].Free = 0; s.Release = 1 }, []Action{unassign(2, 1)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := State{ENIs: append([]ENI{primary}, c.enis...), Subnets: []Subnet{{ID: "new", Free: 100, ForNew: true}, {ID: "old", Free: 100}}, Waiting: c.waiting, Drain: true}
+			if c.change != nil {
+				c.change(&s)
+			}
+			mustPlan(t, five, c.policy, s, c.want...)
+			if free := Make(five, c.policy, s).Available - s.tally(c.policy).Used; free < c.waiting && len(c.want) == 0 {
+				t.Errorf("%d pods wait, and %d addresses are there for them", c.waiting, free)
+			}
+		})
+	}
+}
+
+// Without Drain, an outdated ENI does not change a plan.
+func TestOutdatedAloneChangesNothing(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newPairs(m5xlarge, rapid.SampledFrom([]ipam.Policy{{WarmIP: 2}, {WarmENI: 1}, {WarmIP: 3, FirstInterfaceIndex: 1}}).Draw(r, "policy"))
+		for range rapid.IntRange(1, 8).Draw(r, "rounds") {
+			w.waiting += rapid.IntRange(0, 20).Draw(r, "pods")
+			w.end(rapid.Uint64().Draw(r, "seed"))
+			s := w.state()
+			before := fmt.Sprint(Make(w.limits, w.policy, s))
+			for i := range s.ENIs {
+				s.ENIs[i].Outdated = true
+			}
+			if after := fmt.Sprint(Make(w.limits, w.policy, s)); after != before {
+				r.Fatalf("%s, without outdated ENIs %s", after, before)
+			}
+			if err := w.rest(); err != nil {
+				r.Fatal(err)
+			}
+		}
+	})
+}
+
+// end ends some pods.
+func (w *pairs) end(seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	for _, e := range w.enis {
+		for s, n := range e.pods {
+			e.pods[s] -= random.IntN(n + 1)
+		}
+	}
+}
+
+// outdated returns the number of outdated ENIs.
+func (w *pairs) outdated() (n int) {
+	for _, e := range w.enis {
+		if e.Outdated {
+			n++
+		}
+	}
+	return n
+}
+
+// Whatever pods and settings do, drains end: plans end, waiting pods have a reason that is not the
+// drain, and no outdated ENI is left once no pod is.
+func TestDrainsComeToAnEnd(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newPairs(
+			rapid.SampledFrom([]cloud.Limits{nitro, xen, m5xlarge, {MaxENIs: 4, IPv4PerENI: 6, IPv6PerENI: 6, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 4, IPv6PerENI: 4}}).Draw(r, "limits"),
+			rapid.SampledFrom([]ipam.Policy{
+				{WarmIP: 2}, {WarmENI: 1, WarmPrefix: 1}, {WarmIP: 3, MinimumIP: 8}, {WarmIP: 1, MaxPods: 7}, {WarmENI: 1, FirstInterfaceIndex: 1, MaxENI: 3},
+				{Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1}, {Dialect: ipam.Cilium, PreAllocate: 3, MinAllocate: 30, FirstInterfaceIndex: 1},
+			}).Draw(r, "policy"),
+		)
+		w.policy.PrefixDelegation = rapid.Bool().Draw(r, "prefixes")
+		if w.limits.IPv6PerENI > 0 {
+			w.policy.Families = rapid.SampledFrom([]ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual}).Draw(r, "families")
+		}
+		w.trunk.Branches = true
+		settle := func() {
+			if err := w.rest(); err != nil {
+				r.Fatal(err)
+			}
+			if reason, _ := Shortage(w.limits, w.policy, w.state()); w.waiting > 0 && reason == "" {
+				r.Fatalf("%d pods wait, and nothing says why: %+v", w.waiting, w.state())
+			}
+		}
+		settle()
+		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
+			switch rapid.IntRange(0, 6).Draw(r, "what") {
+			case 6:
+				w.trunk.Wanted = rapid.Bool().Draw(r, "trunk")
+			case 0:
+				w.drain = true
+				w.subnet = Subnet{ID: fmt.Sprintf("subnet-%d", w.made+2), Free: rapid.SampledFrom([]int{0, 2, 20, 10_000}).Draw(r, "free"), ForNew: true}
+				for _, e := range w.enis {
+					e.Outdated = !e.Primary && !e.Trunk
+				}
+			case 1:
+				w.drain = rapid.Bool().Draw(r, "drain")
+			case 2, 3: // some come in the middle
+				for range rapid.IntRange(1, 9).Draw(r, "pods") {
+					w.waiting++
+					w.place()
+					if err := w.steps(rapid.IntRange(0, 2).Draw(r, "steps")); err != nil {
+						r.Fatal(err)
+					}
+				}
+			default:
+				w.end(rapid.Uint64().Draw(r, "seed"))
+			}
+			w.place()
+			settle()
+		}
+		w.drain, w.subnet.Free, w.waiting = true, 10_000, 0
+		for _, e := range w.enis {
+			clear(e.pods)
+		}
+		settle()
+		if n := w.outdated(); n > 0 {
+			r.Fatalf("%d outdated ENIs at rest without pods: %+v", n, w.state())
+		}
+	})
+}
+
+// Nodes with pods on all ENIs replace all outdated ones as pods end and others start, and no pod waits
+// for longer than one more plan.
+func TestRollingDrain(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newPairs(cloud.Limits{MaxENIs: 4, IPv4PerENI: 6}, rapid.SampledFrom([]ipam.Policy{
+			{WarmIP: 2, FirstInterfaceIndex: 1}, {WarmENI: 1}, {Dialect: ipam.Cilium, PreAllocate: 8, FirstInterfaceIndex: 1},
+		}).Draw(r, "policy"))
+		running := rapid.IntRange(1, 9).Draw(r, "pods")
+		w.with(t, 15)
+		w.drain, w.subnet.ID = true, "subnet-2"
+		for _, e := range w.enis {
+			e.Outdated = !e.Primary
+		}
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(r, "seed"), 0))
+		for range 200 {
+			var busy []*pairENI
+			pods := 0
+			for _, e := range w.enis {
+				if n := e.pods[w.policy.Families]; n > 0 {
+					busy, pods = append(busy, slices.Repeat([]*pairENI{e}, n)...), pods+n
+				}
+			}
+			if pods > 0 {
+				busy[random.IntN(len(busy))].pods[w.policy.Families]--
+			}
+			if err := w.rest(); err != nil {
+				r.Fatal(err)
+			}
+			if pods <= running {
+				w.waiting++
+				w.place()
+			}
+			if err := w.rest(); err != nil || w.waiting > 0 {
+				r.Fatalf("%d pods wait: %v: %+v", w.waiting, err, w.state())
+			}
+		}
+		if n := w.outdated(); n > 0 {
+			r.Fatalf("%d outdated ENIs are left: %+v", n, w.state())
+		}
+	})
+}

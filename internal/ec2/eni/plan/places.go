@@ -1,0 +1,82 @@
+package plan
+
+import (
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// places are the device indexes of an instance, and how many more ENIs it may have.
+type places struct {
+	most     int          // ENIs that the instance may have
+	mostOurs int          // MAX_ENI; 0: no such limit
+	first    int          // device index from which ENIs serve pods
+	taken    map[int]bool // device indexes
+	ours     int          // ENIs that count towards MAX_ENI
+	reserved int          // ENIs that a place is kept for: the trunk
+	refused  bool         // State.NoMoreENIs
+}
+
+func newPlaces(l cloud.Limits, p ipam.Policy, s State) places {
+	b := places{most: l.MaxENIs, mostOurs: p.MaxENI, first: p.FirstInterfaceIndex, taken: map[int]bool{}, refused: s.NoMoreENIs}
+	if s.lacksTrunk() {
+		b.reserved = 1
+	}
+	for _, e := range s.ENIs {
+		if e.Phase == Detached {
+			continue
+		}
+		b.taken[e.Index] = true
+		if e.Ours {
+			b.ours++
+		}
+	}
+	return b
+}
+
+// free returns the lowest free device index from the first that serves pods, if the instance and
+// MAX_ENI have room for one more ENI besides the reserved ones. Indexes beyond the number of ENIs that
+// the instance may have are not tried.
+func (b *places) free() (int, bool) {
+	if b.full(b.reserved) {
+		return 0, false
+	}
+	index := max(1, b.first)
+	for b.taken[index] {
+		index++
+	}
+	return index, index < b.most
+}
+
+// full reports whether there is no room for a further ENI besides so many reserved ones.
+func (b *places) full(reserved int) bool {
+	return b.refused || len(b.taken)+reserved >= b.most || b.mostOurs > 0 && b.ours+reserved >= b.mostOurs
+}
+
+// beyond reports whether no ENI that the instance may have serves pods.
+func (b *places) beyond() bool {
+	return b.most > 0 && b.first >= b.most
+}
+
+func (b *places) take(i int) {
+	b.taken[i] = true
+	b.ours++
+}
+
+// forTrunk returns a device index for the trunk, if the instance and MAX_ENI have room: one below those
+// of ENIs for pods, or else the highest, since ENIs for pods take the lowest.
+func (b *places) forTrunk() (int, bool) {
+	if b.full(0) {
+		return 0, false
+	}
+	for i := 1; i < min(b.first, b.most); i++ {
+		if !b.taken[i] {
+			return i, true
+		}
+	}
+	for i := b.most - 1; i > 0; i-- {
+		if !b.taken[i] {
+			return i, true
+		}
+	}
+	return 0, false
+}

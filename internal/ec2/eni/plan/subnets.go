@@ -1,0 +1,155 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+// Candidates decides in which subnets new ENIs may be created. IDs come before Tags, and both before
+// Any; without any of them it is the primary ENI's subnet.
+type Candidates struct {
+	IDs  []string
+	Tags map[string]string
+	Any  bool // every subnet of VPC and zone
+
+	VPC, Zone    string // as configured, or else the instance's; empty while not known
+	InstanceZone string
+	Primary      string // subnet of the primary ENI
+}
+
+// Has reports whether new ENIs may be created in a subnet. It is false in a zone that is not the
+// instance's, even if that zone is configured: an ENI there cannot be attached to the instance (EC2
+// User Guide, "Elastic network interfaces").
+func (c Candidates) Has(s cloud.Subnet) bool {
+	if s.Zone != "" && (c.Zone != "" && s.Zone != c.Zone || c.InstanceZone != "" && s.Zone != c.InstanceZone) ||
+		s.VPCID != "" && c.VPC != "" && s.VPCID != c.VPC {
+		return false
+	}
+	switch {
+	case len(c.IDs) > 0:
+		return slices.Contains(c.IDs, s.ID)
+	case len(c.Tags) > 0:
+		return HasTags(s, c.Tags)
+	case c.Any:
+		return s.VPCID != "" && s.Zone != ""
+	default:
+		return s.ID == c.Primary
+	}
+}
+
+// HasTags reports whether a subnet has all tags.
+func HasTags(s cloud.Subnet, tags map[string]string) bool {
+	for k, v := range tags {
+		if s.Tags[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// subnets are the working copies of a node's subnets.
+type subnets struct {
+	capacity *capacity
+	list     []Subnet
+}
+
+// of returns a subnet's working copy; a subnet that is not known is unlimited.
+func (b *subnets) of(id string) *Subnet {
+	for i := range b.list {
+		if b.list[i].ID == id {
+			return &b.list[i]
+		}
+	}
+	b.list = append(b.list, Subnet{ID: id, Free: Unlimited})
+	return &b.list[len(b.list)-1]
+}
+
+// forNew returns the subnet for a new ENI, given the number of pods that lack addresses; nil: there is
+// none. It prefers, in this order: a subnet with the routes of the primary's, unless only others have
+// enough for waiting pods; an IPv6-only subnet, as no IPv4 address is taken there; one with prefixes,
+// if prefixes are wanted; the most free addresses; the lowest ID.
+func (b *subnets) forNew(short int) *Subnet {
+	var best *Subnet
+	apart := b.onlyOtherRoutes(short)
+	for i := range b.list {
+		sn := &b.list[i]
+		if sn.ForNew && len(b.lacking(sn)) == 0 && (best == nil || b.better(sn, best, apart)) {
+			best = sn
+		}
+	}
+	return best
+}
+
+// lacking returns the families that a subnet has no address of for a new ENI and its pods. An ENI takes
+// one IPv4 address for itself, so two must be free, or one if pods may have that or need no IPv4. In an
+// IPv6-only subnet it needs none, on an instance built on Nitro.
+func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
+	four := b.capacity.policy.Families.Has(ipfamily.IPv4)
+	least := 2 - b.capacity.bonus
+	if !four {
+		least = 1
+	}
+	short := sn.Free < least
+	if sn.IPv6Native {
+		short = four || !b.capacity.limits.Prefixes // only instances built on Nitro have prefixes
+	}
+	if short {
+		lacks = append(lacks, ipfamily.IPv4)
+	}
+	if sn.NoIPv6 && b.capacity.policy.Families.Has(ipfamily.IPv6) {
+		lacks = append(lacks, ipfamily.IPv6)
+	}
+	return lacks
+}
+
+// onlyOtherRoutes reports whether a new ENI gets enough for waiting pods only in subnets whose routes
+// differ from the primary's. A subnet with the primary's routes and too few addresses would use up one
+// of the few ENIs that the instance may have. A warm target alone is no reason to use other routes.
+func (b *subnets) onlyOtherRoutes(short int) bool {
+	apart := false
+	for i := range b.list {
+		if sn := &b.list[i]; sn.ForNew && b.suffices(sn, short) {
+			if !sn.OtherRoutes {
+				return false
+			}
+			apart = true
+		}
+	}
+	return apart
+}
+
+// suffices reports whether a new ENI in a subnet gets all that it has room for of what is short, and at
+// least one address.
+func (b *subnets) suffices(sn *Subnet, short int) bool {
+	if len(b.lacking(sn)) > 0 || !b.capacity.policy.Families.Has(ipfamily.IPv4) {
+		return len(b.lacking(sn)) == 0
+	}
+	free, unit := sn.Free-1, b.capacity.unit()
+	if sn.NoPrefix {
+		unit = 1
+	}
+	return free >= unit*min((short+unit-1)/unit, slots(ipfamily.IPv4, b.capacity.limits))
+}
+
+// better reports whether x is a better subnet for a new ENI than y. With apart, a subnet with other
+// routes than the primary's is better.
+func (b *subnets) better(x, y *Subnet, apart bool) bool {
+	if x.OtherRoutes != y.OtherRoutes {
+		return x.OtherRoutes == apart
+	}
+	if x.IPv6Native != y.IPv6Native {
+		return x.IPv6Native
+	}
+	px, py := b.hasPrefix(x), b.hasPrefix(y)
+	if px != py {
+		return px
+	}
+	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
+}
+
+func (b *subnets) hasPrefix(sn *Subnet) bool {
+	return b.capacity.byPrefix() && !sn.NoPrefix && sn.Free > b.capacity.unit()
+}

@@ -1,0 +1,196 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// five are limits with four ENIs besides the primary one, of five addresses each.
+var five = cloud.Limits{MaxENIs: 5, IPv4PerENI: 6, Prefixes: true}
+
+func TestTrunk(t *testing.T) {
+	yes := Trunk{Wanted: true, Branches: true}
+	primary := with(eni0, func(e *ENI) { e.Subnet = "home" })
+	eni := func(index, used int) ENI {
+		return ENI{ID: fmt.Sprintf("eni-%d", index), Subnet: "s1", Index: index, Phase: Attached, Ours: true, Amount: addresses(5), Used: used, Free: addresses(5 - used)}
+	}
+	trunk := func(id string, index int, p Phase) ENI {
+		return ENI{ID: id, Subnet: "home", Index: index, Phase: p, Ours: true, Trunk: true}
+	}
+	foreign := func(e ENI) ENI { e.Ours = false; return e }
+	create := func(index int) Action { return Action{Kind: CreateTrunk, Subnet: "home", Index: index} }
+	grow := func(index, n int) Action {
+		return Action{Kind: Create, Subnet: "s1", Index: index, Amount: addresses(n)}
+	}
+	attach := func(id string, index int) Action { return Action{Kind: AttachTrunk, ENI: id, Index: index} }
+	detach := func(id string) Action { return Action{Kind: DetachTrunk, ENI: id} }
+	first := func(n int) ipam.Policy { return ipam.Policy{Dialect: ipam.Cilium, FirstInterfaceIndex: n} }
+	warm := ipam.Policy{FirstInterfaceIndex: 1, WarmIP: 1}
+	for _, c := range []struct {
+		name    string
+		policy  ipam.Policy
+		trunk   Trunk
+		enis    []ENI
+		waiting int
+		change  func(*State)
+		want    []Action
+		reason  string
+	}{
+		{"not wanted", first(1), Trunk{Branches: true}, nil, 0, nil, nil, ""},
+		{"wanted", first(1), yes, nil, 0, nil, []Action{create(4)}, ReasonPending},
+		{"at an index that pods' ENIs may not have", first(3), yes, nil, 0, nil, []Action{create(1)}, ReasonPending},
+		{"which another has", first(2), yes, []ENI{foreign(eni(1, 0))}, 0, nil, []Action{create(4)}, ReasonPending},
+		{"at the highest that is free", first(1), yes, []ENI{foreign(eni(4, 0))}, 0, nil, []Action{create(3)}, ReasonPending},
+		{"eth0 serves pods", first(0), yes, []ENI{eni(1, 5), eni(2, 5), eni(3, 5)}, 0, nil, []Action{create(4)}, ReasonPending},
+		{"what pods need comes first", warm, yes, nil, 9, nil, []Action{grow(1, 5), grow(2, 5), create(4)}, ReasonPending},
+		{"and does not take its place", warm, yes, nil, 99, nil, []Action{grow(1, 5), grow(2, 5), grow(3, 5), create(4)}, ReasonPending},
+		{"nor what is begun", warm, yes, []ENI{eni(1, 5), eni(2, 5), eni(3, 5), {ID: "eni-8", Subnet: "s1", Ours: true, Amount: addresses(5)}}, 9, nil,
+			[]Action{create(4), {Kind: Delete, ENI: "eni-8"}}, ReasonPending},
+		{"nothing is left of its place", warm, yes, []ENI{trunk("eni-t", 4, Attached), eni(1, 5), eni(2, 5), eni(3, 5)}, 9, nil, nil, ""},
+		{"one that is attaching is there", first(1), yes, []ENI{trunk("eni-t", 1, Attached)}, 0, nil, nil, ""},
+		{"it has no address for pods", ipam.Policy{WarmIP: 1}, yes, []ENI{with(trunk("eni-t", 1, Attached), func(e *ENI) { e.Amount = addresses(5) })}, 0, nil,
+			[]Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}}, ""},
+		{"its attributes are put right", first(1), yes, []ENI{with(trunk("eni-t", 4, Attached), func(e *ENI) { e.WrongDeleteOnTermination = true })}, 0, nil,
+			[]Action{{Kind: SetDeleteOnTermination, ENI: "eni-t"}}, ""},
+		{"begun and not attached", first(1), yes, []ENI{trunk("eni-t", 0, Detached)}, 0, nil, []Action{attach("eni-t", 4)}, ReasonPending},
+		{"two that are", first(1), yes, []ENI{trunk("eni-u", 0, Detached), trunk("eni-t", 0, Detached)}, 0, nil,
+			[]Action{attach("eni-t", 4), {Kind: Delete, ENI: "eni-u"}}, ReasonPending},
+		{"one beside that which is attached", first(1), yes, []ENI{trunk("eni-u", 4, Attached), trunk("eni-t", 0, Detached)}, 0, nil, []Action{{Kind: Delete, ENI: "eni-t"}}, ""},
+		{"made by someone else a moment ago", first(1), yes, []ENI{trunk("eni-u", 4, Attached), with(trunk("eni-t", 0, Detached), func(e *ENI) { e.JustMade = true })}, 0, nil, nil, ""},
+		{"two that are attached", first(1), yes, []ENI{trunk("eni-u", 1, Attached), trunk("eni-t", 4, Attached)}, 0, nil, []Action{detach("eni-u")}, ""},
+		{"and have branches", first(1), yes, []ENI{trunk("eni-u", 1, Attached), trunk("eni-t", 4, Attached)}, 0, func(s *State) { s.Trunk.Busy = true }, nil, ""},
+		{"one that is on its way out has its place still", warm, yes, []ENI{trunk("eni-t", 4, Detaching), eni(1, 5), eni(2, 5), eni(3, 5)}, 9, nil, nil, ReasonPending},
+		{"and no other takes a further one", warm, yes, []ENI{trunk("eni-t", 4, Detaching), eni(1, 5), eni(2, 5)}, 9, nil, []Action{grow(3, 5)}, ReasonPending},
+		{"one that is begun is nothing for pods", warm, yes, []ENI{trunk("eni-t", 0, Detached)}, 9, nil, []Action{grow(1, 5), grow(2, 5), attach("eni-t", 4)}, ReasonPending},
+		{"one that cannot be attached goes before another is made", first(1), yes, []ENI{with(trunk("eni-t", 0, Detached), func(e *ENI) { e.Refused = true })}, 0, nil,
+			[]Action{{Kind: Delete, ENI: "eni-t"}}, ReasonPending},
+		{"several could not be attached", first(1), yes, nil, 0, func(s *State) { s.Trunk.Refused = true }, nil, ReasonRefused},
+		{"and this one neither for now", first(1), yes, []ENI{trunk("eni-t", 0, Detached)}, 0, func(s *State) { s.Trunk.Refused = true }, nil, ReasonRefused},
+		{"the instance is full whatever its limits are", first(1), yes, nil, 0, func(s *State) { s.NoMoreENIs = true }, nil, ReasonNoRoom},
+		{"not wanted any more", first(1), Trunk{Branches: true}, []ENI{trunk("eni-t", 4, Attached)}, 0, nil, []Action{detach("eni-t")}, ""},
+		{"and has branches", first(1), Trunk{Busy: true}, []ENI{trunk("eni-t", 4, Attached)}, 0, nil, nil, ReasonHasBranches},
+		{"and detached", first(1), Trunk{}, []ENI{trunk("eni-t", 0, Detached)}, 0, nil, []Action{{Kind: Delete, ENI: "eni-t"}}, ""},
+		{"a type without branches", warm, Trunk{Wanted: true}, nil, 99, nil, []Action{grow(1, 5), grow(2, 5), grow(3, 5), grow(4, 5)}, ReasonNoBranches},
+		{"whose trunk is there all the same", first(1), Trunk{Wanted: true}, []ENI{trunk("eni-t", 4, Attached)}, 0, nil, nil, ""},
+		{"somebody else's", warm, yes, []ENI{foreign(trunk("eni-x", 4, Attached))}, 99, nil, []Action{grow(1, 5), grow(2, 5), grow(3, 5)}, ReasonOtherTrunk},
+		{"one that is begun, and somebody else's", first(1), yes, []ENI{foreign(trunk("eni-x", 4, Attached)), trunk("eni-t", 0, Detached)}, 0, nil,
+			[]Action{{Kind: Delete, ENI: "eni-t"}}, ReasonOtherTrunk},
+		{"somebody else's that is detached", first(1), yes, []ENI{foreign(trunk("eni-x", 0, Detached))}, 0, nil, []Action{create(4)}, ReasonPending},
+		{"all places are taken by pods", warm, yes, []ENI{eni(1, 5), eni(2, 1), eni(3, 1), eni(4, 1)}, 0, nil, nil, ReasonNoRoom},
+		{"or a warm target's", ipam.Policy{FirstInterfaceIndex: 1, WarmIP: 9}, yes, []ENI{eni(1, 5), eni(2, 5), eni(3, 5), eni(4, 0)}, 0, unlimited, nil, ReasonNoRoom},
+		{"one in excess goes", warm, yes, []ENI{eni(1, 3), eni(2, 5), eni(3, 5), eni(4, 0)}, 0, unlimited, []Action{{Kind: Detach, ENI: "eni-4"}, {Kind: Unassign, ENI: "eni-1", Amount: addresses(1)}}, ReasonNoRoom},
+		{"not before it lasted", warm, yes, []ENI{eni(1, 3), eni(2, 5), eni(3, 5), eni(4, 0)}, 0, nil, nil, ReasonNoRoom},
+		{"MAX_ENI counts it", ipam.Policy{FirstInterfaceIndex: 1, WarmIP: 1, MaxENI: 3}, yes, nil, 99, nil, []Action{grow(1, 5), create(4)}, ReasonPending},
+		{"as one that is there", ipam.Policy{FirstInterfaceIndex: 1, WarmIP: 1, MaxENI: 3}, yes, []ENI{trunk("eni-t", 4, Attached)}, 99, nil, []Action{grow(1, 5)}, ""},
+		{"MAX_ENI has no room", ipam.Policy{FirstInterfaceIndex: 1, WarmIP: 1, MaxENI: 2}, yes, []ENI{eni(1, 1)}, 0, nil, nil, ReasonNoRoom},
+		{"the subnet of the primary is full", first(1), yes, nil, 0, func(s *State) { s.Subnets[1].Free = 0 }, nil, ReasonTrunkSubnet},
+		{"an outdated ENI that serves nobody makes room", warm, yes, []ENI{eni(1, 5), eni(2, 5), eni(3, 5), with(eni(4, 0), func(e *ENI) { e.Outdated = true })}, 0, drained,
+			[]Action{{Kind: Detach, ENI: "eni-4"}}, ReasonNoRoom},
+		{"one that goes keeps no outdated ENI", warm, Trunk{}, []ENI{eni(1, 5), eni(2, 5), with(eni(3, 0), func(e *ENI) { e.Outdated = true }), trunk("eni-t", 4, Detaching)}, 0, drained,
+			[]Action{{Kind: Detach, ENI: "eni-3"}}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := State{ENIs: append([]ENI{primary}, c.enis...), Subnets: []Subnet{{ID: "s1", Free: 1000, ForNew: true}, {ID: "home", Free: 1}}, Waiting: c.waiting, Trunk: c.trunk}
+			if c.change != nil {
+				c.change(&s)
+			}
+			mustPlan(t, five, c.policy, s, c.want...)
+			if reason, message := TrunkTrouble(five, c.policy, s); reason != c.reason || (message == "") != (reason == "") {
+				t.Errorf("reason %s: %s, want %q", reason, message, c.reason)
+			}
+			if d := Make(five, c.policy, s); d.Exhausted != (c.reason == ReasonTrunkSubnet) {
+				t.Errorf("exhausted: %v", d.Exhausted)
+			}
+		})
+	}
+}
+
+func unlimited(s *State) { s.Release, s.Moves = Unlimited, true }
+
+func drained(s *State) { s.Drain = true }
+
+func TestWeightOfATrunk(t *testing.T) {
+	if w := (Action{Kind: CreateTrunk}).Weight(); w != 1 {
+		t.Errorf("a new trunk takes %d addresses of its subnet, want its own", w)
+	}
+}
+
+// The message says what a person can do.
+func TestTrunkTroubleIsTold(t *testing.T) {
+	full := State{Trunk: Trunk{Wanted: true, Branches: true}, ENIs: []ENI{eni0, {ID: "eni-1", Index: 1, Phase: Attached, Ours: true}}, Subnets: forNew}
+	_, message := TrunkTrouble(five, ipam.Policy{MaxENI: 2}, full)
+	if !strings.Contains(message, "may have (2)") || !strings.Contains(message, "raise MAX_ENI") {
+		t.Error(message)
+	}
+	full.ENIs[1] = ENI{ID: "eni-x", Index: 1, Phase: Attached, Trunk: true}
+	if _, message = TrunkTrouble(five, ipam.Policy{}, full); !strings.Contains(message, "eni-x is a trunk that Berth did not create") {
+		t.Error(message)
+	}
+}
+
+// Whatever pods and settings do, plans with a trunk end. At rest a configured trunk exists, or all
+// places are taken; ENIs for pods never take its place once there was one; without pods it always
+// exists.
+func TestTrunkComesToBe(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newPairs(
+			rapid.SampledFrom([]cloud.Limits{m5xlarge, five, {MaxENIs: 3, IPv4PerENI: 4}}).Draw(r, "limits"),
+			rapid.SampledFrom([]ipam.Policy{
+				{WarmIP: 2}, {WarmENI: 1, WarmPrefix: 1}, {WarmIP: 3, FirstInterfaceIndex: 1}, {WarmIP: 1, FirstInterfaceIndex: 2}, {WarmENI: 1, MaxENI: 3},
+				{Dialect: ipam.Cilium, PreAllocate: 3, FirstInterfaceIndex: 1},
+			}).Draw(r, "policy"),
+		)
+		w.policy.PrefixDelegation = rapid.Bool().Draw(r, "prefixes")
+		there := func() bool {
+			return slices.ContainsFunc(w.enis, func(e *pairENI) bool { return e.Trunk && e.Phase == Attached })
+		}
+		settle := func() {
+			lacks := w.state().lacksTrunk()
+			_, room := plannerOf(w.limits, w.policy, w.state()).places.forTrunk()
+			if err := w.rest(); err != nil {
+				r.Fatal(err)
+			}
+			if len(w.enis) > w.limits.MaxENIs || w.policy.MaxENI > 0 && len(w.enis) > w.policy.MaxENI {
+				r.Fatalf("%d ENIs: %+v", len(w.enis), w.state())
+			}
+			if lacks && room && !there() {
+				r.Fatalf("its place was lost: %+v", w.state())
+			}
+			reason, _ := TrunkTrouble(w.limits, w.policy, w.state())
+			if want := w.trunk.Wanted && !there(); want != (reason == ReasonNoRoom) || !w.trunk.Wanted && there() {
+				r.Fatalf("at rest %q: %+v", reason, w.state())
+			}
+			if reason, _ := Shortage(w.limits, w.policy, w.state()); w.waiting > 0 && reason == "" {
+				r.Fatalf("%d pods wait, and nothing says why: %+v", w.waiting, w.state())
+			}
+		}
+		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
+			switch rapid.IntRange(0, 3).Draw(r, "what") {
+			case 0:
+				w.trunk = Trunk{Wanted: rapid.Bool().Draw(r, "trunk"), Branches: true}
+			case 1, 2:
+				w.waiting += rapid.IntRange(0, 20).Draw(r, "pods")
+				w.place()
+			default:
+				w.end(rapid.Uint64().Draw(r, "seed"))
+			}
+			w.place()
+			settle()
+		}
+		w.trunk, w.waiting = Trunk{Wanted: true, Branches: true}, 0
+		for _, e := range w.enis {
+			clear(e.pods)
+		}
+		settle()
+		if !there() {
+			r.Fatalf("no trunk on a node without pods: %+v", w.state())
+		}
+	})
+}

@@ -1,0 +1,324 @@
+package eni
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// planning makes plans on the view and chooses the next step of a plan. It belongs to the goroutine
+// that reconciles.
+type planning struct {
+	cfg          *Config
+	view         *view
+	instance     *instance
+	placement    *placement.Selector
+	refusals     *refusals
+	retries      *retries
+	observer     *observer
+	releases     *releases
+	creations    *creations
+	terminations *terminations
+	demand       *demand
+
+	surplus     surplus
+	last        *evaluation // nil: something may have changed since
+	trunkReason string      // why the trunk is not as configured, as logged last
+}
+
+// evaluation is a state and what the plan made of it.
+type evaluation struct {
+	state  plan.State
+	plan   plan.Plan
+	routes placement.Routes // what the plan knew of the subnets' routes
+}
+
+// reset has the next evaluation look at the view again.
+func (p *planning) reset() { p.last = nil }
+
+// evaluate returns the current state with its plan, for the status.
+func (p *planning) evaluate(now time.Time) *evaluation {
+	if p.last != nil {
+		return p.last
+	}
+	e := &evaluation{state: p.state(now)}
+	e.state.Subnets = p.placement.Subnets(now)
+	e.routes = p.placement.MarkRoutes(e.state.Subnets)
+	e.plan = plan.Make(p.instance.limits, p.cfg.Policy, e.state)
+	return e
+}
+
+// decide makes the plan and reserves what its first step of growth takes.
+func (p *planning) decide(now time.Time) (e *evaluation, reserved *placement.Reservation) {
+	e = &evaluation{state: p.state(now)}
+	if p.cfg.DrainOutdated { // an ENI drains only while another one can have its addresses
+		e.state.Subnets = p.placement.Subnets(now)
+	}
+	p.surplus.allow(p.instance.limits, p.cfg.Policy, &e.state, p.cfg.DrainOutdated, now)
+	reserved = p.placement.Choose(now, func(list []plan.Subnet) (a plan.Action, subnet string) {
+		e.state.Subnets, e.routes = list, p.placement.MarkRoutes(list)
+		e.plan = plan.Make(p.instance.limits, p.cfg.Policy, e.state)
+		for _, a := range e.plan.Actions {
+			switch a.Kind {
+			case plan.Create, plan.CreateTrunk:
+				return a, a.Subnet
+			case plan.Assign:
+				return a, p.view.enis[a.ENI].SubnetID
+			}
+		}
+		return plan.Action{}, ""
+	})
+	p.placement.Planned(e.plan.Exhausted, e.state.Drain)
+	return e, reserved
+}
+
+// state returns the view as a plan sees it.
+func (p *planning) state(now time.Time) plan.State {
+	u := p.cfg.Node.Usage()
+	p.view.missingLinks(u.MissingLinks, now)
+	s := plan.State{
+		Waiting: u.Waiting, NoMoreENIs: p.refusals.pods.full(now), PrimaryServes: p.cfg.primaryServes(),
+		FollowGroups: p.cfg.FollowGroups, Drain: p.surplus.drains,
+		Trunk: plan.Trunk{
+			Wanted: p.cfg.Trunk, Branches: p.cfg.Trunk && limits.Branches(p.instance.limitsOf) > 0,
+			Refused: p.refusals.trunk.full(now), Busy: p.refusals.trunkBusyUntil.After(now),
+		},
+	}
+	desired := p.placement.Desired()
+	for _, k := range p.view.list() {
+		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
+			continue // its device index and the limits are not those of the first card
+		}
+		e := p.eniState(k, u.ENIs[k.ID], now)
+		if mine := e.Ours && !e.Primary && !e.Trunk; mine {
+			serves := e.Phase == plan.Detached || e.Index >= p.cfg.Policy.FirstInterfaceIndex
+			e.OtherGroups = p.placement.OtherGroups(k.placed())
+			e.Outdated = serves && desired.Outdated(k.placed())
+		}
+		s.ENIs = append(s.ENIs, e)
+	}
+	return s
+}
+
+// eniState returns one ENI as a plan sees it, without what depends on the settings of new ones.
+func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
+	e := plan.ENI{
+		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
+		Primary: primary(k.Attachment), Ours: k.ours(), Trunk: k.trunk,
+		PrimaryServes: p.cfg.primaryServes() && !primary(k.Attachment) && k.ours(),
+		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
+		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
+		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.noStock(k.ID, now),
+	}
+	if _, ok := p.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
+		e.Phase = plan.Detaching // its detachment may be in flight: no supply, and not asked for twice
+	}
+	if k.Attachment != nil && k.Attachment.ID != "" {
+		e.WrongDeleteOnTermination = k.Attachment.DeleteOnTermination == p.cfg.KeepENIs
+		e.WrongTags = k.owner.instanceTag != p.cfg.InstanceID
+	}
+	// Another process that works for this node may be about to attach it.
+	e.JustMade = p.cfg.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.owner.createdAt()) < p.cfg.Settle
+	return e
+}
+
+// choose returns the first step of the current plan that can be made now; nil: none. The addresses that
+// a step of growth takes are reserved in the moment in which it is chosen.
+func (p *planning) choose(ctx context.Context, now time.Time) *step {
+	if !p.instance.limitsKnown() || p.instance.stopped {
+		return nil
+	}
+	if s := p.releases.overdue(ctx, now); s != nil {
+		return s
+	}
+	e, reserved := p.decide(now)
+	defer func() { reserved.End(0) }() // if no step takes it
+	growing := e.plan.Exhausted || p.growthWaits() || p.refusals.pods.stuck(now)
+	p.retries.forgetUnwanted(e.plan.Actions, growing, p.refusals.trunk.full(now), now)
+	p.terminations.set(ctx, e.plan.Actions, now)
+	for _, a := range e.plan.Actions {
+		if p.waits(a, now) {
+			continue
+		}
+		if takes(a) && p.countsDue(now) {
+			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
+		}
+		if a.Kind == plan.Create {
+			ask, wait := e.routes.Missing(p.retries.routes(now))
+			if ask {
+				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
+			}
+			if wait {
+				continue
+			}
+		}
+		s := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a) || p.demand.mayRecall(a)}
+		if reserved.IsFor(a) {
+			s.reserved, reserved = reserved, nil
+		}
+		if p.prepare(ctx, s, now) {
+			return s
+		}
+		s.reserved.End(0)
+	}
+	p.last = e // none of its actions is for now
+	// A full subnet is asked about again, however little the plan can do.
+	if e.plan.Exhausted && p.countsDue(now) {
+		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
+	}
+	for _, k := range p.placement.Unknown(now) {
+		if !p.retries.blocked(activityOf[k], now) {
+			return &step{Action: plan.Action{Kind: k}}
+		}
+	}
+	return nil
+}
+
+// takes reports whether an action takes addresses of a subnet, or finishes what did.
+func takes(a plan.Action) bool {
+	return activityOf[a.Kind] == activityGrow || a.Kind == plan.CreateTrunk
+}
+
+// countsDue reports whether to ask for the free counts of subnets.
+func (p *planning) countsDue(now time.Time) bool {
+	return p.placement.CountsStale(now) && !p.retries.blocked(activitySubnets, now)
+}
+
+// waits reports whether an action of the plan cannot be made now. A new ENI waits until it is known
+// which ENIs are detached: they are listed next.
+func (p *planning) waits(a plan.Action, now time.Time) bool {
+	return a.Kind == plan.SetDeleteOnTermination || p.retries.blocked(activityOf[a.Kind], now) ||
+		takes(a) && p.growthWaits() || a.Kind == plan.Create && p.observer.detachedUnknown()
+}
+
+// growthWaits reports whether an unfinished step of growth must be resolved before more addresses are
+// asked for.
+func (p *planning) growthWaits() bool {
+	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
+}
+
+// prepare readies a step: what leaves is withdrawn from the node first, a creation is recorded first.
+// It reports whether the call can be made now.
+func (p *planning) prepare(ctx context.Context, s *step, now time.Time) bool {
+	switch s.Kind {
+	case plan.Unassign, plan.Detach:
+		return p.releases.prepare(ctx, s, now)
+	case plan.Assign:
+		s.Subnet = p.view.enis[s.ENI].SubnetID
+	case plan.Create, plan.CreateTrunk:
+		groups, err := p.placement.FindGroups(ctx)
+		if err == nil {
+			s.intent, err = p.creations.begin(s.Action, groups, now)
+		}
+		if err != nil {
+			p.retries.fail(s.Kind, err, now, p.retries.wait(activityOf[s.Kind], cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			return false
+		}
+	}
+	return true
+}
+
+// prepareAgain readies a throttled step for another try. It is false if an observation since made the
+// step pointless.
+func (p *planning) prepareAgain(ctx context.Context, s *step, now time.Time) bool {
+	switch s.Kind {
+	case plan.Create, plan.CreateTrunk, plan.FindSubnets, plan.FindRoutes, plan.FindGroups:
+		return true
+	}
+	k, ok := p.view.enis[s.ENI]
+	want := plan.Attached
+	if s.attaches() || s.Kind == plan.Delete {
+		want = plan.Detached
+	}
+	if !ok || k.phase() != want {
+		return false
+	}
+	return !s.returns() || p.releases.prepareAgain(ctx, s, k, now)
+}
+
+// due returns when a part of the excess will have lasted for long enough.
+func (p *planning) due(now time.Time) time.Time { return p.surplus.due(now) }
+
+// priority returns the priority of the call that an action makes. Calls that finish something come
+// first, then those of the node that lacks most.
+func priority(a plan.Action, p plan.Plan) cloud.Priority {
+	switch a.Kind {
+	case plan.Attach, plan.AttachTrunk, plan.Retag:
+		return cloud.Begun
+	case plan.CreateTrunk:
+		return 1 // after what nodes lack for pods, before what is released
+	case plan.Assign, plan.Create:
+		return min(cloud.Priority(p.Needed), cloud.Begun-1)
+	default:
+		return 0
+	}
+}
+
+// trunk returns the state of the trunk; nil: none is configured, and none is there.
+//
+// A trunk has no address that a pod or the node's daemon knows of. It comes and goes without being
+// published, since the node does not have to release any of it. Branches use it, and while it has any
+// EC2 does not detach it.
+func (p *planning) trunk(s plan.State) *Trunk {
+	var t Trunk
+	for _, e := range s.ENIs {
+		if e.Trunk && e.Ours && e.Phase == plan.Attached && (t.ID == "" || e.ID < t.ID) {
+			t.ID, t.MAC, t.DeviceIndex = e.ID, mac.Addr(p.view.enis[e.ID].MAC), e.Index
+		}
+	}
+	t.Reason, t.Message = plan.TrunkTrouble(p.instance.limits, p.cfg.Policy, s)
+	if t.Reason != p.trunkReason {
+		if p.trunkReason = t.Reason; t.Reason != "" {
+			p.cfg.Logger.Info("trunk is not as configured", "reason", t.Reason, "why", t.Message)
+		}
+	}
+	if t.ID == "" && !p.cfg.Trunk {
+		return nil
+	}
+	return &t
+}
+
+// surplus measures for how long a node has had more than its policy keeps, or outdated ENIs.
+type surplus struct {
+	delay   time.Duration // for which it must last
+	excess  plan.Lasting  // addresses
+	movable plan.Lasting  // 1 while the others could take over an ENI's addresses
+
+	outdated plan.Lasting // 1 while there is an outdated ENI that is to be drained
+	drains   bool         // it has lasted
+}
+
+// allow sets in a state which part of its excess may be released now and, with drain, whether outdated
+// ENIs may be drained.
+func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool, now time.Time) {
+	outdated := 0
+	if drain && slices.ContainsFunc(s.ENIs, func(e plan.ENI) bool { return e.Outdated }) {
+		outdated = 1
+	}
+	u.drains = u.outdated.Allow(outdated, outdated, now, u.delay) > 0
+	s.Drain = u.drains
+	excess, total := plan.Excess(l, p, *s)
+	s.Release = u.excess.Allow(excess, total, now, u.delay)
+	movable := 0
+	if plan.Movable(l, p, *s) {
+		movable = 1
+	}
+	s.Moves = u.movable.Allow(movable, movable, now, u.delay) > 0
+}
+
+// rest restarts the time for which an ENI must have been dispensable before it is emptied.
+func (u *surplus) rest() { u.movable = plan.Lasting{} }
+
+// due returns when excess will have lasted.
+func (u *surplus) due(now time.Time) time.Time {
+	return retry.Earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay), u.outdated.Due(now, u.delay))
+}

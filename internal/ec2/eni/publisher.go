@@ -1,0 +1,151 @@
+package eni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/mac"
+)
+
+// publisher gives the node the inventory that follows from the view. It belongs to the goroutine that
+// reconciles.
+//
+// There are two ways. What is about to leave is recorded before the cloud is asked to take it: record
+// returns the error, and without the record there is no call. Whatever else changed is published once the
+// call that changed it was answered, before anything follows from that.
+type publisher struct {
+	cfg      *Config
+	view     *view
+	instance *instance
+	ended    func() bool
+
+	due bool // something changed since the last inventory
+}
+
+// changed has the next flush publish.
+func (p *publisher) changed() { p.due = true }
+
+// flush publishes what changed. A failure is logged; the next change or observation publishes again.
+func (p *publisher) flush(ctx context.Context) {
+	if p.due {
+		_ = p.record(ctx)
+	}
+}
+
+// record publishes what is known now. A failure is logged.
+func (p *publisher) record(ctx context.Context) error {
+	p.due = false
+	if p.ended() {
+		return errors.New("record the inventory: the node was removed")
+	}
+	if err := p.view.freshness.mayPublish(); err != nil {
+		return fmt.Errorf("record the inventory: %w", err)
+	}
+	if err := p.cfg.Node.Publish(ctx, p.inventory()); err != nil {
+		if ctx.Err() == nil { // else the program ends: the next one records it
+			p.cfg.Logger.Error("inventory not recorded", "error", err)
+		}
+		return fmt.Errorf("record the inventory: %w", err)
+	}
+	return nil
+}
+
+// inventory returns the view as a Node sees it.
+func (p *publisher) inventory() Inventory {
+	cfg, now := p.cfg, p.cfg.Clock.Now()
+	inv := Inventory{InstanceID: cfg.InstanceID, InstanceType: p.instance.typ, Families: cfg.Policy.Families, Limits: p.instance.limits, At: p.view.freshness.replied}
+	for _, k := range p.view.list() {
+		if k.trunk {
+			continue
+		}
+		since, leaving := p.view.detaching[k.ID]
+		if k.phase() == plan.Detaching {
+			since, leaving = k.replied, true
+		}
+		attached := leaving && k.phase() == plan.Attached
+		if leaving && (p.view.fresh(since, now) || attached && cfg.process.sharesNode) {
+			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
+		}
+		if leaving || !k.ours() || k.phase() != plan.Attached {
+			continue
+		}
+		inv.ENIs = append(inv.ENIs, p.published(k))
+		inv.Releasing = append(inv.Releasing, k.returning()...)
+	}
+	return inv
+}
+
+// published returns an ENI as a Node sees it.
+func (p *publisher) published(k *known) ENI {
+	e := ENI{
+		ID: k.ID, MAC: mac.Addr(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),
+		Serves: k.index() >= p.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.Primary, Groups: k.Groups,
+	}
+	e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes = split(k.held)
+	if p.cfg.primaryServes() && !e.Primary && e.Serves && k.Primary.IsValid() {
+		e.Addresses = append([]netip.Addr{k.Primary}, e.Addresses...)
+	}
+	subnet := p.cfg.Shared.Catalog.Subnets.BlocksWith(k.SubnetID, k.Primary)
+	e.Subnet, e.SubnetIPv6 = subnet.CIDR, subnet.IPv6
+	return e
+}
+
+// Seed gives the reconciler the last inventory that the cloud confirmed, so that a listing that trails
+// it does not bring back what was about to leave. Call it before Run. Nothing is changed at the cloud
+// before the cloud has been observed.
+func (r *Reconciler) Seed(inv Inventory) {
+	if inv.InstanceID != r.cfg.InstanceID {
+		return
+	}
+	now := r.cfg.Clock.Now()
+	// The wall clock may have been set back since: a reply must not outrank
+	// listings for longer than it would have.
+	past := func(t time.Time) time.Time {
+		if t.After(now) {
+			return now
+		}
+		return t
+	}
+	inv.At = past(inv.At)
+	r.view.freshness.replied = inv.At
+	r.instance.seed(inv.InstanceType, inv.Limits)
+	for _, e := range inv.ENIs {
+		native := !e.PrimaryIPv4.IsValid() && len(e.SubnetIPv6) > 0
+		r.cfg.Shared.Catalog.Subnets.Learn(cloud.Subnet{ID: e.SubnetID, CIDR: e.Subnet, IPv6: e.SubnetIPv6, IPv6Native: native})
+		k := newKnown(e.facts(r.cfg.InstanceID))
+		r.view.enis[e.ID] = k
+		// While this program was away others may have taken addresses off: no
+		// listing is corrected by what the file has, but one that may trail the
+		// last reply is followed by another.
+		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
+			k.replied = visible.Add(-r.cfg.Settle)
+			r.view.lookups.schedule(e.ID, visible)
+		}
+	}
+	for _, l := range inv.Leaving {
+		if l.Attached && r.cfg.process.sharesNode {
+			continue // Fleet.Committed has it
+		}
+		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
+		k.Attachment.Status, k.replied = "detaching", past(l.Since)
+		r.view.enis[l.ENI] = k
+		r.view.lookups.schedule(l.ENI, now)
+	}
+	for _, rel := range inv.Releasing {
+		k := r.view.enis[rel.ENI]
+		if k == nil {
+			continue
+		}
+		if slices.Contains(k.held, rel.Prefix) { // until a listing decides it, however long ago that was
+			k.releasing[rel.Prefix] = past(rel.Since)
+		} else {
+			k.removed[rel.Prefix] = past(rel.Since)
+		}
+	}
+}

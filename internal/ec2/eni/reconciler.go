@@ -1,0 +1,380 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// Reconciler brings one node's ENIs to its policy. It decides what comes next; its parts do it, each
+// with a state of its own. Reconcile (or Run) is called by one goroutine at a time, to which all parts
+// belong but for the fields that say otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance
+// and End may be called by any.
+type Reconciler struct {
+	cfg     Config
+	loop    loop
+	changes changes
+	demand  demand
+
+	view      *view // the node's ENIs
+	instance  instance
+	retries   retries
+	placement placement.Selector
+	refusals  refusals
+
+	observer     observer
+	planning     planning
+	actor        actor
+	terminations terminations
+	orphans      orphans
+
+	status reporter
+}
+
+// loop is what wakes a reconciler and ends it.
+type loop struct {
+	kick   retry.Signal
+	ended  context.Context // with End or Close
+	end    context.CancelFunc
+	beside sync.WaitGroup // calls that no pass waits for; of fleetOfOne
+}
+
+// New checks the configuration and returns a reconciler that has observed nothing yet.
+func New(cfg Config) (*Reconciler, error) {
+	if err := cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("ENI reconciler: %w", err)
+	}
+	r := &Reconciler{cfg: cfg, view: newView(cfg.Settle, cfg.Lag)}
+	r.loop.kick = retry.NewSignal()
+	r.loop.ended, r.loop.end = context.WithCancel(context.Background()) //nolint:fatcontext // the life of the reconciler
+	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
+	if r.cfg.process = ofFleet; cfg.Fleet == nil {
+		r.cfg.process = ofOneNode
+		r.observer.own = &ownLister{cfg: &r.cfg}
+		r.cfg.Fleet = r.fleetOfOne()
+		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
+	}
+	r.demand = demand{node: cfg.Node, process: r.cfg.process, news: retry.NewSignal()}
+	r.retries = newRetries(&r.cfg)
+	r.placement = *placement.NewSelector(cfg.Shared.Catalog, cfg.placement(), r.view, r.cfg.process.sharesCounts, cfg.Clock, r.cfg.Fleet.Lister.Subnets)
+	r.refusals = refusals{cfg: &r.cfg, view: r.view}
+	r.orphans = orphans{cfg: &r.cfg, retries: &r.retries, seen: Sightings{}}
+	p := &publisher{cfg: &r.cfg, view: r.view, instance: &r.instance, ended: r.Ended}
+	r.observer = observer{
+		cfg: &r.cfg, view: r.view, instance: &r.instance, retries: &r.retries,
+		placement: &r.placement, publisher: p, own: r.observer.own,
+		releases: &releases{cfg: &r.cfg, view: r.view, publisher: p, retries: &r.retries},
+	}
+	r.actor = actor{
+		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, refusals: &r.refusals,
+		placement: &r.placement, releases: r.observer.releases, publisher: p, demand: &r.demand, surplus: &r.planning.surplus, report: r.report,
+		replies:   &replies{view: r.view, subnets: cfg.Shared.Catalog.Subnets, elsewhere: r.cfg.Fleet.Elsewhere, instance: cfg.InstanceID},
+		creations: &creations{cfg: &r.cfg, view: r.view},
+	}
+	r.terminations = terminations{
+		cfg: &r.cfg, view: r.view, observer: &r.observer, retries: &r.retries, ended: r.loop.ended, calls: map[string]*terminationCall{},
+	}
+	r.planning = planning{
+		cfg: &r.cfg, view: r.view, instance: &r.instance, placement: &r.placement, refusals: &r.refusals, retries: &r.retries,
+		observer: &r.observer, releases: r.actor.releases, creations: r.actor.creations, terminations: &r.terminations, demand: &r.demand,
+		surplus: surplus{delay: cfg.ShrinkDelay},
+	}
+	r.changes = changes{
+		configure: func(ctx context.Context, s Settings) error {
+			before := r.cfg.Settings
+			if err := r.Configure(s); err != nil {
+				return err
+			}
+			serves := before.Policy.FirstInterfaceIndex != s.Policy.FirstInterfaceIndex || before.primaryServes() != s.primaryServes()
+			if serves && !r.view.freshness.unconfirmed() {
+				p.changed() // else the next observation is published
+				p.flush(ctx)
+			}
+			return nil
+		},
+		current: func() Settings { return r.cfg.Settings },
+		inventory: func() (inv Inventory, known bool) {
+			if !r.instance.limitsKnown() {
+				return inv, false
+			}
+			return p.inventory(), true
+		},
+	}
+	return r, nil
+}
+
+// Kick says that something may have to be done now: pods wait or ended, a withdrawal was confirmed. It
+// never blocks.
+func (r *Reconciler) Kick() {
+	r.loop.kick.Set()
+	r.demand.news.Set()
+}
+
+// Invalidate says that what was published may not be what the cloud has: nothing is published or
+// planned before the next observation, late enough for every reply so far to show. It may be called by
+// any goroutine, and from Publish.
+func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
+
+// CheckInstance says that the instance may have been stopped, or may run again. It is asked for before
+// anything else is planned. It may be called by any goroutine.
+func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
+
+// ObserveSince has only observations as of then or later count. It is called before the first pass,
+// when someone else worked for the node until then.
+func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.staleSince = at }
+
+// Observed takes a listing that was made for many nodes, in the goroutine that reconciles. One that is
+// older than what is known is ignored.
+func (r *Reconciler) Observed(ctx context.Context, l Listing) {
+	if r.Ended() {
+		return
+	}
+	r.observer.observed(ctx, l)
+	r.observer.publisher.flush(ctx)
+}
+
+// VPCs returns where the node's ENIs are; none while that is not known. It is called from the goroutine
+// that reconciles.
+func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
+
+// Configure applies other settings; what is known of the node stays. What waits for a person is tried
+// again at once. It is called from the goroutine that reconciles. The error names the field, and leaves
+// the settings as they were.
+func (r *Reconciler) Configure(s Settings) error {
+	before := r.cfg.Settings
+	if reflect.DeepEqual(s, before) {
+		return nil
+	}
+	if err := s.Policy.Validate(); err != nil {
+		return fmt.Errorf("ENI reconciler: Policy: %w", err)
+	}
+	if s.InstanceType != before.InstanceType {
+		r.instance.retype()
+	}
+	r.cfg.Settings = s
+	r.placement.Configure(s.placement())
+	r.retries.forgetConfigured()
+	for _, g := range [...]activity{activityGrow, activityTrunk} {
+		if p := r.retries.dropRefused(g); p != nil { // another may be needed now
+			p.reserved.End(0)
+			if p.creates() {
+				r.actor.creations.end()
+			}
+		}
+	}
+	return nil
+}
+
+// End has a pass that is under way do nothing after its present call, and publish nothing. Calls beside
+// passes are cancelled. It may be called by any goroutine.
+func (r *Reconciler) End() { r.loop.end() }
+
+// Ended reports whether End or Close was called.
+func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
+
+// Close ends the reservations that the reconciler holds in what it shares with others. It is called
+// once no pass is under way, and none follows.
+func (r *Reconciler) Close() {
+	r.loop.end()
+	for _, p := range r.retries.throttled {
+		p.reserved.End(0)
+	}
+}
+
+// Run reconciles whenever kicked and whenever something is due, until ctx ends. Nothing is in flight
+// when it returns.
+func (r *Reconciler) Run(ctx context.Context) error {
+	defer r.loop.beside.Wait()
+	for {
+		due := r.cfg.Clock.After(r.Reconcile(ctx))
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-due:
+		case <-r.loop.kick:
+			if err := r.loop.gather(ctx, r.cfg.Clock); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// gather waits for a burst of pods to be over, so that one call asks for all of them: until no kick
+// came for burstWindow, and at most ten times as long.
+func (l *loop) gather(ctx context.Context, c clock.Clock) error {
+	latest := c.Now().Add(10 * burstWindow)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.After(burstWindow):
+			return nil
+		case <-l.kick:
+			if !c.Now().Before(latest) {
+				return nil
+			}
+		}
+	}
+}
+
+// maxSteps bounds one pass; what is left continues with the next.
+const maxSteps = 256
+
+// Reconcile does everything that can be done now, and returns when to come back at the latest.
+func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
+	start := r.cfg.Clock.Now()
+	for range maxSteps {
+		if ctx.Err() != nil || r.Ended() {
+			break
+		}
+		call, done := r.demand.yielding(ctx)
+		more := r.next(call)
+		done()
+		r.observer.publisher.flush(ctx)
+		if !more {
+			break
+		}
+	}
+	r.report()
+	now := r.cfg.Clock.Now()
+	r.cfg.Shared.outage.leave(&r.retries, now)
+	r.cfg.Observer.Reconciled(now.Sub(start))
+	return r.wake(now)
+}
+
+// next does the one most urgent thing that is due, and reports whether there may be more. A plan on a
+// guess is a wrong plan, so observing comes first while the view is known to be wrong. A listing for
+// repair comes last and keeps nobody waiting, also while EC2 refuses it.
+func (r *Reconciler) next(ctx context.Context) bool {
+	now := r.cfg.Clock.Now()
+	r.planning.reset()
+	r.takeNews(ctx, now)
+	if r.instance.vanished {
+		return false
+	}
+	r.actor.releases.cancelForPods()
+	r.observer.publisher.flush(ctx) // before a call that may take long
+	mayObserve := !r.retries.blocked(activityObserve, now)
+	if r.view.freshness.publishHeld {
+		return mayObserve && r.view.freshness.mayObserve(now) && r.observe(ctx)
+	}
+	if p := r.retries.again(now); p != nil {
+		if r.planning.prepareAgain(ctx, p, now) {
+			r.actor.try(ctx, p)
+		} else {
+			p.reserved.End(0)
+		}
+		return true
+	}
+	if r.view.freshness.stale {
+		return mayObserve && r.observe(ctx)
+	}
+	if id, ok := r.view.lookups.next(now, true); ok && mayObserve {
+		r.observer.lookUp(ctx, id)
+		return true
+	}
+	if r.learnPrerequisites(ctx, now) {
+		return true
+	}
+	if p := r.planning.choose(ctx, now); p != nil {
+		r.actor.try(ctx, p)
+		return true
+	}
+	return r.tidy(ctx, now, mayObserve)
+}
+
+// observe lists the node's ENIs. It always returns true: there may be more to do.
+func (r *Reconciler) observe(ctx context.Context) bool {
+	r.observer.observe(ctx)
+	r.orphans.begin(r.view.freshness.confirmed)
+	return true
+}
+
+// tidy does what keeps no pod waiting.
+func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
+	if r.observer.repairDue(now) && mayObserve {
+		return r.observe(ctx)
+	}
+	if id, ok := r.view.lookups.next(now, false); ok && mayObserve {
+		r.observer.lookUp(ctx, id)
+		return true
+	}
+	if r.orphans.collectDue(now) {
+		r.orphans.collect(ctx)
+		return true
+	}
+	return false
+}
+
+// takeNews applies what other goroutines said since the last step.
+func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
+	if r.view.freshness.applyInvalidation(now) {
+		if p := r.retries.throttled[activityShrink]; p != nil && !p.lost { // the next plan decides again
+			delete(r.retries.throttled, activityShrink)
+		}
+	}
+	if r.instance.applySuspicion(now) {
+		r.retries.retryNow(activityInstance, now)
+	}
+	r.changes.apply(ctx)
+	r.retries.probeForPods(now)
+	r.retries.probeOutage(now)
+	r.terminations.take()
+}
+
+// learnPrerequisites does what must be known before anything is planned, and reports whether there was
+// something: limits, the instance's state, what the last process began.
+func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
+	switch {
+	case r.observer.limitsDue(now):
+		r.observer.findLimits(ctx)
+	case r.instance.askDue(now, r.retries.blocked(activityInstance, now)):
+		r.observer.askInstance(ctx)
+	case !r.actor.creations.resumed && !r.observer.detachedUnknown():
+		if p := r.actor.creations.resume(); p != nil {
+			r.retries.throttled[activityGrow] = p
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// timed is a part of the reconciler that has something to do at a time of its own, without an event.
+type timed interface {
+	// due returns the first moment after now at which there may be something to do;
+	// zero: there is none.
+	due(now time.Time) time.Time
+}
+
+// timers returns all parts that have times of their own (TestEveryTimedPartIsAmongTheTimers).
+func (r *Reconciler) timers() []timed {
+	return []timed{&r.instance, &r.retries, &r.refusals, &r.planning, &r.orphans}
+}
+
+// idle is how long a reconciler rests that someone else wakes.
+const idle = 24 * time.Hour
+
+// wake returns how long nothing needs to be done.
+func (r *Reconciler) wake(now time.Time) time.Duration {
+	if r.instance.vanished {
+		return idle
+	}
+	if r.observer.repairDue(now) && !r.retries.blocked(activityObserve, now) {
+		return 0
+	}
+	first := retry.Earliest(now, r.placement.Due(now), r.view.due(now))
+	for _, t := range r.timers() {
+		first = retry.Earliest(now, first, t.due(now))
+	}
+	if first.IsZero() {
+		return idle
+	}
+	return min(idle, first.Sub(now))
+}

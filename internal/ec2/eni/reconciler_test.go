@@ -1,0 +1,162 @@
+package eni
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/parts"
+)
+
+// A part that is missing in the timers would stall until something else happens.
+func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
+	parts.Listed[Reconciler](t, 5, (&Reconciler{}).timers())
+}
+
+// When each part is due, as seen at second 10: the first moment after that.
+func TestDue(t *testing.T) {
+	none := time.Time{}
+	waiting := &backoff{until: unix(30), probe: unix(20)}
+	for _, c := range []struct {
+		name string
+		of   timed
+		want time.Time
+	}{
+		{"nothing to observe later", &freshness{observeNotBefore: unix(9)}, none},
+		{"an observation that must wait", &freshness{observeNotBefore: unix(12)}, unix(12)},
+		{"a listing for repair", &freshness{observeAt: unix(60)}, unix(60)},
+		{"no lookup", &lookups{}, none},
+		{"the first lookup that is not due yet", &lookups{at: map[string]time.Time{"a": unix(9), "b": unix(15), "c": unix(14)}}, unix(14)},
+		{"a call that counts as resolved", &lookups{at: map[string]time.Time{"a": unix(15)}, unresolved: map[string]unresolvedCall{"b": {until: unix(11)}}}, unix(11)},
+		{"an instance that is asked for once more", &instance{askAt: unix(17)}, unix(17)},
+		{"a probe of an activity", &retries{failed: map[activity]*backoff{activityGrow: waiting}}, unix(20)},
+		{"a probe for pods", &retries{failed: map[activity]*backoff{activityGrow: waiting}, podProbe: podProbe{at: unix(19)}}, unix(19)},
+		{"an activity that may be tried", &retries{failed: map[activity]*backoff{activityGrow: {until: unix(10)}}}, none},
+		{"a link that is missing for long", &lookups{links: links{lag: 5 * second, since: map[string]time.Time{"a": unix(8)}}}, unix(13)},
+		{"an instance that is full for a while", &refusals{pods: attachments{fullUntil: unix(40)}}, unix(40)},
+		{"a trunk that could not be attached", &refusals{trunk: attachments{fullUntil: unix(41)}}, unix(41)},
+		{"a trunk with branches", &refusals{trunkBusyUntil: unix(42)}, unix(42)},
+		{"no excess", &surplus{delay: 60 * second}, none},
+		{"orphans", &orphans{at: unix(11)}, unix(11)},
+	} {
+		if got := c.of.due(unix(10)); !got.Equal(c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	s := surplus{delay: 60 * second}
+	s.excess.Allow(3, 3, unix(10), s.delay)
+	if got := s.due(unix(10)); !got.Equal(unix(70)) {
+		t.Errorf("excess: %v", got)
+	}
+	s = surplus{delay: 60 * second}
+	s.allow(cloud.Limits{}, ipam.Policy{}, &plan.State{ENIs: []plan.ENI{{Outdated: true}}}, true, unix(10))
+	if got := s.due(unix(10)); !got.Equal(unix(70)) {
+		t.Errorf("outdated ENIs: %v", got)
+	}
+}
+
+func TestWake(t *testing.T) {
+	fresh := func() *Reconciler {
+		r, err := New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.view.freshness.observeAt = unix(60)
+		return r
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*Reconciler)
+		want   time.Duration
+	}{
+		{"a listing for repair", func(*Reconciler) {}, 50 * second},
+		{"one that is due", func(r *Reconciler) { r.view.freshness.observeAt = unix(9) }, 0},
+		{"one that failed", func(r *Reconciler) {
+			r.view.freshness.observeAt = unix(9)
+			r.retries.failed = map[activity]*backoff{activityObserve: {until: unix(13), kind: plan.Observe}}
+		}, 3 * second},
+		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
+		{"somebody else lists", func(r *Reconciler) { r.cfg.process, r.view.freshness.observeAt = ofFleet, time.Time{} }, idle},
+		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
+			r.cfg.process, r.view.freshness.observeAt = ofFleet, time.Time{}
+			r.view.lookups.schedule("a", unix(12))
+		}, 2 * second},
+		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},
+	} {
+		r := fresh()
+		c.change(r)
+		if got := r.wake(unix(10)); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestFreshness(t *testing.T) {
+	c := freshness{stale: true, lag: 5 * second}
+	if c.applyInvalidation(unix(1)) {
+		t.Error("invalidated by nobody")
+	}
+	first := c.unconfirmed()
+	c.observed(unix(2), unix(62))
+	if !first || c.unconfirmed() || c.stale || c.mayPublish() != nil {
+		t.Errorf("after the first observation: %+v", &c)
+	}
+	if !c.outdated(unix(1)) || c.outdated(unix(2)) {
+		t.Error("a listing from before the last does not count, one as of it does")
+	}
+	c.replied = unix(9)
+	c.invalidated.Store(true)
+	if c.mayPublish() == nil {
+		t.Error("published although it was invalidated")
+	}
+	if !c.applyInvalidation(unix(10)) || !c.publishHeld || !c.stale {
+		t.Errorf("invalidated: %+v", &c)
+	}
+	if c.mayPublish() == nil || !c.outdated(unix(13)) || c.outdated(unix(14)) {
+		t.Error("no listing counts before the last reply shows in it")
+	}
+	c.releasePublish()
+	c.observed(unix(14), unix(74))
+	if c.mayPublish() != nil || c.outdated(unix(14)) {
+		t.Errorf("observed again: %+v", &c)
+	}
+}
+
+func TestDeleteOnTerminationPriority(t *testing.T) {
+	for _, c := range []struct {
+		due  time.Duration
+		want cloud.Priority
+		wait time.Duration
+	}{
+		{0, 0, 2 * time.Minute},
+		{119 * time.Second, 0, time.Second},
+		{2 * time.Minute, cloud.Begun, time.Hour},
+		{3 * time.Minute, cloud.Begun, time.Hour},
+		{-time.Second, 0, 121 * time.Second}, // the clock was set back
+	} {
+		if p, wait := deleteOnTerminationPriority(c.due, time.Hour); p != c.want || wait != c.wait {
+			t.Errorf("due for %v: priority %d for %v, want %d for %v", c.due, p, wait, c.want, c.wait)
+		}
+	}
+}
+
+func TestDeleteOnTerminationOf(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		plan []plan.Action
+		want []string
+	}{
+		{"nothing to do", nil, nil},
+		{"after growth, in the order of the plan", []plan.Action{{Kind: plan.Create}, {Kind: plan.SetDeleteOnTermination, ENI: "b"}, {Kind: plan.SetDeleteOnTermination, ENI: "a"}}, []string{"b", "a"}},
+		{"one that leaves", []plan.Action{{Kind: plan.Detach, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "b"}}, []string{"b"}},
+		{"another change", []plan.Action{{Kind: plan.Retag, ENI: "a"}}, nil},
+	} {
+		if got := deleteOnTerminationOf(c.plan); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,246 @@
+package eni
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+)
+
+// releases takes addresses and ENIs back from the node before the cloud is asked to take them: the node
+// withdraws them, the inventory records that they are about to leave, then the call is made. It belongs
+// to the goroutine that reconciles.
+//
+// Where several processes may work for one node, whoever recorded a release may be stopped before its
+// call is sent, and go on much later. What is recorded there is never restored to the node: whichever
+// process works for the node asks the cloud until the release is done.
+type releases struct {
+	cfg       *Config
+	view      *view
+	publisher *publisher
+	retries   *retries
+}
+
+// prepare withdraws what a step of kind Unassign or Detach takes, and records it. It reports whether
+// the call can be made now.
+func (s *releases) prepare(ctx context.Context, p *step, now time.Time) bool {
+	if p.Kind == plan.Unassign {
+		return s.withdraw(ctx, p, now)
+	}
+	if !s.cfg.Node.WithdrawENI(p.ENI) {
+		return false
+	}
+	s.view.detaching[p.ENI] = now
+	if err := s.publisher.record(ctx); err != nil {
+		s.cancelDetach(p.ENI)
+		s.publisher.flush(ctx) // the plan goes on with other steps, whose calls may take long
+		s.retries.fail(plan.Detach, err, now, s.cfg.SlowRetry)
+		return false
+	}
+	return true
+}
+
+// withdraw prepares a step of kind Unassign.
+func (s *releases) withdraw(ctx context.Context, p *step, now time.Time) bool {
+	k := s.view.enis[p.ENI]
+	p.withdrawn = s.cfg.Node.Withdraw(p.ENI, p.Amount)
+	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
+		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == cloud.HostPrefix(k.Primary) })
+	}
+	if k == nil || len(p.withdrawn) == 0 {
+		return false
+	}
+	p.Amount = cloud.AmountOf(p.withdrawn)
+	for _, t := range p.withdrawn {
+		k.releasing[t] = now
+		delete(k.added, t)
+	}
+	if err := s.publisher.record(ctx); err != nil {
+		s.restore(p)
+		s.retries.fail(plan.Unassign, err, now, s.cfg.SlowRetry)
+		return false
+	}
+	return true
+}
+
+// prepareAgain prepares a step that was throttled once more: what is about to leave is recorded as of
+// now. It is false if an observation since made the step pointless.
+func (s *releases) prepareAgain(ctx context.Context, p *step, k *known, now time.Time) bool {
+	if p.Kind == plan.Detach {
+		if !s.cfg.Node.WithdrawENI(p.ENI) {
+			return false // a listing restored it meanwhile, and pods came
+		}
+		s.view.detaching[p.ENI] = now
+	} else {
+		for _, t := range p.withdrawn {
+			if _, ok := k.releasing[t]; !ok {
+				return false // a listing showed that it is gone
+			}
+			k.releasing[t] = now
+		}
+	}
+	if err := s.publisher.record(ctx); err != nil && s.cfg.process.sharesNode {
+		s.undo(p)
+		s.publisher.flush(ctx)
+		return false
+	}
+	return true
+}
+
+// undo restores what a step withdrew, when the cloud surely took nothing.
+func (s *releases) undo(p *step) {
+	if p.Kind == plan.Detach {
+		s.cancelDetach(p.ENI)
+	} else {
+		s.restore(p)
+	}
+}
+
+// restore undoes withdraw. If the release is recorded for other processes to see, the next plan adopts
+// it again.
+func (s *releases) restore(p *step) {
+	k := s.view.enis[p.ENI]
+	if k == nil {
+		return
+	}
+	for _, t := range p.withdrawn {
+		delete(k.releasing, t)
+	}
+	s.cfg.Node.RestoreWithdrawn(p.withdrawn)
+}
+
+// cancelDetach restores an ENI to the node, by publishing it.
+func (s *releases) cancelDetach(id string) {
+	delete(s.view.detaching, id)
+	s.publisher.changed()
+}
+
+// cancelForPods cancels a throttled step that would take what pods are waiting for by now.
+func (s *releases) cancelForPods() {
+	p := s.retries.throttled[activityShrink]
+	if p == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
+		return
+	}
+	delete(s.retries.throttled, activityShrink)
+	s.undo(p)
+}
+
+// unassignFailed keeps what was withdrawn out of use while the call may have taken effect: until now,
+// whenever it was sent. A denied call surely has not.
+func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
+	if class == cloud.Permission && !s.cfg.process.sharesNode {
+		s.restore(p)
+		return
+	}
+	if k, ok := s.view.enis[p.ENI]; ok {
+		for _, t := range p.withdrawn {
+			k.releasing[t] = now
+		}
+	}
+	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
+}
+
+// detachFailed does the same for an ENI.
+func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
+	if (class == cloud.Permission || class == cloud.Bug) && !s.cfg.process.sharesNode {
+		s.cancelDetach(p.ENI)
+		return
+	}
+	s.view.attachmentUnresolved(p.ENI)
+	s.view.detaching[p.ENI] = now
+	s.view.lookups.schedule(p.ENI, now.Add(s.cfg.Lag))
+}
+
+// overdue handles what should have left and is there still, according to a listing that cannot be older
+// than the call. Where others may work for the node, it returns the step that asks the cloud once more;
+// elsewhere the node gets it back.
+func (s *releases) overdue(ctx context.Context, now time.Time) *step {
+	if !s.cfg.process.sharesNode {
+		s.restoreOverdue()
+		return nil
+	}
+	s.adoptCommitted(now)
+	if s.retries.blocked(activityShrink, now) || s.retries.throttled[activityShrink] != nil {
+		return nil
+	}
+	for _, k := range s.view.list() {
+		if p := s.overdueOf(k); p != nil && s.prepareAgain(ctx, p, k, now) {
+			return p
+		}
+	}
+	return nil
+}
+
+// adoptCommitted takes over what other processes recorded.
+func (s *releases) adoptCommitted(now time.Time) {
+	for _, c := range s.cfg.Fleet.Committed() {
+		k := s.view.enis[c.ENI]
+		if k == nil || k.phase() != plan.Attached || !k.facts.ours() || k.trunk {
+			continue
+		}
+		if !c.Prefix.IsValid() {
+			if _, known := s.view.detaching[c.ENI]; !known && !primary(k.Attachment) {
+				s.view.detaching[c.ENI] = now
+			}
+			continue
+		}
+		if !k.isReleasing(c.Prefix) && slices.Contains(k.held, c.Prefix) {
+			k.releasing[c.Prefix] = now
+		}
+	}
+}
+
+// overdueOf returns the step that asks for what should have left an ENI long ago; nil: nothing.
+func (s *releases) overdueOf(k *known) *step {
+	if k.phase() != plan.Attached {
+		return nil
+	}
+	if since, ok := s.view.detaching[k.ID]; ok {
+		if s.overdueSince(since) {
+			return &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}
+		}
+		return nil
+	}
+	var singles, prefixes []netip.Prefix
+	for _, p := range sortedKeys(k.releasing) {
+		switch {
+		case !s.overdueSince(k.releasing[p]):
+		case p.IsSingleIP():
+			singles = append(singles, p)
+		default:
+			prefixes = append(prefixes, p)
+		}
+	}
+	list := singles
+	if len(list) == 0 { // one call takes either
+		list = prefixes
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: cloud.AmountOf(list)}, withdrawn: list}
+}
+
+// overdueSince reports whether the last listing cannot be older than a call made at a time.
+func (s *releases) overdueSince(since time.Time) bool {
+	return s.view.freshness.confirmedLater(since, s.cfg.Settle)
+}
+
+// restoreOverdue restores addresses to the node whose release is overdue.
+func (s *releases) restoreOverdue() {
+	for _, k := range s.view.enis {
+		var back []netip.Prefix
+		for p, since := range k.releasing {
+			if s.overdueSince(since) {
+				delete(k.releasing, p)
+				back = append(back, p)
+			}
+		}
+		if len(back) > 0 {
+			s.cfg.Node.RestoreWithdrawn(back)
+		}
+	}
+}

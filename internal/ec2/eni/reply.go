@@ -1,0 +1,179 @@
+package eni
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni/placement"
+	"github.com/berthnet/berth/internal/ipfamily"
+)
+
+// replies judges whether the reply of a call can be true before the view takes it: whether it fits what
+// is known of the node and of other nodes. A reply that does not fit counts as lost: the call took
+// effect in some way, and a lookup of the ENI tells in which. The cloud's client has compared the reply
+// with the request before (cloud/aws, reply.go): the ENI's ID, and for an assignment the number of
+// addresses.
+type replies struct {
+	view      *view
+	subnets   *placement.Subnets
+	elsewhere func(subnetID string, p netip.Prefix) (eniID string) // see Fleet
+	instance  string
+}
+
+// badReply returns the error for a reply that cannot be true; op is the EC2 action.
+func badReply(op, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
+}
+
+// gone returns the error for something that does not exist, as the EC2 action op showed.
+func gone(op, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
+// assigned judges the addresses and prefixes that a reply says were assigned to k: no ENI has them, and
+// they are of k's subnet, if its blocks are known.
+func (c *replies) assigned(k *known, given []netip.Prefix) error {
+	op := assignOp(given)
+	if err := checkFree(op, k.ID, given, c.subnets.Blocks(k.SubnetID), c.view.list()); err != nil {
+		return err
+	}
+	return c.ofNoOtherNode(op, k.ID, k.SubnetID, given)
+}
+
+// assignOp returns the EC2 action that assigns addresses or prefixes, which are all of one family.
+func assignOp(given []netip.Prefix) string {
+	if len(given) > 0 && ipfamily.Of(given[0].Addr()) == ipfamily.IPv6 {
+		return "AssignIpv6Addresses"
+	}
+	return "AssignPrivateIpAddresses"
+}
+
+// checkFree returns an error for addresses that are outside the blocks of the subnet, named twice, or
+// held by one of others. Families without a known block are not checked. An address that is being
+// released may already have been assigned again.
+func checkFree(op, to string, given []netip.Prefix, subnet []netip.Prefix, others []*known) error {
+	for i, t := range given {
+		blocks := without(subnet, func(b netip.Prefix) bool { return ipfamily.Of(b.Addr()) != ipfamily.Of(t.Addr()) })
+		if len(blocks) > 0 && !slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(t.Addr()) && t.Bits() >= b.Bits() }) {
+			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, blocks)
+		}
+		if slices.ContainsFunc(given[:i], t.Overlaps) {
+			return badReply(op, "%v for %s is named twice", brief(t), to)
+		}
+		for _, k := range others {
+			if k.Primary.IsValid() && t.Contains(k.Primary) {
+				return badReply(op, "%v for %s is the primary address of %s", brief(t), to, k.ID)
+			}
+			if slices.ContainsFunc(k.kept(), t.Overlaps) {
+				return badReply(op, "%v for %s is of %s already", brief(t), to, k.ID)
+			}
+		}
+	}
+	return nil
+}
+
+// created judges an ENI that a reply says was created for the instance on a request.
+func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
+	const op = "CreateNetworkInterface"
+	// Unsorted, so that an address that is named twice is found.
+	pods := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
+	asked := cmp.Or(q.Type, cloud.InterfaceOrdinary)
+	switch {
+	case e.Type != "" && e.Type != asked:
+		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, asked)
+	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
+		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
+	case e.Attachment != nil && e.Attachment.InstanceID != c.instance:
+		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
+	case c.subnets.Native(q.SubnetID) && e.Primary.IsValid():
+		return badReply(op, "%s has the address %v, and its subnet %s is IPv6-only", e.ID, e.Primary, q.SubnetID)
+	case e.Primary.IsValid() && slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
+		return badReply(op, "%s has its primary address for pods", e.ID)
+	}
+	if err := checkAmount(op, e, q.Amount); err != nil {
+		return err
+	}
+	if err := checkTags(op, e, q.Tags); err != nil {
+		return err
+	}
+	// A listing may have shown it while the call was repeated.
+	if old, ok := c.view.enis[e.ID]; ok && old.owner.createdTag != q.Tags[TagCreatedAt] {
+		return badReply(op, "%s existed before", e.ID)
+	}
+	others := slices.DeleteFunc(c.view.list(), func(o *known) bool { return o.ID == e.ID })
+	for _, o := range others {
+		if len(e.MAC) > 0 && bytes.Equal(e.MAC, o.MAC) {
+			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)
+		}
+	}
+	all := append(pods, ownAddress(e.Primary)...)
+	if err := checkFree(op, e.ID, all, c.subnets.Blocks(q.SubnetID), others); err != nil {
+		return err
+	}
+	return c.ofNoOtherNode(op, e.ID, e.SubnetID, all)
+}
+
+// checkTags compares the tags of an ENI that a reply shows with those asked for. A reply may leave out all of them.
+func checkTags(op string, e cloud.ENI, asked map[string]string) error {
+	if len(e.Tags) == 0 {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(asked)) {
+		if e.Tags[name] != asked[name] {
+			return badReply(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], asked[name])
+		}
+	}
+	return nil
+}
+
+// ownAddress returns an ENI's primary address, if it has one.
+func ownAddress(primary netip.Addr) []netip.Prefix {
+	if !primary.IsValid() {
+		return nil
+	}
+	return []netip.Prefix{cloud.HostPrefix(primary)}
+}
+
+// checkAmount compares what a new ENI has with what was asked for. Its subnet may add one IPv6 address.
+func checkAmount(op string, e cloud.ENI, n cloud.Amount) error {
+	if len(e.Addresses) != n.Addresses || len(e.Prefixes) != n.Prefixes {
+		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), n.Addresses, n.Prefixes)
+	}
+	if more := len(e.IPv6) - n.IPv6; more < 0 || more > 1 || len(e.IPv6Prefixes) != n.IPv6Prefixes {
+		return badReply(op, "%s has %d IPv6 addresses and %d IPv6 prefixes, asked for %d and %d", e.ID, len(e.IPv6), len(e.IPv6Prefixes), n.IPv6, n.IPv6Prefixes)
+	}
+	return nil
+}
+
+// ofNoOtherNode refuses addresses of a subnet that another node of the process has.
+func (c *replies) ofNoOtherNode(op, to, subnet string, given []netip.Prefix) error {
+	for _, p := range given {
+		if other := c.elsewhere(subnet, p); other != "" {
+			return badReply(op, "%v for %s is of %s, which is another node's", brief(p), to, other)
+		}
+	}
+	return nil
+}
+
+// attached judges the ID of a new attachment of k.
+func (c *replies) attached(k *known, attachment string) error {
+	for _, o := range c.view.list() {
+		if o.ID != k.ID && o.Attachment != nil && o.Attachment.ID == attachment {
+			return badReply("AttachNetworkInterface", "the attachment %s of %s is that of %s", attachment, k.ID, o.ID)
+		}
+	}
+	return nil
+}
+
+// brief formats an address without its prefix length, and a prefix with it.
+func brief(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}

@@ -1,0 +1,222 @@
+package datapath
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// podTable is the table of pods as ip-route(8) prints it.
+func (r *rack) podTable() string {
+	r.t.Helper()
+	return r.host.run("ip route show table 19000") + r.host.run("ip -6 route show table 19000")
+}
+
+// SetBlocks and Repair restore the routes of blocks after crashes and manual changes, and write nothing if they are
+// right.
+func TestBlocksConverge(t *testing.T) {
+	wanted := []Block{block("b", block4, block6), block("one", single4, single6)}
+	for name, damage := range map[string][]string{
+		"only announced":         {"ip route del unreachable " + block4 + " table 19000", "ip -6 route del unreachable " + block6 + " table 19000"},
+		"only unreachable":       {"ip route flush table 119", "ip -6 route flush table 119"},
+		"nothing":                {"ip route flush table 119", "ip -6 route flush table 119", "ip route flush table 19000", "ip -6 route flush table 19000"},
+		"a block too many":       {"ip route add 10.99.0.0/27 dev lo table 119 proto 190", "ip route add unreachable 10.99.0.0/27 table 19000 proto 190"},
+		"announced elsewhere":    {"ip route add " + block4 + " dev lo table 120 proto 190", "ip -6 route add " + block6 + " dev lo table 7 proto 190"},
+		"another metric":         {"ip route add unreachable " + single4 + " table 19000 proto 190 metric 7", "ip -6 route add unreachable " + single6 + " table 19000 proto 190 metric 7"},
+		"another link":           {"ip route del " + block4 + " table 119", "ip route add " + block4 + " dev eth0 table 119 proto 190", "ip -6 route del " + block6 + " table 119", "ip -6 route add " + block6 + " dev eth0 table 119 proto 190"},
+		"an export that refuses": {"ip route add unreachable " + block4 + " table 119 proto 190 metric 9"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRack(t)
+			r.set(wanted...)
+			exports, unreachable := r.exports(119), r.podTable()
+			for way, mend := range map[string]func(*rack){
+				"SetBlocks": func(r *rack) { r.set(wanted...) },
+				"Repair": func(r *rack) {
+					if did := r.repair(r.wanted(wanted...)); did == "" {
+						t.Error("Repair says that it did nothing")
+					}
+				},
+			} {
+				for _, d := range damage {
+					r.host.run(d)
+				}
+				mend(r)
+				r.announces(119, exports...)
+				if n := len(r.exports(120)) + len(r.exports(7)); n > 0 {
+					t.Errorf("%s: %d routes in other tables", way, n)
+				}
+				if got := r.podTable(); got != unreachable {
+					t.Errorf("%s: table 19000 has\n%s, want\n%s", way, got, unreachable)
+				}
+				settled := r.host.policy()
+				if did := r.repair(r.wanted(wanted...)); did != "" {
+					t.Errorf("%s: a repair afterwards did %v", way, did)
+				}
+				if got := r.host.policy(); got != settled {
+					t.Errorf("%s: routes changed again:\n%s\nwas\n%s", way, got, settled)
+				}
+			}
+		})
+	}
+}
+
+// A route of other software to the destination of a block stays beside Berth's, and after Berth's is removed.
+func TestForeignExportOfTheSameBlock(t *testing.T) {
+	r := newRack(t)
+	foreign := []string{block4 + " static", block6 + " static"}
+	r.host.run("ip route add " + block4 + " dev lo table 119 proto static")
+	r.host.run("ip -6 route add " + block6 + " dev lo table 119 proto static")
+	both := slices.Sorted(slices.Values(append([]string{block4 + " 190", block6 + " 190"}, foreign...)))
+	for range 2 {
+		r.set(block("b", block4, block6))
+		r.announces(119, both...)
+	}
+	if did := r.repair(r.wanted(block("b", block4, block6))); did != "" {
+		t.Errorf("repaired %v", did)
+	}
+	r.set()
+	r.announces(119, foreign...)
+}
+
+// After a block that cannot be set, others are still set and old ones withdrawn.
+func TestOneBlockThatFails(t *testing.T) {
+	r := newRack(t)
+	r.set(block("old", "10.77.0.0/27"))
+	r.host.run("ip route add " + single4 + " dev lo table 119 proto static")
+	r.host.run("ip route add " + single4 + " dev lo table 119 proto static metric 1073741824")
+	err := r.node.SetBlocks(ctx, []Block{block("one", single4), block("b", block4), {Name: "none"}})
+	if err == nil || !strings.Contains(err.Error(), "add route "+single4+" of table 119") || !strings.Contains(err.Error(), "set up block none") {
+		t.Errorf("error %v does not name the route and the block that cannot be", err)
+	}
+	if e, ok := errors.AsType[*BlocksError](err); !ok || len(e.Failed) != 2 || e.Failed["one"] == nil || e.Failed["none"] == nil || e.Left != nil {
+		t.Errorf("error %#v does not tell which blocks failed", err)
+	}
+	r.announces(119, block4+" 190", single4+" static", single4+" static")
+}
+
+// Routes of a block and routes of its pods are added and removed independently.
+func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
+	r := newRack(t)
+	r.set(block("one", single4, single6))
+	alone := r.podTable()
+	one := [2]string{"10.9.0.7", "fd09::7"}
+	p := r.pod(one[0], one[1])
+	reach := func() {
+		t.Helper()
+		for _, a := range one {
+			server := p.serveTCP(net.JoinHostPort(a, "0"))
+			if _, err := r.outside.dialTCP(server.String()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	reach()
+	r.set()
+	reach()
+	r.set(block("one", single4, single6))
+	reach()
+	want := r.wanted(block("one", single4, single6))
+	want.Pods = []Pod{p.want}
+	if did := r.repair(want); did != "" {
+		t.Errorf("repaired %v", did)
+	}
+	r.detach(p)
+	if got := r.podTable(); got != alone {
+		t.Errorf("after the pod went table 19000 has\n%s, want\n%s", got, alone)
+	}
+	if did := r.repair(r.wanted(block("one", single4, single6))); did != "removed link "+p.want.HostIfName {
+		t.Errorf("repaired %v", did)
+	}
+}
+
+// Watch reports a flush of the export table, and not a withdrawal by the node itself.
+func TestFlushedExportTableIsNoticed(t *testing.T) {
+	r := newRack(t)
+	r.set(block("one", single4))
+	w := r.watch()
+	wanted := block("b", block4, block6)
+	w.quiet(func() { r.set(wanted) })
+	exports := r.exports(119)
+	for _, flush := range []struct{ command, says string }{
+		{"ip route flush table 119", "block " + block4 + " in table 119"},
+		{"ip -6 route flush table 119", "block " + block6 + " in table 119"},
+		{"ip route flush table 19000", "block " + block4 + " in table 19000"},
+		{"ip -6 route flush table 19000", "block " + block6 + " in table 19000"},
+	} {
+		r.host.run(flush.command)
+		w.expect(StateLost, flush.says)
+		if did := r.repair(r.wanted(wanted)); did == "" || strings.Contains(did, ";") {
+			t.Errorf("%s: repaired %v", flush.command, did)
+		}
+	}
+	r.announces(119, exports...)
+}
+
+// The kernel removes the routes of blocks with their link, without messages.
+func TestLoopbackThatWentDown(t *testing.T) {
+	r := newRack(t)
+	wanted := block("b", block4, block6)
+	r.set(wanted)
+	exports := r.exports(119)
+	w := r.watch()
+	r.host.run("ip link set lo down")
+	w.expect(StateLost, "lo went down")
+	r.host.run("ip link set lo up")
+	w.expect(StateLost, "lo came up")
+	if did := r.repair(r.wanted(wanted)); did == "" {
+		t.Error("nothing was repaired")
+	}
+	r.announces(119, exports...)
+}
+
+// On a routed node, pod links have the smallest MTU of the uplinks, or the configured one.
+func TestMTUOfPoolNodes(t *testing.T) {
+	r := newRack(t)
+	wire(r.host, "eth1", r.router, "r1")
+	r.host.address("eth1", "172.20.2.2/24")
+	for _, c := range []struct {
+		name, before string
+		config, want int
+	}{
+		{"one uplink", "ip link set eth0 mtu 1450", 0, 1450},
+		{"configured", "true", 1300, 1300},
+		{"two uplinks", "ip route replace default nexthop via 172.20.1.1 dev eth0 nexthop via 172.20.2.1 dev eth1", 0, 1450},
+		{"the smaller one", "ip link set eth1 mtu 1400", 0, 1400},
+		{"IPv6 alone", "ip route del default", 0, 1450},
+		{"refused by lo", "ip -6 route add unreachable default metric 2048", 0, 1450},
+		{"refused alone", "ip -6 route del default via fd20::1", 0, defaultMTU},
+	} {
+		r.host.run(c.before)
+		r.setup(Config{Uplinks: Routed{ExportTable: 119, IPv6: true}, MTU: c.config})
+		if got := r.node.set.Load().mtu; got != c.want {
+			t.Errorf("%s: MTU %d, want %d", c.name, got, c.want)
+		}
+	}
+	for link, want := range map[string]string{"eth0": "2", "lo": "0"} {
+		if got := r.host.readSysctl("net/ipv4/conf/" + link + "/rp_filter"); got != want {
+			t.Errorf("rp_filter of %s is %s, want %s", link, got, want)
+		}
+	}
+}
+
+func TestModesDoNotMix(t *testing.T) {
+	v := newVPC(t)
+	if err := v.node.SetBlocks(ctx, []Block{block("b", block4)}); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.VPC, expected datapath.Routed") {
+		t.Errorf("a block on a node of ENIs: %v", err)
+	}
+	if routes, _ := v.host.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix(block4))}, netlink.RT_FILTER_DST); len(routes) > 0 {
+		t.Errorf("routes %v", routes)
+	}
+	r := newRack(t)
+	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.Routed, expected datapath.VPC") {
+		t.Errorf("an ENI on a node of blocks: %v", err)
+	}
+}

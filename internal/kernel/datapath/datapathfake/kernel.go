@@ -1,0 +1,123 @@
+// Package datapathfake is an in-memory data path for tests: a Kernel with pods' links and routes, uplinks, blocks and
+// network namespaces, and a Node for each daemon that uses it.
+package datapathfake
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/berthnet/berth/internal/kernel/datapath"
+)
+
+// Kernel is the state of the kernel of one node. It outlives daemons and is safe for concurrent use.
+type Kernel struct {
+	// HasLink tells whether an ENI has a link. Nil: every ENI has. Set it before use.
+	HasLink func(net.HardwareAddr) bool
+	// AnyNetns allows pods in network namespaces that AddNetns did not make. Set it before use.
+	AnyNetns bool
+
+	mu      sync.Mutex                  // guards all below
+	links   map[string]datapath.Pod     // by name of the host end
+	routes  map[netip.Addr]string       // to host ends
+	uplinks map[int]datapath.Uplink     // secondary, by number
+	blocks  map[netip.Prefix]bool       // announced or not
+	netns   map[string]datapath.NetnsID // by path
+	made    uint64                      // namespaces so far
+}
+
+// NewKernel returns a kernel without any state.
+func NewKernel() *Kernel {
+	return &Kernel{
+		links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, uplinks: map[int]datapath.Uplink{},
+		blocks: map[netip.Prefix]bool{}, netns: map[string]datapath.NetnsID{},
+	}
+}
+
+// AddNetns makes a network namespace and returns its path.
+func (k *Kernel) AddNetns(name string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.made++
+	path := "/run/netns/" + name
+	k.netns[path] = datapath.NetnsID{Dev: 4, Inode: 4026530000 + k.made}
+	return path
+}
+
+// RemoveNetns removes a network namespace. Its links go with it, and their routes.
+func (k *Kernel) RemoveNetns(path string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.netns, path)
+	for name, pod := range k.links {
+		if pod.Netns == path {
+			k.removeLink(name)
+		}
+	}
+}
+
+// InspectNetns is datapath.InspectNetns.
+func (k *Kernel) InspectNetns(path string) (datapath.NetnsID, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if id, ok := k.netns[path]; ok {
+		return id, nil
+	}
+	return datapath.NetnsID{}, fmt.Errorf("%s: %w", path, datapath.ErrNoNetns)
+}
+
+// State lists pods' links, and routes as "ADDRESS LINK", sorted.
+func (k *Kernel) State() (links, routes []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for name := range k.links {
+		links = append(links, name)
+	}
+	for a, name := range k.routes {
+		routes = append(routes, a.String()+" "+name)
+	}
+	slices.Sort(links)
+	slices.Sort(routes)
+	return links, routes
+}
+
+// Edit changes links, by name of the host end, and routes to them, as other software would.
+func (k *Kernel) Edit(do func(links map[string]datapath.Pod, routes map[netip.Addr]string)) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do(k.links, k.routes)
+}
+
+// Uplinks lists the secondary ENIs that are set up, by number.
+func (k *Kernel) Uplinks() map[int]datapath.Uplink {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := make(map[int]datapath.Uplink, len(k.uplinks))
+	for n, u := range k.uplinks {
+		out[n] = u
+	}
+	return out
+}
+
+// Blocks lists the prefixes of blocks, and whether each is announced.
+func (k *Kernel) Blocks() map[netip.Prefix]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := make(map[netip.Prefix]bool, len(k.blocks))
+	for p, announced := range k.blocks {
+		out[p] = announced
+	}
+	return out
+}
+
+// removeLink removes a link and its routes. k.mu is held.
+func (k *Kernel) removeLink(name string) {
+	delete(k.links, name)
+	for a, on := range k.routes {
+		if on == name {
+			delete(k.routes, a)
+		}
+	}
+}

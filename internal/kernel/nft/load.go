@@ -1,0 +1,87 @@
+package nft
+
+import (
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Meta loads a packet's metadata: meta KEY.
+func Meta(key expr.MetaKey) Exprs { return Exprs{&expr.Meta{Key: key, Register: Register}} }
+
+// Ct loads ct KEY. For an untracked packet only the state can be loaded; with other keys the rule does not match.
+func Ct(key expr.CtKey) Exprs { return ctInto(key, Register) }
+
+func ctInto(key expr.CtKey, register uint32) Exprs {
+	return Exprs{&expr.Ct{Key: key, Register: register}}
+}
+
+// Network loads length bytes of the IP header, from an offset on.
+func Network(offset, length uint32) Exprs {
+	return payload(expr.PayloadBaseNetworkHeader, offset, length, Register)
+}
+
+// Transport loads length bytes of what follows the IP header, from an offset on.
+func Transport(offset, length uint32) Exprs {
+	return payload(expr.PayloadBaseTransportHeader, offset, length, Register)
+}
+
+// TransportBeside is Transport, loaded after an address of a family.
+func TransportBeside(family int, offset, length uint32) Exprs {
+	return payload(expr.PayloadBaseTransportHeader, offset, length, beside(family))
+}
+
+func payload(base expr.PayloadBase, offset, length, into uint32) Exprs {
+	return Exprs{&expr.Payload{DestRegister: into, Base: base, Offset: offset, Len: length}}
+}
+
+// beside is the register after an address in Register, where the second part of a concatenation is
+// (linux/netfilter/nf_tables.h): NFT_REG32_01 or NFT_REG_2.
+func beside(family int) uint32 {
+	if family == unix.AF_INET6 {
+		return 2
+	}
+	return 9
+}
+
+// SourceAt returns the offset of the source in the IP header of a family, and the length of an address, in bytes (RFC
+// 791, section 3.1; RFC 8200, section 3). The destination follows.
+func SourceAt(family int) (offset, length uint32) {
+	if family == unix.AF_INET6 {
+		return 8, 16
+	}
+	return 12, 4
+}
+
+// Source loads ip saddr or ip6 saddr.
+func Source(family int) Exprs { return Network(SourceAt(family)) }
+
+// Destination loads ip daddr or ip6 daddr.
+func Destination(family int) Exprs {
+	offset, length := SourceAt(family)
+	return Network(offset+length, length)
+}
+
+// NextHop loads rt ip nexthop or rt ip6 nexthop.
+func NextHop(family int) Exprs {
+	if family == unix.AF_INET6 {
+		return Exprs{&expr.Rt{Register: Register, Key: expr.RtNexthop6}}
+	}
+	return Exprs{&expr.Rt{Register: Register, Key: expr.RtNexthop4}}
+}
+
+// Mask keeps the bits of the loaded value that are set in a mask of its length.
+func Mask(mask ...byte) Exprs { return bits(Register, mask, make([]byte, len(mask))) }
+
+// MaskBits keeps the first n bits of the loaded address.
+func MaskBits(family, n int) Exprs {
+	_, length := SourceAt(family)
+	mask := make([]byte, length)
+	for i := range n {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return Mask(mask...)
+}
+
+func bits(register uint32, mask, xor []byte) Exprs {
+	return Exprs{&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask, Xor: xor}}
+}

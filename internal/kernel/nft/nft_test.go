@@ -1,0 +1,163 @@
+package nft
+
+import (
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+)
+
+var (
+	addresses4 = &nftables.Set{Name: "addresses4", KeyType: nftables.TypeIPAddr}
+	pairs6     = &nftables.Set{Name: "pairs6", KeyType: nftables.MustConcatSetType(nftables.TypeIP6Addr, nftables.TypeMark), Concatenation: true}
+	ways4      = &nftables.Set{Name: "ways4", KeyType: nftables.TypeIPAddr, DataType: nftables.TypeVerdict, IsMap: true}
+)
+
+// words are rules and how nft(8) prints them.
+var words = []struct {
+	rule Exprs
+	text string
+}{
+	{Join(Meta(expr.MetaKeyIIFNAME), Is([]byte("tap")...)), `iifname "tap*"`},
+	{Join(Meta(expr.MetaKeyOIFNAME), IsNot(LinkName("eth0")...)), `oifname != "eth0"`},
+	{Family(unix.AF_INET), "meta nfproto ipv4"},
+	{Family(unix.AF_INET6), "meta nfproto ipv6"},
+	{Protocol(unix.IPPROTO_TCP), "meta l4proto tcp"},
+	{UDPTo(5555), "udp dport 5555"},
+	{SourceIs(netip.MustParseAddr("192.0.2.1")), "ip saddr 192.0.2.1"},
+	{SourceIs(netip.MustParseAddr("2001:db8::1")), "ip6 saddr 2001:db8::1"},
+	{DestinationIs(netip.MustParseAddr("192.0.2.1")), "ip daddr 192.0.2.1"},
+	{DestinationIs(netip.MustParseAddr("2001:db8::1")), "ip6 daddr 2001:db8::1"},
+	{SourceIn(netip.MustParsePrefix("fe80::/10")), "ip6 saddr fe80::/10"},
+	{SourceIn(netip.MustParsePrefix("100.64.0.0/10")), "ip saddr 100.64.0.0/10"},
+	{DestinationIn(netip.MustParsePrefix("127.0.0.0/8")), "ip daddr 127.0.0.0/8"},
+	{DestinationIn(netip.MustParsePrefix("2001:db8::/33")), "ip6 daddr 2001:db8::/33"},
+	{Join(ICMPType(), Is(11)), "icmp type time-exceeded"},
+	{Join(ICMPv6Type(), Is(2)), "icmpv6 type packet-too-big"},
+	{CtDirection(Original), "ct direction original"},
+	{CtDirection(Reply), "ct direction reply"},
+	{CtState(expr.CtStateBitNEW), "ct state new"},
+	{CtState(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), "ct state established,related"},
+	{CtState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED), "ct state invalid,untracked"},
+	{CtStatus(CtSeenReply | CtConfirmed), "ct status seen-reply,confirmed"},
+	{CtStatus(CtSNAT | CtDNAT), "ct status snat,dnat"},
+	{OneOf(3), "numgen random mod 3 0"},
+	{Over(10, 50), "limit rate over 10/second burst 50 packets"},
+	{Marked(0x80), "meta mark & 0x00000080 == 0x00000080"},
+	{NotMarked(0x3f), "meta mark & 0x0000003f != 0x0000003f"},
+	{CtMarked(0x80), "ct mark & 0x00000080 == 0x00000080"},
+	{Join(CtMark(0xff0000), IsNot(Word(0)...)), "ct mark & 0x00ff0000 != 0x00000000"},
+	{SetMark(0x120000, 0xff0000), "meta mark set meta mark & 0xff12ffff | 0x00120000"},
+	{SetWholeMark(117), "meta mark set 0x00000075"},
+	{SetCtMark(0x120000, 0xff0000), "ct mark set ct mark & 0xff12ffff | 0x00120000"},
+	{Join(Family(unix.AF_INET), Source(unix.AF_INET), In(addresses4)), "ip saddr @addresses4"},
+	{Join(Family(unix.AF_INET), Destination(unix.AF_INET), NotIn(addresses4)), "ip daddr != @addresses4"},
+	{Join(Family(unix.AF_INET), Destination(unix.AF_INET), VerdictOf(ways4)), "ip daddr vmap @ways4"},
+	{Join(Family(unix.AF_INET), NextHop(unix.AF_INET), In(addresses4)), "meta nfproto ipv4 rt ip nexthop @addresses4"},
+	{Join(Family(unix.AF_INET6), NextHop(unix.AF_INET6), CtMarkBeside(unix.AF_INET6, 0xff0000), In(pairs6)), "meta nfproto ipv6 rt ip6 nexthop . ct mark & 0x00ff0000 @pairs6"},
+	{Join(Protocol(unix.IPPROTO_TCP), Transport(13, 1), Mask(0x17), IsNot(2)), "tcp flags != syn / fin,syn,rst,ack"},
+	{Join(Count(), Drop()), "counter packets 0 bytes 0 drop"},
+	{CountAs("told"), `counter name "told"`},
+	{Accept(), "accept"},
+	{GoTo("elsewhere"), "goto elsewhere"},
+	{Notrack(), "notrack"},
+	{Join(Protocol(unix.IPPROTO_TCP), Reset()), "meta l4proto tcp reject with tcp reset"},
+	{Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE), "reject with icmpx no-route"},
+	{Join(Family(unix.AF_INET6), SNATTo(netip.MustParseAddr("2001:db8::1"))), "meta nfproto ipv6 snat ip6 to 2001:db8::1 fully-random"},
+	{Masquerade(), "masquerade"},
+	{MasqueradeFullyRandom(), "masquerade fully-random"},
+}
+
+// nft(8) prints each rule, as read from the kernel, in the words of its documentation.
+func TestWords(t *testing.T) {
+	const name = "nftwords"
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Remove(name) })
+	in, err := netns.GetFromPath(ns.Path(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close() }()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(in)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range words {
+		if got := listed(t, conn, name, w.rule); got != w.text {
+			t.Errorf("%s, want %s", got, w.text)
+		}
+	}
+}
+
+// listed puts a rule into the kernel of a namespace and reads it with the command.
+func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
+	t.Helper()
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "words"}
+	conn.AddTable(table)
+	conn.DelTable(table)
+	conn.AddTable(table)
+	for _, s := range []*nftables.Set{addresses4, pairs6, ways4} {
+		own := *s
+		own.Table = table
+		if err := conn.AddSet(&own, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn.AddObj(&nftables.NamedObj{Table: table, Name: "told", Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	conn.AddChain(&nftables.Chain{Name: "elsewhere", Table: table})
+	chain := &nftables.Chain{Name: "c", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter}
+	for _, e := range rule {
+		switch e.(type) {
+		case *expr.NAT, *expr.Masq:
+			chain.Type, chain.Hooknum = nftables.ChainTypeNAT, nftables.ChainHookPostrouting
+		case *expr.Notrack:
+			chain.Hooknum, chain.Priority = nftables.ChainHookPrerouting, nftables.ChainPriorityRaw
+		}
+	}
+	conn.AddChain(chain)
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: rule})
+	if err := conn.Flush(); err != nil {
+		return err.Error()
+	}
+	out, err := exec.Command("nsenter", "--net="+ns.Path(name), "nft", "list", "chain", "inet", "words", "c").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if len(lines) < 5 {
+		return string(out)
+	}
+	return strings.TrimSpace(lines[3])
+}
+
+func TestIntervals(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"10.0.0.0/16", "0a000000 0a010000!"},
+		{"10.0.0.5/32", "0a000005 0a000006!"},
+		{"240.0.0.0/4", "f0000000"}, // past the last address there is none
+		{"0.0.0.0/0", "00000000"},
+		{"2001:db8::/32", "20010db8000000000000000000000000 20010db9000000000000000000000000!"},
+	} {
+		var got []string
+		for _, e := range Intervals([]netip.Prefix{netip.MustParsePrefix(c.in)}) {
+			s := fmt.Sprintf("%x", e.Key)
+			if e.IntervalEnd {
+				s += "!"
+			}
+			got = append(got, s)
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("Intervals(%s) = %s, want %s", c.in, s, c.want)
+		}
+	}
+}

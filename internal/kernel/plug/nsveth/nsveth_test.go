@@ -1,0 +1,314 @@
+package nsveth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
+	"github.com/berthnet/berth/internal/kernel/plug/podif"
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// agent is the VPC's agent: it has one end of each port's veth on the node.
+type agent struct {
+	t    testing.TB
+	node *podif.Namespace
+	vpc  *podif.Namespace
+	name string // of the VPC's namespace
+}
+
+var vpcs int
+
+func newAgent(t testing.TB) *agent {
+	vpcs++
+	name := fmt.Sprintf("vpc-ns%d-%d", os.Getpid(), vpcs)
+	return &agent{t: t, node: plugtest.Space(t, "node"), vpc: plugtest.NamedSpace(t, name), name: name}
+}
+
+// provision creates a port's veth as the agent does, with one end configured in the VPC's
+// namespace.
+func (a *agent) provision(portID string, i plug.Interface) {
+	a.t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = "peer"+portID[:plug.PrefixLen], i.MTU
+	v := netlink.NewVeth(attrs)
+	v.PeerName, v.PeerHardwareAddr, v.PeerMTU = "veth"+portID[:plug.PrefixLen], i.MAC, uint32(i.MTU)
+	v.PeerNamespace = netlink.NsFd(a.vpc.NS)
+	plugtest.Must(a.t, a.node.NL.LinkAdd(v))
+	plugtest.Must(a.t, a.node.NL.LinkSetUp(v))
+}
+
+func (a *agent) want(kindOf string, portID string, pod *podif.Namespace) plug.Want {
+	w := plugtest.Want(plug.Netns, kindOf, portID, pod, a.t)
+	w.Bridge, w.VPCNetns = "", a.name
+	return w
+}
+
+func newPlugger(t testing.TB, o Options) *Plugger {
+	t.Helper()
+	p, err := New(o)
+	plugtest.Must(t, err)
+	return p
+}
+
+func TestContract(t *testing.T) {
+	plugtest.Run(t, func(t *testing.T) plugtest.Fixture {
+		a := newAgent(t)
+		return plugtest.Fixture{
+			Plugger: func() plug.Plugger { return newPlugger(t, Options{Wait: plugWait}) },
+			Want: func(attachment, portID string, pod *podif.Namespace) plug.Want {
+				w := a.want(attachment, portID, pod)
+				a.provision(portID, w.Interface)
+				return w
+			},
+			State: func() string { return plugtest.Describe(t, a.node) + "\n" + plugtest.Describe(t, a.vpc) },
+			Keeps: true,
+		}
+	}, "plug.nsveth.")
+}
+
+// plugWait only bounds calls that hang.
+const plugWait = MaxWait
+
+// The VPC's namespace and then the link appear while a call waits for them.
+func TestWaitsForTheAgent(t *testing.T) {
+	for _, prefix := range []string{"vpc-ns", "vpc-ns-"} {
+		t.Run(prefix, func(t *testing.T) {
+			vpcs++
+			id := fmt.Sprintf("late%d-%d", os.Getpid(), vpcs)
+			pod := plugtest.Space(t, "pod")
+			w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
+			w.Bridge, w.VPCNetns = "", "vpc-ns"+id
+			p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
+			go func() { plugged <- expectAndPlug(t, p, w) }()
+			still(t, plugged)
+			a := &agent{t: t, node: plugtest.Space(t, "node"), vpc: plugtest.NamedSpace(t, prefix+id), name: w.VPCNetns}
+			still(t, plugged)
+			a.provision(plugtest.PortB, w.Interface)
+			still(t, plugged)
+			a.provision(plugtest.PortA, w.Interface)
+			plugtest.Must(t, <-plugged)
+			plugtest.Must(t, p.Check(plugtest.Bounded(t), w))
+			plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
+			if plugtest.Link(t, a.vpc, LinkName(w.Ref)) == nil {
+				t.Error("the link is not back under its old name")
+			}
+		})
+	}
+}
+
+// expectAndPlug makes the calls of an ADD.
+func expectAndPlug(t *testing.T, p *Plugger, w plug.Want) error {
+	if err := p.Expect(plugtest.Bounded(t), w); err != nil {
+		return err
+	}
+	_, err := p.Plug(plugtest.Bounded(t), w)
+	return err
+}
+
+func still(t *testing.T, plugged <-chan error) {
+	t.Helper()
+	select {
+	case err := <-plugged:
+		t.Fatalf("Expect did not wait: %v", err)
+	case <-time.After(2 * pollInterval): // so that Expect is waiting; a shorter time only weakens the test
+	}
+}
+
+// A restarted agent replaces the VPC's namespace while a call waits in the old one.
+func TestNamespaceOfTheVPCIsMadeAnew(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
+	go func() { plugged <- expectAndPlug(t, p, w) }()
+	still(t, plugged)
+	plugtest.Must(t, ns.Remove(a.name))
+	a.vpc = plugtest.NamedSpace(t, a.name)
+	a.provision(plugtest.PortA, w.Interface)
+	plugtest.Must(t, <-plugged)
+}
+
+// An unprivileged container has the sysctl folder outside /proc/sys.
+func TestFolderOfSettings(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	dir, read := plugtest.Settings(t, "eth0")
+	_, err := newPlugger(t, Options{Wait: plugWait, Sysctls: dir}).Plug(plugtest.Bounded(t), w)
+	plugtest.Must(t, err)
+	if got := read("eth0", "accept_ra"); got != "0" {
+		t.Errorf("accept_ra written there is %q, want 0", got)
+	}
+}
+
+func TestAgentThatMakesNothing(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	p := newPlugger(t, Options{Wait: 100 * time.Millisecond})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	for name, try := range map[string]func(context.Context, *Plugger, plug.Want) error{
+		"Expect": func(ctx context.Context, p *Plugger, w plug.Want) error { return p.Expect(ctx, w) },
+		"Plug":   func(ctx context.Context, p *Plugger, w plug.Want) error { _, err := p.Plug(ctx, w); return err },
+	} {
+		err := try(plugtest.Bounded(t), p, w)
+		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no veth3f2a9c10-76 in "+ns.Path(a.name)) {
+			t.Errorf("%s without the link: %v", name, err)
+		}
+		elsewhere := w
+		elsewhere.VPCNetns = "vpc-nsnone"
+		err = try(plugtest.Bounded(t), p, elsewhere)
+		if !errors.Is(err, plug.ErrNotReady) || !strings.Contains(err.Error(), "no network namespace") || !strings.Contains(err.Error(), "vpc-ns-none") {
+			t.Errorf("%s without the namespace: %v", name, err)
+		}
+		if err := try(ctx, newPlugger(t, Options{Wait: plugWait}), w); err == nil {
+			t.Errorf("%s with a context that ended: no error", name)
+		}
+	}
+	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), w.Ref))
+}
+
+// The settings of the agent that the provider does not tell are kept, also across a crash between
+// the move and the configuration.
+func TestKeepsWhatTheAgentSet(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	l := plugtest.Link(t, a.vpc, LinkName(w.Ref))
+	plugtest.Must(t, a.vpc.NL.LinkSetUp(l))
+	for _, p := range w.Interface.Addresses {
+		plugtest.Must(t, a.vpc.NL.AddrAdd(l, &netlink.Addr{IPNet: rtnl.IPNet(p), Flags: 0x02}))
+	}
+	for _, g := range w.Interface.Gateways {
+		plugtest.Must(t, a.vpc.NL.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: g.AsSlice(), Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(g), 0))}))
+	}
+	want := w.Interface
+	want.Routes = nil
+	w.Interface = plug.Interface{MAC: want.MAC, Default: true}
+	p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
+	mark, err := saveSettings(w, l, a.vpc)
+	plugtest.Must(t, err)
+	plugtest.Must(t, a.vpc.NL.LinkSetAlias(l, mark))
+	plugtest.Must(t, a.vpc.Move(l.Attrs().Index, pod, "eth0"))
+	_, err = p.Plug(ctx, w)
+	plugtest.Must(t, err)
+	var found plug.Differences
+	plugtest.Must(t, pod.Check("eth0", want, &found))
+	if len(found) > 0 {
+		t.Errorf("the interface differs from what the agent set: %q", found)
+	}
+	plugtest.Must(t, p.Check(ctx, w))
+}
+
+const againName = "the agent made the link anew"
+
+// If the link cannot be moved back, it does not stay in the pod.
+func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
+	for name, spoil := range map[string]func(*agent, plug.Want){
+		"the VPC has no namespace any more": func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) },
+		againName: func(a *agent, w plug.Want) {
+			plugtest.Must(a.t, plugtest.Veth(a.vpc, LinkName(w.Ref), "x0"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, pod := newAgent(t), plugtest.Space(t, "pod")
+			w := a.want(plugtest.One, plugtest.PortA, pod)
+			a.provision(plugtest.PortA, w.Interface)
+			p, ctx := newPlugger(t, Options{}), plugtest.Bounded(t)
+			_, err := p.Plug(ctx, w)
+			plugtest.Must(t, err)
+			spoil(a, w)
+			for range 2 {
+				plugtest.Must(t, p.Unplug(ctx, w.Ref))
+				if got := plugtest.Links(t, pod); len(got) > 0 {
+					t.Errorf("left in the pod: %v", got)
+				}
+				if name == againName && len(plugtest.Links(t, a.vpc)) != 2 {
+					t.Errorf("left in the VPC's namespace: %v", plugtest.Links(t, a.vpc))
+				}
+			}
+		})
+	}
+}
+
+// Unplug succeeds if the prefixes of berthd no longer match the VPC's namespace. It removes the
+// link and leaves the namespace alone.
+func TestUnplugAfterThePrefixesChanged(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	ctx := plugtest.Bounded(t)
+	_, err := newPlugger(t, Options{}).Plug(ctx, w)
+	plugtest.Must(t, err)
+	p := newPlugger(t, Options{Prefixes: []string{"tenant-"}})
+	for range 2 {
+		plugtest.Must(t, p.Unplug(ctx, w.Ref))
+		if there, in := plugtest.Links(t, a.vpc), plugtest.Links(t, pod); len(there) > 0 || len(in) > 0 {
+			t.Errorf("left: %v in the VPC's namespace, %v in the pod", there, in)
+		}
+	}
+}
+
+// Unplug clears the alias of a link that was never moved, also if the pod is gone.
+func TestCrashBeforeTheMove(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	before := plugtest.Describe(t, a.vpc)
+	restore, err := failpoint.Set("plug.nsveth.mark.after=error")
+	plugtest.Must(t, err)
+	ctx := plugtest.Bounded(t)
+	_, err = newPlugger(t, Options{}).Plug(ctx, w)
+	restore()
+	if !errors.Is(err, failpoint.ErrHit) {
+		t.Fatal(err)
+	}
+	list, err := newPlugger(t, Options{}).List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].PortID != plugtest.PortA || list[0].VPCNetns != a.name {
+		t.Errorf("List: %+v", list)
+	}
+	plugtest.Must(t, ns.Remove(filepath.Base(pod.Path)))
+	plugtest.Must(t, newPlugger(t, Options{}).Unplug(ctx, w.Ref))
+	if after := plugtest.Describe(t, a.vpc); after != before {
+		t.Errorf("the VPC's namespace:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// A name from the API selects only namespaces of VPCs, never those of pods or other files.
+func TestOtherNamespacesAreNotEntered(t *testing.T) {
+	pod, victim := plugtest.Space(t, "pod"), plugtest.Space(t, "victim")
+	w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
+	w.Bridge = ""
+	plugtest.Must(t, plugtest.Veth(victim, LinkName(w.Ref), "x0"))
+	p, ctx := newPlugger(t, Options{Wait: 100 * time.Millisecond}), plugtest.Bounded(t)
+	for _, name := range []string{filepath.Base(victim.Path), "", "vpc-ns", "vpc-ns/../" + filepath.Base(victim.Path), "../netns/x", "."} {
+		w.VPCNetns = name
+		if _, err := p.Plug(ctx, w); !errors.Is(err, plug.ErrInvalid) {
+			t.Errorf("Plug from %q: %v, want %v", name, err, plug.ErrInvalid)
+		}
+	}
+	if plugtest.Link(t, victim, LinkName(w.Ref)) == nil {
+		t.Error("a link of another namespace was taken")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{Wait: -1}, {Wait: MaxWait + 1}, {Prefixes: []string{""}}, {Prefixes: []string{"a/b"}}} {
+		if _, err := New(o); err == nil {
+			t.Errorf("New(%+v): no error", o)
+		}
+	}
+}

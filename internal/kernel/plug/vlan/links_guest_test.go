@@ -1,0 +1,303 @@
+//go:build guest
+
+package vlan
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/plugtest"
+	"github.com/berthnet/berth/internal/kernel/plug/podif"
+)
+
+// soon bounds waits that are expected to time out.
+const soon = 300 * time.Millisecond
+
+// wants compares a namespace's VLANs with the expected ones.
+func wants(t *testing.T, s *podif.Namespace, want map[string]int) {
+	t.Helper()
+	if got := vlans(t, s); !maps.Equal(got, want) {
+		t.Errorf("%s has the VLANs %v, want %v", s.Path, got, want)
+	}
+}
+
+// A branch that is associated again has another VLAN or trunk. Plug replaces the link, also after a
+// crash at any failpoint.
+func TestAssociatedAnew(t *testing.T) {
+	w := newWorld(t)
+	other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
+	wire(t, w.node, w.router, "ens7", other)
+	all := slices.DeleteFunc(failpoint.Names(), func(n string) bool { return !strings.HasPrefix(n, "plug.vlan.") || strings.Contains(n, "handover") })
+	for binding, points := range map[plug.Binding][]string{"": append(all, ""), plug.BindingTap: {"plug.vlan.made.after", ""}} {
+		for _, point := range points {
+			pod := plugtest.Space(t, "pod")
+			want := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
+			want.Binding = binding
+			plugged(t, w.plugger(Options{}), want)
+			old := want
+			for says, change := range map[string]func(*plug.Want){
+				"has VLAN 8 in the pod, not 7": func(n *plug.Want) { n.VLAN = 8 },
+				"has the parent ens7 with MAC address 0a:ff:ff:00:00:02, not the one with 0a:ff:ff:00:00:01": func(n *plug.Want) { n.Trunk = other.String() },
+			} {
+				plugged(t, w.plugger(Options{}), old)
+				want := old
+				change(&want)
+				if point != "" {
+					dies(t, point, func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(t), want); return err })
+				}
+				plugged(t, w.plugger(Options{}), want)
+				if got := vlans(t, pod); len(got) != 1 {
+					t.Errorf("after %q the pod has the VLANs %v", point, got)
+				}
+				var m *plug.Mismatch
+				if err := w.plugger(Options{}).Check(plugtest.Bounded(t), old); !errors.As(err, &m) || !strings.Contains(err.Error(), says) {
+					t.Errorf("Check of what was: %v, want %q", err, says)
+				}
+			}
+			plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
+			wants(t, pod, map[string]int{})
+		}
+	}
+}
+
+// Two branches swap their VLANs: the first Plug fails and releases its old VLAN, so the second one
+// succeeds.
+func TestSwappedVLANs(t *testing.T) {
+	w := newWorld(t)
+	p := w.plugger(Options{})
+	a, b := plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
+	one, two := wantOn(t, 7, plugtest.One, plugtest.PortA, a), wantOn(t, 8, plugtest.Two, plugtest.PortB, b)
+	plugged(t, p, one)
+	plugged(t, p, two)
+	one.VLAN, two.VLAN = 8, 7
+	if _, err := p.Plug(plugtest.Bounded(t), one); !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 8 of the trunk ens6 is eth0 in "+b.Path+", which belongs to port "+plugtest.PortB+" of "+plugtest.Two) {
+		t.Errorf("Plug of a VLAN that another has: %v", err)
+	}
+	plugged(t, p, two)
+	plugged(t, p, one)
+	wants(t, a, map[string]int{"eth0": 8})
+	wants(t, b, map[string]int{"eth0": 7})
+}
+
+// The error of a VLAN that is in use names the owner, if it is known.
+func TestVLANThatIsTaken(t *testing.T) {
+	for says, take := range map[string]func(w *world, by *podif.Namespace){
+		"is ens6.7 in the node's own network namespace, which was not created by Berth": func(w *world, _ *podif.Namespace) { w.foreign(w.node, "ens6.7") },
+		", which was not created by Berth":                                              func(w *world, by *podif.Namespace) { w.foreign(by, "net1") },
+		", which is incomplete": func(w *world, by *podif.Namespace) {
+			want := wantOn(w.t, 7, plugtest.Two, plugtest.PortB, by)
+			dies(w.t, "plug.vlan.made.after", func() error { _, err := w.plugger(Options{}).Plug(plugtest.Bounded(w.t), want); return err })
+		},
+	} {
+		t.Run(says, func(t *testing.T) {
+			w, pod, by := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
+			take(w, by)
+			before := vlans(t, by)
+			want := wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
+			_, err := w.plugger(Options{Wait: soon}).Plug(plugtest.Bounded(t), want)
+			if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "VLAN 7 of the trunk ens6 ") || !strings.Contains(err.Error(), says) {
+				t.Errorf("Plug: %v", err)
+			}
+			plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
+			wants(t, by, before)
+			wants(t, pod, map[string]int{})
+		})
+	}
+	w, pod, by := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
+	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.Two, plugtest.PortB, by))
+	_, err := w.plugger(Options{Dir: t.TempDir(), Wait: soon}).Plug(plugtest.Bounded(t), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
+	if !errors.Is(err, plug.ErrNameTaken) || !strings.Contains(err.Error(), "in a network namespace outside") {
+		t.Errorf("Plug of a VLAN that is nowhere to be seen: %v", err)
+	}
+}
+
+// foreign creates a VLAN without Berth's group and alias.
+func (w *world) foreign(in *podif.Namespace, name string) {
+	w.t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = name, plugtest.Link(w.t, w.node, "ens6").Attrs().Index, netlink.NsFd(in.NS)
+	plugtest.Must(w.t, w.node.NL.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}))
+}
+
+// The kernel removes the links of a deleted namespace asynchronously. The VLAN's next port waits
+// for that.
+func TestVLANOfANamespaceThatGoes(t *testing.T) {
+	w, next := newWorld(t), plugtest.Space(t, "pod")
+	for n := range 5 {
+		name := fmt.Sprintf("btplug-%d-goes-%d", os.Getpid(), n)
+		plugtest.Must(t, ns.Create(name))
+		pod, err := podif.Open(ns.Path(name))
+		plugtest.Must(t, err)
+		plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod))
+		pod.Close()
+		plugtest.Must(t, errors.Join(unix.Unmount(ns.Path(name), unix.MNT_DETACH), os.Remove(ns.Path(name))))
+		want := wantOn(t, 7, plugtest.Two, plugtest.PortB, next)
+		plugged(t, w.plugger(Options{}), want)
+		plugtest.Must(t, w.plugger(Options{}).Unplug(plugtest.Bounded(t), want.Ref))
+	}
+}
+
+// Plug removes a leftover of the same port in another namespace.
+func TestNamespaceOfTheAttachmentIsAnother(t *testing.T) {
+	w, was, is := newWorld(t), plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
+	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, was))
+	plugged(t, w.plugger(Options{}), wantOn(t, 7, plugtest.One, plugtest.PortA, is))
+	wants(t, was, map[string]int{})
+	wants(t, is, map[string]int{"eth0": 7})
+}
+
+// List finds all of Berth's links in every namespace and nothing else, and Remove removes them.
+func TestList(t *testing.T) {
+	w := newWorld(t)
+	p := w.plugger(Options{})
+	one, two, half, strangers := plugtest.Space(t, "pod"), plugtest.Space(t, "pod"), plugtest.Space(t, "pod"), plugtest.Space(t, "other")
+	plugged(t, p, wantOn(t, 9, plugtest.One, plugtest.PortB, one))
+	plugged(t, p, wantOn(t, 8, plugtest.Two, plugtest.PortA, two))
+	dies(t, "plug.vlan.made.after", func() error {
+		_, err := p.Plug(plugtest.Bounded(t), wantOn(t, 6, plugtest.One, plugtest.PortA2, half))
+		return err
+	})
+	w.foreign(strangers, "net1")
+	moved := plugtest.Link(t, two, "eth0")
+	plugtest.Must(t, errors.Join(two.NL.LinkSetDown(moved), two.NL.LinkSetName(moved, "eth7"), two.NL.LinkSetNsFd(moved, int(w.node.NS)))) // as only root of both can
+	list, err := p.List(plugtest.Bounded(t))
+	plugtest.Must(t, err)
+	var got []string
+	for _, f := range list {
+		got = append(got, fmt.Sprintf("%s %s %s %d %s %s %t", f.Kind, f.Attachment, f.PortID, f.VLAN, f.Link, filepath.Base(f.Pod.Netns), f.HalfMade))
+	}
+	want := []string{
+		"VLAN   6 " + temporaryName(plug.Ref{Kind: plug.VLAN, PortID: plugtest.PortA2}) + " " + filepath.Base(half.Path) + " true",
+		"VLAN " + plugtest.Two + " " + plugtest.PortA + " 8 eth7 . false",
+		"VLAN " + plugtest.One + " " + plugtest.PortB + " 9 eth0 " + filepath.Base(one.Path) + " false",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("List:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for range 2 {
+		for _, f := range list {
+			plugtest.Must(t, p.Remove(plugtest.Bounded(t), f))
+		}
+	}
+	for _, s := range []*podif.Namespace{one, two, half, w.node} {
+		wants(t, s, map[string]int{})
+	}
+	wants(t, strangers, map[string]int{"net1": 7})
+	gone := list[0]
+	gone.Pod.Netns += "-gone"
+	plugtest.Must(t, p.Remove(plugtest.Bounded(t), gone))
+}
+
+// List skips the links of another node whose pods' namespaces are in the same folder.
+func TestListOfTwoNodes(t *testing.T) {
+	one, two := newWorld(t), newWorld(t)
+	p, other := one.plugger(Options{}), two.plugger(Options{})
+	mine, theirs := plugtest.Space(t, "pod"), plugtest.Space(t, "pod")
+	plugged(t, p, wantOn(t, 7, plugtest.One, plugtest.PortA, mine))
+	plugged(t, other, wantOn(t, 7, plugtest.Two, plugtest.PortB, theirs))
+	for _, tc := range []struct {
+		p    plug.Plugger
+		port string
+	}{{p, plugtest.PortA}, {other, plugtest.PortB}} {
+		list, err := tc.p.List(plugtest.Bounded(t))
+		plugtest.Must(t, err)
+		if len(list) != 1 || list[0].PortID != tc.port {
+			t.Errorf("found %+v, want port %s alone", list, tc.port)
+		}
+	}
+}
+
+// The VLANs disappear with the trunk, and Plug creates them again once it is back. While the trunk
+// is down, the VLANs are down and lack the state that the kernel flushes.
+func TestTrunkGoesAndComes(t *testing.T) {
+	w, pod := newWorld(t), plugtest.Space(t, "pod")
+	p, want := w.plugger(Options{Wait: soon}), wantOn(t, 7, plugtest.One, plugtest.PortA, pod)
+	plugged(t, p, want)
+	differs := func(says ...string) {
+		t.Helper()
+		err := p.Check(plugtest.Bounded(t), want)
+		var m *plug.Mismatch
+		if !errors.As(err, &m) {
+			t.Errorf("Check: %v", err)
+		}
+		for _, s := range says {
+			if !strings.Contains(err.Error(), s) {
+				t.Errorf("Check: %v, want %q", err, s)
+			}
+		}
+	}
+	plugtest.Must(t, w.node.NL.LinkSetDown(plugtest.Link(t, w.node, "ens6")))
+	differs("the trunk ens6 is down", "eth0 is down in the pod", "lacks the route")
+	plugged(t, p, want)
+
+	plugtest.Must(t, w.node.NL.LinkDel(plugtest.Link(t, w.node, "ens6")))
+	differs("no link of the node has the trunk's MAC address", "the pod lacks the port's link")
+	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrNotReady) {
+		t.Errorf("Plug without the trunk: %v", err)
+	}
+	wire(t, w.node, w.router, "ens6", trunkMAC)
+	plugtest.Must(t, p.Expect(plugtest.Bounded(t), want))
+	plugged(t, p, want)
+	plugtest.Must(t, pod.NL.LinkSetDown(plugtest.Link(t, pod, "eth0")))
+	plugtest.Must(t, pod.NL.LinkSetName(plugtest.Link(t, pod, "eth0"), "eth9"))
+	differs("the port's link has the name eth9 in the pod, not eth0")
+	if _, err := p.Plug(plugtest.Bounded(t), want); !errors.Is(err, plug.ErrInterfaceExists) || !strings.Contains(err.Error(), "as eth9") {
+		t.Errorf("Plug of a link that the pod renamed: %v", err)
+	}
+	plugtest.Must(t, p.Unplug(plugtest.Bounded(t), want.Ref))
+	wants(t, pod, map[string]int{})
+}
+
+// Concurrent calls about several ports of each pod leave the result of the last call for each port.
+func TestManyAtOnce(t *testing.T) {
+	w := newWorld(t)
+	p, ctx, before := w.plugger(Options{}), plugtest.Bounded(t), plugtest.Describe(t, w.node)
+	var all []plug.Want
+	for n := range 9 {
+		pod := plugtest.Space(t, "pod")
+		for k := range 2 {
+			want := wantOn(t, 10+2*n+k, fmt.Sprintf("bth%012d", n), fmt.Sprintf("eni-0a1b2c3d4e5f%05d", 2*n+k), pod)
+			want.Pod.IfName, want.Interface.Default = fmt.Sprintf("eth%d", k), k == 0
+			if k == 1 {
+				want.Binding = plug.BindingTap
+			}
+			all = append(all, want)
+		}
+	}
+	each := func(call func(plug.Want) error) {
+		t.Helper()
+		var group errgroup.Group
+		for _, want := range all {
+			for range 2 {
+				group.Go(func() error { return call(want) })
+			}
+		}
+		plugtest.Must(t, group.Wait())
+	}
+	each(func(want plug.Want) error { _, err := p.Plug(ctx, want); return err })
+	each(func(want plug.Want) error { return p.Check(ctx, want) })
+	list, err := p.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != len(all) {
+		t.Errorf("List: %d ports, want %d", len(list), len(all))
+	}
+	each(func(want plug.Want) error { return p.Unplug(ctx, want.Ref) })
+	if list, err = p.List(ctx); err != nil || len(list) > 0 || plugtest.Describe(t, w.node) != before {
+		t.Errorf("left behind: %+v, %v\n%s", list, err, plugtest.Describe(t, w.node))
+	}
+}

@@ -1,0 +1,268 @@
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/kernel/rtnl"
+)
+
+// Ensure makes device and port as t says, and returns the device's index. It changes only what differs, and does not
+// interrupt a correct tunnel. Errors: ErrNoFoU; unix.EADDRINUSE, if another socket has the port.
+func Ensure(h *netlink.Handle, t Tunnel) (index int, err error) {
+	if err := ensurePort(h, t); err != nil {
+		return 0, err
+	}
+	link, err := ensureDevice(h, t)
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
+// Make is Ensure for a namespace that has nothing of t yet. It adds without looking first, which saves a third of the
+// messages, and falls back to Ensure if something exists.
+func Make(h *netlink.Handle, t Tunnel) (index int, err error) {
+	if err := h.FouAdd(t.receiver()); err != nil {
+		if err := ensurePort(h, t); err != nil { // which returns the cause
+			return 0, err
+		}
+	}
+	link, err := add(h, t)
+	if errors.Is(err, unix.EEXIST) {
+		link, err = ensureDevice(h, t)
+	} else if err == nil {
+		err = setUp(h, t, link)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Index, nil
+}
+
+func ensurePort(h *netlink.Handle, t Tunnel) error {
+	want := t.receiver()
+	got, err := ports(h, want.Family)
+	if err != nil {
+		return err
+	}
+	for _, f := range got {
+		if f.Port != want.Port {
+			continue
+		}
+		if samePort(f, want) {
+			return nil
+		}
+		if err := h.FouDel(f); err != nil {
+			return fmt.Errorf("remove the FoU port %d, which is for another protocol: %w", want.Port, err)
+		}
+	}
+	if err := h.FouAdd(want); err != nil {
+		return fmt.Errorf("receive FoU at UDP port %d: %w", want.Port, noFoU(err, "fou"))
+	}
+	return nil
+}
+
+// ports lists the ports at which FoU of a family is received.
+func ports(h *netlink.Handle, family int) ([]netlink.Fou, error) {
+	all, err := rtnl.Whole(func() ([]netlink.Fou, error) { return h.FouList(family) })
+	if err != nil {
+		return nil, fmt.Errorf("list FoU ports: %w", noFoU(err, "fou"))
+	}
+	var list []netlink.Fou
+	for _, f := range all {
+		if f.Family == family {
+			list = append(list, f)
+		}
+	}
+	return list, nil
+}
+
+func samePort(a, b netlink.Fou) bool {
+	return a.Family == b.Family && a.Port == b.Port && a.Protocol == b.Protocol && a.EncapType == b.EncapType
+}
+
+func ensureDevice(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
+	found, err := h.LinkByName(t.Link())
+	if err != nil && !rtnl.IsNoLink(err) {
+		return nil, fmt.Errorf("look for %s: %w", t.Link(), err)
+	}
+	if err == nil && len(differ(found, t)) != 0 {
+		if found, err = change(h, found, t); err != nil {
+			return nil, err
+		}
+	}
+	if found == nil || rtnl.IsNoLink(err) {
+		if found, err = add(h, t); err != nil {
+			return nil, err
+		}
+	}
+	if found.Attrs().Flags&net.FlagUp == 0 {
+		if err := setUp(h, t, found); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+func setUp(h *netlink.Handle, t Tunnel, link netlink.Link) error {
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", t.Link(), err)
+	}
+	return nil
+}
+
+// change changes a device in place if the kernel can. Otherwise it removes the device and returns nil.
+func change(h *netlink.Handle, found netlink.Link, t Tunnel) (netlink.Link, error) {
+	// The link is identified by name only: with an index too, the kernel would rename it, which fails for a link that
+	// is up (Linux 6.1).
+	if found.Type() == t.device().Type() && h.LinkModify(t.device()) == nil {
+		if again, err := h.LinkByName(t.Link()); err == nil && len(differ(again, t)) == 0 {
+			return again, nil
+		}
+	}
+	if err := h.LinkDel(found); err != nil && !rtnl.IsNoLink(err) {
+		return nil, fmt.Errorf("remove %s, which is not as it should be: %w", t.Link(), err)
+	}
+	return nil, nil //nolint:nilnil // there is none any more
+}
+
+func add(h *netlink.Handle, t Tunnel) (netlink.Link, error) {
+	want := t.device()
+	if err := h.LinkAdd(want); err != nil {
+		return nil, fmt.Errorf("add %s: %w", t.Link(), noDevice(err, want))
+	}
+	made, err := h.LinkByName(t.Link())
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", t.Link(), err)
+	}
+	if made.Attrs().MTU != t.MTU {
+		if err := h.LinkSetMTU(made, t.MTU); err != nil {
+			return nil, fmt.Errorf("set the MTU of %s to %d: %w", t.Link(), t.MTU, err)
+		}
+	}
+	// Without a link-local address the kernel does not send packets of its own into the tunnel.
+	if err := h.LinkSetIP6AddrGenMode(made, addrGenNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, fmt.Errorf("keep %s without a link-local address: %w", t.Link(), err)
+	}
+	return made, nil
+}
+
+// addrGenNone is IN6_ADDR_GEN_MODE_NONE (linux/if_link.h).
+const addrGenNone = 1
+
+// Check describes how device and port differ from t. Errors: ErrNoFoU.
+func Check(h *netlink.Handle, t Tunnel) ([]string, error) {
+	var list []string
+	want := t.receiver()
+	got, err := ports(h, want.Family)
+	if err != nil {
+		return nil, err
+	}
+	received := false
+	for _, f := range got {
+		received = received || samePort(f, want)
+	}
+	if !received {
+		list = append(list, fmt.Sprintf("no FoU of protocol %d is received at UDP port %d", want.Protocol, want.Port))
+	}
+	link, err := h.LinkByName(t.Link())
+	switch {
+	case rtnl.IsNoLink(err):
+		return append(list, "there is no link "+t.Link()), nil
+	case err != nil:
+		return nil, fmt.Errorf("look for %s: %w", t.Link(), err)
+	}
+	list = append(list, differ(link, t)...)
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		list = append(list, t.Link()+" is down")
+	}
+	return list, nil
+}
+
+// differ describes how a device differs from t, except whether it is up.
+func differ(link netlink.Link, t Tunnel) []string {
+	var list []string
+	note := func(what string, got, want any) {
+		if got != want {
+			list = append(list, fmt.Sprintf("%s has %s %v, not %v", t.Link(), what, got, want))
+		}
+	}
+	note("MTU", link.Attrs().MTU, t.MTU)
+	switch l := link.(type) {
+	case *netlink.Iptun:
+		want, ok := t.device().(*netlink.Iptun)
+		if !ok {
+			return append(list, t.Link()+" is a link of type "+link.Type())
+		}
+		note("local address", addr(l.Local), addr(want.Local))
+		note("remote address", addr(l.Remote), addr(want.Remote))
+		note("encapsulation", l.EncapType, want.EncapType)
+		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
+		note("source port", l.EncapSport, want.EncapSport)
+		note("destination port", l.EncapDport, want.EncapDport)
+		note("TTL", l.Ttl, want.Ttl)
+		note("protocol", l.Proto, want.Proto)
+	case *netlink.Ip6tnl:
+		want, ok := t.device().(*netlink.Ip6tnl)
+		if !ok {
+			return append(list, t.Link()+" is a link of type "+link.Type())
+		}
+		note("local address", addr(l.Local), addr(want.Local))
+		note("remote address", addr(l.Remote), addr(want.Remote))
+		note("encapsulation", l.EncapType, want.EncapType)
+		note("encapsulation flags", l.EncapFlags, want.EncapFlags)
+		note("source port", l.EncapSport, want.EncapSport)
+		note("destination port", l.EncapDport, want.EncapDport)
+		note("hop limit", l.Ttl, want.Ttl)
+		note("protocol", l.Proto, want.Proto)
+		note("flags", l.Flags&^stateFlags, want.Flags)
+	default:
+		list = append(list, t.Link()+" is a link of type "+link.Type())
+	}
+	return list
+}
+
+// addr formats an address of the netlink library; "any" if it is not set.
+func addr(ip net.IP) string {
+	if len(ip) == 0 || ip.IsUnspecified() {
+		return "any"
+	}
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap().String()
+}
+
+// Remove removes device and port of the family of an address. It succeeds if they do not exist, or the kernel does
+// not support them.
+func Remove(h *netlink.Handle, of netip.Addr, port uint16) error {
+	t := Tunnel{Local: of, Port: port}
+	link, err := h.LinkByName(t.Link())
+	if err == nil {
+		err = h.LinkDel(link)
+	}
+	if err != nil && !rtnl.IsNoLink(err) {
+		return fmt.Errorf("remove %s: %w", t.Link(), err)
+	}
+	want := t.receiver()
+	got, err := ports(h, want.Family)
+	if errors.Is(err, ErrNoFoU) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range got {
+		if !samePort(f, want) {
+			continue
+		}
+		if err := h.FouDel(f); err != nil && !rtnl.IsGone(err) {
+			return fmt.Errorf("remove the FoU port %d: %w", port, err)
+		}
+	}
+	return nil
+}

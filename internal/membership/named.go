@@ -1,0 +1,139 @@
+// Package membership tells which Egresses a pod is meant to use: those that its
+// annotations name, and those that select it. The operator decides by it, and the
+// daemon finds out by it whether to wait for the decision, so that the two
+// agree. It is pure: values in, values and errors out.
+//
+//	named.go     the annotations
+//	selector.go  spec.clients of an Egress
+//	consent.go   which namespaces let Egresses of others select their pods
+//	selectors.go the selectors of all Egresses, and which of them are in force
+package membership
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// MaxEgresses is how many Egresses a pod can be a client of.
+const MaxEgresses = 32
+
+// Ref names an Egress.
+type Ref struct{ Namespace, Name string }
+
+// String reads "namespace/name".
+func (r Ref) String() string { return r.Namespace + "/" + r.Name }
+
+// Compare orders by namespace, then name.
+func (r Ref) Compare(o Ref) int {
+	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
+}
+
+// Error is an invalid annotation, of which no Egress is used.
+type Error struct {
+	// Namespace is the part of the key that should name one.
+	Namespace string
+	// Detail is what the annotation says, and what was expected.
+	Detail string
+}
+
+// Error reads "metadata.annotations[egress.berth.dev/internet]: names nat twice".
+func (e Error) Error() string { return Field(e.Namespace) + ": " + e.Detail }
+
+// Errors are those of all annotations, ordered by key.
+type Errors []Error
+
+// Err joins the errors; nil: there are none.
+func (e Errors) Err() error {
+	all := make([]error, len(e))
+	for i, one := range e {
+		all[i] = one
+	}
+	if err := errors.Join(all...); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+func (e *Errors) add(namespace, format string, args ...any) {
+	*e = append(*e, Error{namespace, fmt.Sprintf(format, args...)})
+}
+
+// Field is the path of the annotation that names Egresses of a namespace.
+func Field(namespace string) string {
+	return "metadata.annotations[" + v1alpha1.AnnotationEgressPrefix + namespace + "]"
+}
+
+var (
+	// namespaceName is an RFC 1123 label, as names of namespaces are; egressName is what the
+	// definition of Egress accepts.
+	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
+)
+
+// Annotated tells whether annotations of a pod name Egresses, validly or not.
+func Annotated(annotations map[string]string) bool {
+	for key := range annotations {
+		if IsKey(key) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsKey tells whether an annotation with a key names Egresses.
+func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
+
+// Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:
+// NAME[,NAME]), ordered by namespace and name. Spaces around names are ignored. An invalid
+// annotation names none. With more than MaxEgresses altogether the last annotations name none.
+func Named(annotations map[string]string) ([]Ref, Errors) {
+	var named []Ref
+	var errs Errors
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		namespace, is := strings.CutPrefix(key, v1alpha1.AnnotationEgressPrefix)
+		if !is {
+			continue
+		}
+		refs, detail := parse(namespace, annotations[key])
+		if detail == "" && len(named)+len(refs) > MaxEgresses {
+			detail = fmt.Sprintf("names %d Egresses, with other annotations more than %d, expected at most so many for a pod", len(refs), MaxEgresses)
+		}
+		if detail != "" {
+			errs.add(namespace, "%s", detail)
+			continue
+		}
+		named = append(named, refs...)
+	}
+	slices.SortFunc(named, Ref.Compare)
+	return named, errs
+}
+
+// parse reads one annotation. wrong is why it is invalid; empty: it is valid.
+func parse(namespace, value string) (refs []Ref, wrong string) {
+	if !namespaceName.MatchString(namespace) {
+		return nil, fmt.Sprintf("names Egresses of %q, expected the name of a namespace: at most 63 lower-case letters, digits and hyphens", namespace)
+	}
+	if n := strings.Count(value, ",") + 1; n > MaxEgresses {
+		return nil, fmt.Sprintf("names %d Egresses, expected at most %d for a pod", n, MaxEgresses)
+	}
+	for i, name := range strings.Split(value, ",") {
+		ref := Ref{namespace, strings.TrimSpace(name)}
+		switch {
+		case ref.Name == "":
+			return nil, fmt.Sprintf("is %.80q, whose name %d is empty, expected names of Egresses separated by commas", value, i+1)
+		case !egressName.MatchString(ref.Name):
+			return nil, fmt.Sprintf("names %.80q, expected the name of an Egress: a letter, and at most 52 lower-case letters, digits and hyphens", ref.Name)
+		case slices.Contains(refs, ref):
+			return nil, fmt.Sprintf("names %s twice, expected each Egress once", ref.Name)
+		}
+		refs = append(refs, ref)
+	}
+	return refs, ""
+}

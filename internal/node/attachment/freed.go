@@ -1,0 +1,134 @@
+package attachment
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// The record of a released address is removed once it has cooled. One file keeps the time of release
+// of all such addresses, so that after a restart the address that was free for longest is leased
+// first. Nothing else depends on the file.
+
+const (
+	freedFile = "freed.json"
+	// maxFreed bounds the file to the latest releases, some 200 kB.
+	maxFreed = 4096
+)
+
+// Freed is a released address that has cooled.
+type Freed struct {
+	Addr         netip.Addr    `json:"address"`
+	ReleasedBoot time.Duration `json:"releasedBoot"` // on the boot clock, in nanoseconds
+}
+
+type freedContent struct {
+	Version    int     `json:"version"`
+	InstanceID string  `json:"instanceID"`
+	BootID     string  `json:"bootID"`
+	Freed      []Freed `json:"freed"`
+}
+
+// freedList is the content of the file.
+type freedList struct {
+	mu sync.Mutex // guards at; not the Store's, as sorting must not delay an ADD
+	at map[netip.Addr]time.Duration
+}
+
+// add keeps the latest release of each address, and the latest maxFreed of all.
+func (l *freedList) add(list []Freed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range list {
+		l.at[f.Addr] = max(l.at[f.Addr], f.ReleasedBoot)
+	}
+	if surplus := len(l.at) - maxFreed; surplus > 0 {
+		for _, f := range l.sorted()[:surplus] {
+			delete(l.at, f.Addr)
+		}
+	}
+}
+
+// sorted returns the earliest release first. l.mu is held.
+func (l *freedList) sorted() []Freed {
+	out := make([]Freed, 0, len(l.at))
+	for addr, at := range l.at {
+		out = append(out, Freed{addr, at})
+	}
+	slices.SortFunc(out, func(x, y Freed) int {
+		return cmp.Or(cmp.Compare(x.ReleasedBoot, y.ReleasedBoot), x.Addr.Compare(y.Addr))
+	})
+	return out
+}
+
+// Freed returns the addresses that have cooled on this instance since boot, with the last release of
+// each, the earliest first.
+func (s *Store) Freed() []Freed {
+	s.freed.mu.Lock()
+	defer s.freed.mu.Unlock()
+	return s.freed.sorted()
+}
+
+// AddFreed adds addresses that have cooled, and replaces the file. On an error they are kept in
+// memory. It must not be called concurrently.
+func (s *Store) AddFreed(list []Freed) error {
+	if len(list) == 0 {
+		return nil
+	}
+	s.freed.add(list)
+	data, err := encode(freedContent{Version, s.node.InstanceID, s.node.BootID, s.Freed()})
+	if err == nil {
+		err = s.write(freedFile, data)
+	}
+	if err != nil {
+		return fmt.Errorf("recording which addresses have cooled: %w", err)
+	}
+	return nil
+}
+
+// loadFreed reads the file. It ignores one that is damaged or of another instance or boot; the next
+// AddFreed replaces it.
+func (s *Store) loadFreed() {
+	data, err := statefile.Read(filepath.Join(s.dir, freedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var c freedContent
+	if err == nil {
+		c, err = decode[freedContent](data)
+	}
+	if err != nil {
+		s.log.Warn("reading which addresses have cooled; they are leased in any order", "file", freedFile, "err", err)
+		return
+	}
+	if c.InstanceID != s.node.InstanceID || c.BootID != s.node.BootID {
+		return
+	}
+	s.freed.add(c.Freed)
+}
+
+func (c freedContent) validate() error {
+	if c.Version != Version {
+		return fmt.Errorf("version is %d, expected %d", c.Version, Version)
+	}
+	if len(c.Freed) > maxFreed {
+		return fmt.Errorf("freed has %d addresses, expected at most %d", len(c.Freed), maxFreed)
+	}
+	for _, f := range c.Freed {
+		if !f.Addr.IsValid() || f.Addr.Zone() != "" {
+			return fmt.Errorf("freed: address is %q, expected an IP address without a zone", f.Addr)
+		}
+		if f.ReleasedBoot < 0 {
+			return fmt.Errorf("freed: %s: releasedBoot is %d, expected nanoseconds since boot", f.Addr, f.ReleasedBoot)
+		}
+	}
+	return nil
+}

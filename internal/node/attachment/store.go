@@ -1,0 +1,379 @@
+package attachment
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// Node is the origin of records: the instance, and the boot of its kernel.
+type Node struct {
+	InstanceID string
+	BootID     string
+}
+
+// Store keeps the records of this node in a directory, one file each, with an index in memory. Methods
+// for different keys may be called concurrently. The caller serializes calls for one key by holding
+// the container's lock.
+type Store struct {
+	dir  string
+	node Node
+	log  *slog.Logger
+	seq  atomic.Uint64 // names temporary files
+
+	mu      sync.RWMutex // guards the maps below, never held during I/O
+	records map[Key]Record
+	byAddr  map[netip.Addr]Key
+	byLink  map[string]Key
+	byPort  map[string]Key // by the port ID of a NIC
+	cooling map[netip.Addr]Cooling
+
+	freed freedList
+}
+
+// PortTaken is the error for a port that another attachment has.
+type PortTaken struct {
+	IfName string // of the NIC that wanted it
+	Port   string // its ID
+	Holder Key
+}
+
+// Error implements error.
+func (p *PortTaken) Error() string {
+	return fmt.Sprintf("port %s of NIC %s belongs to %s", p.Port, p.IfName, p.Holder)
+}
+
+// Open reads the records in dir, which it creates if missing (0700), and returns the damaged ones.
+// Records of another instance are set aside, damaged ones quarantined; neither is indexed.
+func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error) {
+	if node.InstanceID == "" || node.BootID == "" {
+		return nil, nil, fmt.Errorf("opening attachment records: instance ID %q and boot ID %q must be known", node.InstanceID, node.BootID)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("creating the directory of attachment records: %w", err)
+	}
+	s := &Store{
+		dir: dir, node: node, log: log,
+		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, byPort: map[string]Key{},
+		cooling: map[netip.Addr]Cooling{},
+		freed:   freedList{at: map[netip.Addr]time.Duration{}},
+	}
+	bad, err := s.load()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading attachment records: %w", err)
+	}
+	s.loadFreed()
+	return s, bad, nil
+}
+
+// Node returns the origin of the records that the store writes.
+func (s *Store) Node() Node { return s.node }
+
+// Get returns the record of key.
+func (s *Store) Get(key Key) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// ByAddr returns the record of the attachment that holds addr.
+func (s *Store) ByAddr(addr netip.Addr) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byAddr[addr]
+	if !ok {
+		return Record{}, false
+	}
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// ByPort returns the record of the attachment that has a port, by the port's ID.
+func (s *Store) ByPort(port string) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byPort[port]
+	if !ok {
+		return Record{}, false
+	}
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// Has reports whether the attachment with a host link has a record, and, if port is not empty, has that port.
+func (s *Store) Has(hostLink, port string) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byLink[hostLink]
+	if !ok || port == "" {
+		return ok
+	}
+	return slices.ContainsFunc(s.records[key].NICs, func(n NIC) bool { return n.Port == port })
+}
+
+// Records returns all attachments, in no order.
+func (s *Store) Records() []Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]Record, 0, len(s.records))
+	for _, r := range s.records {
+		out = append(out, r)
+	}
+	return out
+}
+
+// Cooling returns the cooling record of addr.
+func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	c, ok := s.cooling[addr]
+	return c, ok
+}
+
+// CoolingRecords returns the cooling addresses, in no order.
+func (s *Store) CoolingRecords() []Cooling {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]Cooling, 0, len(s.cooling))
+	for _, c := range s.cooling {
+		out = append(out, c)
+	}
+	return out
+}
+
+// Put writes a record, atomically replacing the one of the same key, and sets its origin. Without
+// space for a second file it overwrites the first. It rejects an address or host link that another
+// attachment holds, and a port with a *PortTaken.
+func (s *Store) Put(r Record) error {
+	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
+	data, err := r.Encode()
+	if err != nil {
+		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
+	}
+	if err := s.reserve(r); err != nil {
+		return err
+	}
+	err = s.write(recordFile(r.HostLink), data)
+	if _, had := s.Get(r.Key); had && IsNoSpace(err) && s.overwrite(recordFile(r.HostLink), data) == nil {
+		err = nil
+	}
+	if err != nil {
+		s.mu.Lock()
+		s.unreserve(r)
+		s.mu.Unlock()
+		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.records[r.Key]; ok {
+		s.drop(old)
+	}
+	s.index(r)
+	return nil
+}
+
+// reserve reserves the record's addresses, ports and link in the index before the file is written, so
+// that two attachments cannot both have one.
+func (s *Store) reserve(r Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if holder, ok := s.byLink[r.HostLink]; ok && holder != r.Key {
+		return fmt.Errorf("recording attachment %s: host link %s belongs to %s", r.Key, r.HostLink, holder)
+	}
+	if old, ok := s.records[r.Key]; ok && old.HostLink != r.HostLink {
+		return fmt.Errorf("recording attachment %s: its host link is %s, not %s", r.Key, old.HostLink, r.HostLink)
+	}
+	for _, a := range r.Lease.Held() {
+		if holder, ok := s.byAddr[a]; ok && holder != r.Key {
+			return fmt.Errorf("recording attachment %s: address %s is held by %s", r.Key, a, holder)
+		}
+	}
+	for _, n := range r.NICs {
+		if holder, ok := s.byPort[n.Port]; ok && holder != r.Key {
+			return fmt.Errorf("recording attachment %s: %w", r.Key, &PortTaken{n.IfName, n.Port, holder})
+		}
+	}
+	for _, a := range r.Lease.Held() {
+		s.byAddr[a] = r.Key
+	}
+	for _, n := range r.NICs {
+		s.byPort[n.Port] = r.Key
+	}
+	s.byLink[r.HostLink] = r.Key
+	return nil
+}
+
+// unreserve reverts reserve, except for what an indexed record has. s.mu is held.
+func (s *Store) unreserve(r Record) {
+	old, had := s.records[r.Key]
+	if s.byLink[r.HostLink] == r.Key && !had {
+		delete(s.byLink, r.HostLink)
+	}
+	for _, a := range r.Lease.Held() {
+		if s.byAddr[a] == r.Key && (!had || !slices.Contains(old.Lease.Held(), a)) {
+			delete(s.byAddr, a)
+		}
+	}
+	for _, n := range r.NICs {
+		if s.byPort[n.Port] == r.Key && !slices.ContainsFunc(old.NICs, func(o NIC) bool { return o.Port == n.Port }) {
+			delete(s.byPort, n.Port)
+		}
+	}
+}
+
+// Delete removes the record of key. A key without one is no error.
+func (s *Store) Delete(key Key) error {
+	old, ok := s.Get(key)
+	if !ok {
+		return nil
+	}
+	if err := s.remove(recordFile(old.HostLink)); err != nil {
+		return fmt.Errorf("removing the record of attachment %s: %w", key, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop(old)
+	return nil
+}
+
+// PutCooling writes the cooling record of an address, stamped with the node's identity.
+func (s *Store) PutCooling(c Cooling) error {
+	c.Version, c.InstanceID, c.BootID = Version, s.node.InstanceID, s.node.BootID
+	data, err := c.Encode()
+	if err != nil {
+		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
+	}
+	if err := s.write(coolingFile(c.Addr), data); err != nil {
+		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cooling[c.Addr] = c
+	return nil
+}
+
+// DeleteCooling removes the cooling record of an address, if there is one. Without one it makes no
+// system call.
+func (s *Store) DeleteCooling(addr netip.Addr) error {
+	s.mu.RLock()
+	_, ok := s.cooling[addr]
+	s.mu.RUnlock()
+	if !ok {
+		return nil
+	}
+	if err := s.remove(coolingFile(addr)); err != nil {
+		return fmt.Errorf("removing the cooling record of %s: %w", addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cooling, addr)
+	return nil
+}
+
+// index adds r to the maps. s.mu is held.
+func (s *Store) index(r Record) {
+	s.records[r.Key] = r
+	s.byLink[r.HostLink] = r.Key
+	for _, a := range r.Lease.Held() {
+		s.byAddr[a] = r.Key
+	}
+	for _, n := range r.NICs {
+		s.byPort[n.Port] = r.Key
+	}
+}
+
+// drop removes r from the maps. s.mu is held.
+func (s *Store) drop(r Record) {
+	delete(s.records, r.Key)
+	if s.byLink[r.HostLink] == r.Key {
+		delete(s.byLink, r.HostLink)
+	}
+	for _, a := range r.Lease.Held() {
+		if s.byAddr[a] == r.Key {
+			delete(s.byAddr, a)
+		}
+	}
+	for _, n := range r.NICs {
+		if s.byPort[n.Port] == r.Key {
+			delete(s.byPort, n.Port)
+		}
+	}
+}
+
+// write replaces a file of the directory. It does not sync: a crash of the kernel also ends what the
+// records describe.
+func (s *Store) write(name string, data []byte) error {
+	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
+	err := statefile.Create(tmp, data, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, filepath.Join(s.dir, name))
+	}
+	if err != nil {
+		return errors.Join(err, s.remove(filepath.Base(tmp)))
+	}
+	return nil
+}
+
+func (s *Store) remove(name string) error {
+	err := os.Remove(filepath.Join(s.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// IsNoSpace reports whether the file system lacks space or quota.
+func IsNoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// overwrite writes into an existing file, whose space a full file system still has. It pads data with
+// spaces to the former size, so that there is one write, which an end of this process cannot tear.
+func (s *Store) overwrite(name string, data []byte) error {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if missing := int(info.Size()) - len(data); missing > 0 {
+		data = append(bytes.TrimSuffix(data, []byte("\n")), bytes.Repeat([]byte(" "), missing)...)
+		data = append(data, '\n')
+	}
+	// Allocate all space before writing: half a record would be damaged.
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
+		return fmt.Errorf("allocating space in %s: %w", name, err)
+	}
+	_, err = f.WriteAt(data, 0)
+	return err
+}
+
+// probeFile is removed at the next start if a crash leaves it.
+const probeFile = tmpPrefix + "probe"
+
+// Probe writes and removes a file as a record is written, and returns the error. It must not be called
+// concurrently.
+func (s *Store) Probe() error {
+	if err := s.write(probeFile, []byte("can this be written?\n")); err != nil {
+		return fmt.Errorf("writing into %s: %w", s.dir, err)
+	}
+	if err := s.remove(probeFile); err != nil {
+		return fmt.Errorf("removing from %s: %w", s.dir, err)
+	}
+	return nil
+}

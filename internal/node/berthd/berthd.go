@@ -1,0 +1,259 @@
+// Package berthd assembles the node daemon from its settings: the source of addresses, the data path, the
+// parts, and a daemon.Daemon over them.
+//
+//	berthd.go        startup and shutdown
+//	dependencies.go  what the daemon needs outside the program
+//	mode.go          what differs by --ipam; modes "port" and "none"
+//	vpc.go           modes with ENIs
+//	identity.go      the identity of the instance, also while the metadata service does not answer
+//	nodemode.go      ENIs that the daemon manages, and ENIs that the operator manages
+//	routed.go        mode "pool"
+//	vpcnetworks.go   the VPC's CIDRs
+//	parts.go         NICs, egress and Events on pods, in all modes
+//	installer.go     installation of the plugin and its configuration
+package berthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/daemon/egresspart"
+	"github.com/berthnet/berth/internal/node/daemon/nicpart"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/node/podegress"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/internal/web"
+)
+
+const retryPause = 5 * time.Second // between attempts of a startup step
+
+// node has what the modes share.
+type node struct {
+	cfg     config.Config
+	log     *slog.Logger
+	clock   clock.Clock
+	deps    Dependencies
+	metrics *daemon.Metrics
+	front   *daemon.Front
+	bootID  string
+	ports   *ports               // nil until opened, or when not configured
+	egress  *podegress.Clients   // likewise
+	tell    func(podevents.News) // nil without Events
+	// vpcCIDRs are the CIDRs of the node's VPC, of both families; none without a VPC.
+	vpcCIDRs []netip.Prefix
+}
+
+// Run serves until ctx ends, or returns why it cannot. Log and readiness say what it waits for, such
+// as the metadata service.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	return RunWith(ctx, cfg, log, machine())
+}
+
+// RunWith is Run with other dependencies than the machine's.
+func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Dependencies) error {
+	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
+	if len(cfg.Unknown) > 0 {
+		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+	}
+	n := &node{cfg: cfg, log: log, clock: deps.Clock, deps: deps, metrics: daemon.NewMetrics()}
+	m := modes[cfg.IPAM].of(n)
+	err := m.check()
+	if err != nil {
+		return err
+	}
+	if n.bootID, err = daemon.BootID(); err != nil {
+		return err
+	}
+	lock, err := daemon.AcquireLock(ctx, cfg.StateDir, n.clock, log)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { n.ending(lock) })
+	err = n.serve(ctx, m)
+	stop()
+	return errors.Join(err, lock.Release())
+}
+
+// ending tells a waiting successor that this daemon shuts down.
+func (n *node) ending(lock *daemon.Lock) {
+	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
+		n.log.Warn("announcing the shutdown to a successor", "err", err)
+	}
+}
+
+// serve opens the sockets, waits for what the node needs, and runs the daemon.
+func (n *node) serve(ctx context.Context, m mode) error {
+	teller, err := n.podEvents()
+	if err != nil {
+		return err
+	}
+	if err := n.listen(teller); err != nil {
+		return err
+	}
+	defer n.front.Close()
+	if teller != nil {
+		n.tell = teller.Record
+		defer background(ctx, teller.Run)()
+	}
+	instanceID, err := m.identify(ctx)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	kernel, err := n.deps.OpenDatapath()
+	if err != nil {
+		return err
+	}
+	var net daemon.Kernel
+	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
+		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
+	}
+	err = n.runDaemon(ctx, m, instanceID, net)
+	return errors.Join(err, m.end(), kernel.Close())
+}
+
+// listen opens the sockets and serves them from now on.
+func (n *node) listen(teller *podevents.Recorder) error {
+	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
+	if err != nil {
+		return err
+	}
+	monitoring, err := web.Listen("metrics-address", n.cfg.MetricsAddr)
+	if err != nil {
+		return err
+	}
+	plugin, err := n.deps.Listen(n.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	o := daemon.FrontOptions{
+		Plugin: plugin, Introspection: introspection, Monitoring: monitoring, Pprof: n.cfg.Pprof,
+		Socket: n.cfg.Socket, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		Settings: introspect.Settings{Version: version.String(), Settings: n.cfg.Effective, Unknown: n.cfg.Unknown},
+	}
+	if teller != nil {
+		o.Tell = teller.Record
+	}
+	n.front = daemon.NewFront(o)
+	return nil
+}
+
+// background runs run until the returned function is called, which waits for its end.
+func background(ctx context.Context, run func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// until repeats a startup step until it succeeds or ctx ends, and reports what it waits for.
+func (n *node) until(ctx context.Context, what string, step func() error) error {
+	n.front.WaitingFor(what)
+	for {
+		err := step()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
+		n.log.Warn("waiting, will try again", "for", what, "err", err)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-n.clock.After(retryPause):
+		}
+	}
+}
+
+// unlessEnded returns err, or nil after a request to shut down, which caused err.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// datapathConfig is common to the data paths of all modes.
+func (n *node) datapathConfig() datapath.Config {
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir, Log: n.log}
+}
+
+// runDaemon assembles and runs the daemon.
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net daemon.Kernel) error {
+	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
+		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
+	if err != nil {
+		return err
+	}
+	if n.cfg.HasPorts() {
+		if n.ports, err = n.openPorts(store, m.needIPv6); err != nil {
+			return err
+		}
+		defer n.ports.close()
+	}
+	if n.cfg.Egress {
+		if n.egress, err = n.openEgress(); err != nil {
+			return err
+		}
+	}
+	src, err := m.newSource(ctx)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	o := daemon.Options{
+		Source: src, Kernel: net, Parts: n.parts(store), Store: store, Quarantined: bad, InspectNetns: n.deps.InspectNetns,
+		Node:    daemon.Node{NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM, Chained: n.cfg.IPAM == config.IPAMNone},
+		Times:   daemon.Times{WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval},
+		Repair:  daemon.Repair{Tell: n.tell, RemoveForeignAddresses: n.cfg.ForeignAddresses == config.ForeignRemove},
+		Metrics: n.metrics, Clock: n.clock, Log: n.log,
+	}
+	o.Repair.Upkeep, _ = net.(daemon.Upkeep)
+	if n.cfg.CRISocket != "" {
+		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
+		if err != nil {
+			return err
+		}
+		defer runtime.Close()
+		o.Sandboxes = runtime
+	}
+	if n.cfg.InstallCNI {
+		if o.Install, err = n.installer(tells(o)); err != nil {
+			return err
+		}
+	}
+	go m.follow(ctx)
+	return daemon.New(o).Run(ctx, n.front)
+}
+
+// parts returns the parts of the daemon, in the order in which they are set up: egress packets leave
+// through NICs. A part that is not configured still rejects attachments that have it.
+func (n *node) parts(store *attachment.Store) []part.Part {
+	parts := []part.Part{nicpart.Unconfigured(n.log), egresspart.Unconfigured(n.log)}
+	if n.ports != nil {
+		parts[0] = nicpart.New(nicpart.Options{NICs: n.ports.nics, Store: store, Wait: n.cfg.PortWait, Count: n.metrics.CountNICs, Log: n.log})
+	}
+	if n.egress != nil {
+		parts[1] = egresspart.New(egresspart.Options{
+			Egress: n.egress, Store: store, Wait: n.cfg.EgressWait, GatewayWait: n.cfg.EgressGatewayWait,
+			Count: n.metrics.CountEgress, Clients: daemon.EgressClients, InspectNetns: n.deps.InspectNetns, Log: n.log,
+		})
+	}
+	return parts
+}

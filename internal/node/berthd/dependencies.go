@@ -1,0 +1,52 @@
+package berthd
+
+import (
+	"context"
+	"log/slog"
+	"net"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/node/podegress"
+	"github.com/berthnet/berth/internal/node/uplinks"
+)
+
+// Dependencies are what a daemon needs outside the program. Run uses the machine's; tests that run a
+// daemon inside their process inject others. State directory and Kubernetes API server are settings.
+type Dependencies struct {
+	Clock clock.Clock
+	// OpenDatapath opens the data path of the node.
+	OpenDatapath func() (uplinks.Node, error)
+	// InspectNetns identifies the network namespace at a path, as datapath.InspectNetns does.
+	InspectNetns func(path string) (datapath.NetnsID, error)
+	// OpenPluggers opens the pluggers of VPC ports.
+	OpenPluggers func(cfg config.Config, log *slog.Logger) (Pluggers, error)
+	// Listen opens the plugin's socket.
+	Listen func(socket string) (net.Listener, error)
+	// Metadata and Cloud are the clients of an instance's metadata service and of EC2.
+	Metadata func(o aws.Options) cloud.Metadata
+	Cloud    func(ctx context.Context, o aws.Options) (pace.Calls, error)
+	// Egress programs pods' network namespaces; sysctls is config.Config.SysctlDir.
+	Egress func(sysctls string) podegress.Kernel
+	// AskGateway asks a gateway whether it serves a pod.
+	AskGateway podegress.Ask
+}
+
+func machine() Dependencies {
+	return Dependencies{
+		Clock:        clock.Real{},
+		OpenDatapath: func() (uplinks.Node, error) { return datapath.Open("") },
+		InspectNetns: datapath.InspectNetns,
+		OpenPluggers: openPluggers,
+		Listen:       daemon.Listen,
+		Metadata:     func(o aws.Options) cloud.Metadata { return aws.NewMetadata(o) },
+		Cloud:        func(ctx context.Context, o aws.Options) (pace.Calls, error) { return aws.New(ctx, o) },
+		Egress:       func(sysctls string) podegress.Kernel { return podegress.OfPods{Sysctls: sysctls} },
+		AskGateway:   podegress.AskByHTTP,
+	}
+}

@@ -1,0 +1,123 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/sourcefake"
+)
+
+// kubeconfig is one of an API server that is not there.
+func kubeconfig(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
+func TestPortsWithoutASwitch(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
+		t.Fatal(err)
+	}
+	defer n.ports.close()
+	rec := attachment.Record{HostLink: "bthaaaaaaaaaaaa", Netns: attachment.Netns{Path: "/nowhere"}}
+	nic := attachment.NIC{
+		Port: "eni-0a1b2c3d4e5f67890", IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7},
+		Plug: attachment.Plug{Type: string(plug.VLAN), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
+	}
+	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, datapath.ErrNoNetns) {
+		t.Errorf("a VLAN of a pod that is gone: %v, want %v", err, datapath.ErrNoNetns)
+	}
+	nic.Plug = attachment.Plug{Type: string(plug.OVS), Bridge: "br-int"}
+	if _, err := n.ports.nics.Plug(t.Context(), rec, nic); !errors.Is(err, plug.ErrInvalid) {
+		t.Errorf("a port of Open vSwitch: %v, want %v", err, plug.ErrInvalid)
+	}
+}
+
+// The runtime is asked to tell annotations wherever pods may have NICs, and the plugin
+// waits as long as an ADD may.
+func TestInstallationWithPorts(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	src := sourcefake.New(clock.Real{}, 0)
+	n := &node{cfg: config.Config{
+		NodeSettings: config.NodeSettings{NodeName: "n"}, ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute},
+	}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	if got := tells(daemon.Options{Source: src}); got != nil {
+		t.Errorf("without NICs the runtime tells %v", got)
+	}
+	if got := n.patience(); got != 45*time.Second {
+		t.Errorf("without NICs an ADD waits %v", got)
+	}
+	n.cfg.VPCPorts, n.cfg.OVSBridges = true, []string{"br-int"}
+	if got := n.patience(); got != time.Minute {
+		t.Errorf("with NICs an ADD waits %v", got)
+	}
+	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.cfg.Kubeconfig = kubeconfig(t)
+	n.cfg.OVSDB = "unix:/nowhere/db.sock"
+	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
+		t.Fatal(err)
+	}
+	defer n.ports.close()
+	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
+		t.Errorf("with NICs the runtime tells %v", got)
+	}
+	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
+	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	operated.cfg.IPAM = config.IPAMENIOperator
+	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
+		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()
+		p, err := operated.openPorts(store, nil)
+		if (err == nil) != want {
+			t.Errorf("groups are enforced %s: %v", mode, err)
+		}
+		if err == nil {
+			p.close()
+		}
+	}
+	// What a mode without addresses serves is nothing, and it is not ready before it knows.
+	m := &portMode{node: n}
+	only, err := m.newSource(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := only.Acquire(t.Context(), source.Request{}); err != nil || !l.Empty() {
+		t.Errorf("it leases %v, %v", l, err)
+	}
+	if only.Ready() == nil {
+		t.Error("it is ready before the API server and Open vSwitch have answered")
+	}
+	beside := src.Snapshot()
+	n.parts(store)[0].Describe(&beside)
+	if beside.Detail == nil || len(beside.Detail.Metrics()) == 0 || len(beside.Conditions) == 0 {
+		t.Errorf("beside another source it tells %+v", beside)
+	}
+}

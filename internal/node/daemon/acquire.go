@@ -1,0 +1,291 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// replyMargin is the part of the caller's time that is kept for the reply to an ADD that waited in vain.
+const replyMargin = 500 * time.Millisecond
+
+// noAddress is how the error of an ADD begins that waited for an address in vain.
+const noAddress = "no address for the pod: "
+
+// acquirer lets ADDs wait for addresses and for what parts need.
+type acquirer struct {
+	source   source.Source
+	parts    parts
+	warmWait time.Duration // for an address
+	draining context.Context
+	waits    *waits
+	adds     waitingADDs
+}
+
+func newAcquirer(draining context.Context, o Options) *acquirer {
+	return &acquirer{source: o.Source, parts: o.Parts, warmWait: o.WarmWait, draining: draining, waits: newWaits(o.Clock)}
+}
+
+// annotations are the keys of the annotations that source and parts read.
+func (a *acquirer) annotations() []string {
+	keys := slices.Clone(a.source.Annotations())
+	for _, p := range a.parts {
+		keys = append(keys, p.About().Annotations...)
+	}
+	return keys
+}
+
+// checkWish rejects what no pod can have.
+func (a *acquirer) checkWish(req source.Request) error {
+	if err := a.source.CheckOptions(req.Options); err != nil {
+		return err
+	}
+	for _, p := range a.parts {
+		if err := p.CheckOptions(req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// acquire returns the record of an attachment with its parts and its lease. Parts come first, so that
+// no address is held while ports are created or the operator is busy. No address is taken where a NIC
+// is the attachment's own interface. until is when the ADD has to stop waiting for parts later on.
+func (a *acquirer) acquire(ctx context.Context, want attachment.Record, wish source.PodOptions) (_ attachment.Record, until time.Time, err error) {
+	req := source.Request{Key: want.Key, Pod: want.Pod, Options: wish}
+	begin := time.Now()
+	until = begin.Add(a.warmWait)
+	for _, p := range a.parts {
+		about := p.About()
+		longer := begin.Add(max(a.warmWait, about.Wait))
+		if longer.Before(until) {
+			longer = until
+		}
+		has := false
+		err = a.wait(ctx, req, longer, about.NotAcquired, func(ctx context.Context) (err error) {
+			has, err = p.Acquire(ctx, req, &want)
+			return err
+		})
+		if err != nil {
+			return want, until, err
+		}
+		if has {
+			until = longer
+		}
+	}
+	if want.First() != nil {
+		return want, until, nil
+	}
+	err = a.wait(ctx, req, until, noAddress, func(ctx context.Context) (err error) {
+		want.Lease, err = a.source.Acquire(ctx, req)
+		return err
+	})
+	if err != nil {
+		return want, until, err
+	}
+	if want.Chained == nil && want.Lease.Empty() {
+		a.source.Cancel(want.Key)
+		return want, until, cnierror.New(types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named %s, and pods of this node have no other interface than their NICs", want.Key.IfName)
+	}
+	return want, until, nil
+}
+
+// prepare returns once parts can be set up. The time limit of kernel work does not run meanwhile, and
+// a DEL ends the wait. The last part is first, so that gateways hear of a pod while it waits for the links of its NICs.
+func (a *acquirer) prepare(ctx context.Context, rec attachment.Record, until time.Time) error {
+	for _, p := range slices.Backward(a.parts) {
+		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, until, p.About().NotPrepared, func(ctx context.Context) error { return p.Prepare(ctx, rec) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await returns once parts that are set up carry traffic.
+func (a *acquirer) await(ctx context.Context, rec attachment.Record, until time.Time) error {
+	for _, p := range a.parts {
+		about, end := p.About(), until
+		if about.AwaitLimit > 0 {
+			end = time.Now().Add(about.AwaitLimit)
+		}
+		if err := a.wait(ctx, source.Request{Key: rec.Key, Pod: rec.Pod}, end, about.NotServed, func(ctx context.Context) error { return p.Await(ctx, rec) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait runs something until it returns, until passes, the caller goes, a DEL comes or the daemon shuts
+// down. The error is a Failure that begins with lacks, unless the caller went.
+func (a *acquirer) wait(ctx context.Context, req source.Request, until time.Time, lacks string, something func(context.Context) error) error {
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-replyMargin).Before(until) {
+		until = deadline.Add(-replyMargin)
+	}
+	wctx, end := a.waits.add(ctx, req)
+	defer end()
+	wctx, drained := context.WithCancelCause(wctx)
+	defer drained(nil)
+	defer context.AfterFunc(a.draining, func() { drained(part.ErrDraining) })()
+	wctx, cancel := context.WithDeadline(wctx, until)
+	defer cancel()
+	err := something(wctx)
+	switch ex, _ := errors.AsType[*source.Exhausted](err); {
+	case err == nil:
+		return nil
+	case a.draining.Err() != nil:
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "draining", Message: "berthd is being restarted; try again", Ending: true}
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(context.Cause(wctx), errDeleted):
+		return cnierror.New(types.ErrTryAgainLater, "deleted", "%s%s", lacks, errDeleted)
+	case ex != nil && lacks == noAddress:
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex}
+	case ex != nil:
+		return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: lacks + ex.Message, Err: ex.Err} // ex itself would mean an address
+	}
+	return &cnierror.Failure{Code: types.ErrTryAgainLater, Reason: "source", Message: lacks + err.Error(), Err: err}
+}
+
+// longestWait is how long an ADD may wait for its address or a part.
+func (a *acquirer) longestWait() time.Duration {
+	longest := a.warmWait
+	for _, p := range a.parts {
+		longest = max(longest, p.About().Wait)
+	}
+	return longest
+}
+
+// why returns what an ADD waits for, and whether that is an address; nil when none waits.
+func (a *acquirer) why(key attachment.Key) (ex *source.Exhausted, address bool) {
+	for _, p := range a.parts {
+		if ex := p.Why(key); ex != nil {
+			return ex, false
+		}
+	}
+	return a.source.Why(key), true
+}
+
+// errDeleted is the cause when a DEL ends the wait of its ADD.
+var errDeleted = errors.New("a DEL of the attachment came while its ADD waited")
+
+// waits lets a DEL end the wait of its ADD. The ADD holds the container's lock, so the DEL would have
+// to wait as long.
+type waits struct {
+	clock clock.Clock
+
+	mu   sync.Mutex                    // guards both, memory only
+	adds map[attachment.Key]waitingADD // at most one a key, because of the lock
+	dels map[attachment.Key]int        // DELs that wait for the container's lock
+}
+
+// waitingADD is an ADD that waits for its address or a part.
+type waitingADD struct {
+	pod   attachment.Pod
+	since time.Time
+	end   context.CancelCauseFunc
+}
+
+func newWaits(clk clock.Clock) *waits {
+	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
+}
+
+// of returns the waiting ADDs of a pod, oldest first, with the reason that why returns for each.
+func (w *waits) of(namespace, name string, why func(attachment.Key) (_ *source.Exhausted, address bool)) []introspect.Waiting {
+	out, keys := []introspect.Waiting{}, []attachment.Key{}
+	w.mu.Lock()
+	for key, a := range w.adds {
+		if a.pod.Namespace == namespace && a.pod.Name == name {
+			out, keys = append(out, introspect.Waiting{ContainerID: key.ContainerID, Interface: key.IfName, Since: a.since}), append(keys, key)
+		}
+	}
+	w.mu.Unlock()
+	for i, key := range keys {
+		if ex, _ := why(key); ex != nil {
+			out[i].Reason, out[i].Message = ex.Reason, ex.Message
+		}
+	}
+	slices.SortFunc(out, func(a, b introspect.Waiting) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ContainerID+a.Interface, b.ContainerID+b.Interface))
+	})
+	return out
+}
+
+// add returns a context for the wait of an ADD. A DEL ends it with errDeleted, also one that came
+// while this ADD waited for the lock. end must be called once.
+func (w *waits) add(ctx context.Context, req source.Request) (_ context.Context, end func()) {
+	key := req.Key
+	ctx, cancel := context.WithCancelCause(ctx)
+	since := w.clock.Now().UTC()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.adds[key] = waitingADD{req.Pod, since, cancel}
+	if w.dels[key] > 0 {
+		cancel(errDeleted)
+	}
+	return ctx, func() {
+		w.mu.Lock()
+		delete(w.adds, key)
+		w.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// del ends the wait of an ADD of key, now and until end is called.
+func (w *waits) del(key attachment.Key) (end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dels[key]++
+	if a, ok := w.adds[key]; ok {
+		a.end(errDeleted)
+	}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.dels[key]--; w.dels[key] == 0 {
+			delete(w.dels, key)
+		}
+	}
+}
+
+// An ADD that waits occupies one of the connections to the plugin's socket. These bounds keep
+// connections free for calls that are answered at once, such as DEL and STATUS.
+
+const (
+	// maxWaiting is how many ADDs may wait at a time, for an address, a lock or the start of the
+	// daemon. The kubelet retries the ADDs that are rejected.
+	maxWaiting = pluginConnections * 3 / 4
+	// crowdedWait bounds the wait of each ADD beyond maxWaiting. It still gets an address that is
+	// free.
+	crowdedWait = 100 * time.Millisecond
+)
+
+// waitingADDs counts the ADDs in flight, and bounds the wait of those beyond maxWaiting.
+type waitingADDs struct{ count atomic.Int64 }
+
+// errCrowded rejects an ADD that would wait beyond maxWaiting.
+var errCrowded = cnierror.New(types.ErrTryAgainLater, "crowded", "%d ADDs are already waiting on this node; try again", maxWaiting)
+
+// enter returns the context in which an ADD may wait. leave must be called once.
+func (w *waitingADDs) enter(ctx context.Context) (_ context.Context, leave func()) {
+	if w.count.Add(1) <= maxWaiting {
+		return ctx, func() { w.count.Add(-1) }
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, crowdedWait, errCrowded)
+	return ctx, func() {
+		w.count.Add(-1)
+		cancel()
+	}
+}

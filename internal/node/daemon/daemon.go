@@ -1,0 +1,150 @@
+// Package daemon serves CNI calls on a node. It owns a node's attachments from the runtime's ADD until
+// a released address has cooled, and recovers them after a crash (docs/architecture.md, "Recovery").
+// Addresses come from a source.Source, a Kernel programs the node, and parts add features such as NICs
+// and egress.
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/podevents"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Kernel is the part of the data path that concerns pods. All methods may be called concurrently, but
+// never for the same attachment. datapath.Node implements it and documents each.
+type Kernel interface {
+	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
+	CheckPod(ctx context.Context, pod datapath.Pod) error
+	PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error)
+	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
+	ReapLinks(ctx context.Context, hostLinks []string) error
+	Inventory(ctx context.Context) (datapath.Inventory, error)
+}
+
+// Sandboxes lists the container IDs that the runtime knows, running or not.
+type Sandboxes interface {
+	Sandboxes(ctx context.Context) (map[string]bool, error)
+}
+
+// Options are what a Daemon is made of. Those marked optional may be left zero.
+type Options struct {
+	Source source.Source
+	Kernel Kernel
+	Parts  []part.Part // in the order in which they are set up; optional
+	Repair Repair
+	// Install installs plugin and configuration. It is called once an address was usable, and from
+	// time to time after that, and leaves an intact installation as it is. Optional.
+	Install func(context.Context) (Installation, error)
+
+	Store       *attachment.Store
+	Quarantined []attachment.Quarantined // damaged records that Store found; optional
+	Sandboxes   Sandboxes                // optional
+	// InspectNetns identifies a network namespace; optional, for tests without one.
+	InspectNetns func(path string) (datapath.NetnsID, error)
+
+	Node
+	Times
+	Metrics *Metrics
+	Clock   clock.Clock
+	Log     *slog.Logger
+}
+
+// Node describes the node for its daemon.
+type Node struct {
+	NodeName string
+	IPAM     string // the value of --ipam, for people
+	StateDir string // has the file which says that an address was usable once
+	// Chained: another network's plugins create pods' interfaces and call this one after them. The
+	// source has no addresses then.
+	Chained bool
+}
+
+// Times are limits and intervals.
+type Times struct {
+	WarmWait       time.Duration // how long an ADD waits for an address
+	DrainTimeout   time.Duration // how long kernel work may go on at shutdown
+	NetnsGrace     time.Duration // how long a namespace must be missing before its attachment is released
+	RepairInterval time.Duration // how often the kernel is repaired without an event
+}
+
+// Repair configures the upkeep of the node's kernel besides pods. The zero value disables it.
+type Repair struct {
+	Upkeep                 Upkeep
+	Tell                   func(podevents.News) // of running pods; returns at once; optional
+	RemoveForeignAddresses bool                 // remove running pods' addresses from the node's links
+}
+
+// Installation describes an installed plugin and configuration.
+type Installation struct {
+	Remark  string // message of the healthy condition
+	LeftOut string // plugins of the chain that cannot be used, and why; empty: none
+}
+
+// kernelTimeout bounds the kernel work of one ADD or DEL. It is local netlink, where a second would be
+// long.
+const kernelTimeout = 15 * time.Second
+
+// Daemon serves one node. Make it with New and call Run.
+type Daemon struct {
+	Options
+	attachments *attachments
+	reaper      *reaper
+	cooling     *coolingRecords
+	conditions  *conditions
+	quarantine  *quarantine
+	usable      *usableMark
+	supply      *supply
+	writable    *writable
+	sweeper     *sweeper
+	repairer    *repairer // nil without Options.Repair.Upkeep
+	keepers     keepers
+	inspector   *inspector
+
+	draining context.Context // ends when the daemon begins to shut down
+	drain    context.CancelCauseFunc
+}
+
+// New assembles a Daemon. Nothing runs yet.
+func New(o Options) *Daemon {
+	if o.InspectNetns == nil {
+		o.InspectNetns = datapath.InspectNetns
+	}
+	o.Source = withParts{o.Source, o.Parts}
+	d := &Daemon{Options: o, conditions: newConditions(o.Clock, o.Log)}
+	d.draining, d.drain = context.WithCancelCause(context.Background())
+	d.reaper = newReaper(o.Kernel.ReapLinks, o.Clock, o.Log)
+	d.usable = &usableMark{path: filepath.Join(o.StateDir, usableName), file: usableFile{o.Store.Node().InstanceID}, log: o.Log}
+	d.supply = &supply{source: o.Source, conditions: d.conditions, usable: d.usable, install: o.Install, clock: o.Clock}
+	d.writable = &writable{store: o.Store, conditions: d.conditions, failed: retry.NewSignal(), clock: o.Clock}
+	d.cooling = newCoolingRecords(o)
+	d.attachments = newAttachments(o, d)
+	d.quarantine = &quarantine{attachments: d.attachments, conditions: d.conditions, list: o.Quarantined}
+	d.attachments.quarantine = d.quarantine
+	d.sweeper = &sweeper{attachments: d.attachments, kernel: o.Kernel, sandboxes: o.Sandboxes, grace: o.NetnsGrace, since: map[attachment.Key]time.Time{}}
+	d.keepers = newKeepers(d.draining, o, d.attachments, d.conditions)
+	if o.Repair.Upkeep != nil {
+		d.repairer = newRepairer(o, d)
+	}
+	d.inspector = &inspector{attachments: d.attachments, conditions: d.conditions, kernel: o.Kernel, node: o.Node, views: make(chan struct{}, podViews)}
+	d.Metrics.Registry.MustRegister(&stateCollector{d})
+	return d
+}
+
+// kernelContext is for work that must reach a consistent state even when the caller has left.
+func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), kernelTimeout)
+}
+
+func hostLinkName(k attachment.Key) string {
+	return datapath.HostLinkName(k.Network, k.ContainerID, k.IfName)
+}

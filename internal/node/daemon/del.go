@@ -1,0 +1,148 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/node/attachment"
+)
+
+var _ = failpoint.Register(
+	"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released",
+)
+
+// del removes an attachment in any state. An unknown key is no error. An ADD of the same key that
+// waits for an address fails now.
+func (a *attachments) del(ctx context.Context, key attachment.Key) error {
+	end := a.acquirer.waits.del(key)
+	unlock, err := a.locks.lock(ctx, key.ContainerID)
+	end()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok := a.store.Get(key)
+	switch {
+	case !ok:
+		return a.unlessHeldBack(key, a.quarantine.del(ctx, key))
+	case rec.State == attachment.Pending:
+		return a.undo(ctx, rec)
+	default:
+		return a.unlessHeldBack(key, a.release(ctx, rec, "DEL"))
+	}
+}
+
+// release removes an attachment. The caller holds the container's lock. The record becomes releasing
+// first, and the cooling records are on disk before the pod loses its routes: the next start finishes
+// a release that a crash interrupted, with the address still withheld. The link is removed after the
+// reply; if the daemon ends first, the next start finds it. Without space for cooling records the
+// error is a heldBack.
+func (a *attachments) release(ctx context.Context, rec attachment.Record, why string) error {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if rec.State != attachment.Releasing {
+		rec.State = attachment.Releasing
+		if err := a.put(rec); err != nil {
+			return err
+		}
+	}
+	if err := failpoint.Hit("daemon.del.marked"); err != nil {
+		return err
+	}
+	full, err := a.cooling.begin(kctx, rec.Lease.Held(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
+	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("daemon.del.cooling"); err != nil {
+		return err
+	}
+	if err := a.wiring.unwire(kctx, rec); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("daemon.del.detached"); err != nil {
+		return err
+	}
+	if !rec.Lease.Empty() {
+		a.reaper.add(rec.HostLink, rec.Netns)
+	}
+	if full != nil {
+		return recordFailure(&heldBack{full})
+	}
+	if err := a.store.Delete(rec.Key); err != nil {
+		return recordFailure(err)
+	}
+	err = failpoint.Hit("daemon.del.unrecorded")
+	a.parts.gone(rec)
+	a.source.Release(rec.Key)
+	a.cooling.add(a.clock.Boot(), rec.Lease.Held()...)
+	a.log.Info("released", rec.ForLog("why", why)...)
+	return errors.Join(err, failpoint.Hit("daemon.del.released"))
+}
+
+// gc releases the attachments of one network that are not in valid. It keeps those that were added
+// after the call began, which the caller cannot know. It tries all, and joins the errors.
+func (a *attachments) gc(ctx context.Context, network string, valid []attachment.Key) ([]attachment.Key, error) {
+	start := a.clock.Now()
+	keep := map[attachment.Key]bool{}
+	for _, k := range valid {
+		keep[k] = true
+	}
+	var released []attachment.Key
+	var errs []error
+	for _, rec := range a.store.Records() {
+		if rec.Key.Network != network || keep[rec.Key] || rec.Since.After(start) {
+			continue
+		}
+		switch done, err := a.releaseIf(ctx, rec, "GC"); {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("releasing %s: %w", rec.Key, err))
+		case done:
+			released = append(released, rec.Key)
+		}
+	}
+	return released, errors.Join(errs...)
+}
+
+// releaseIf releases an attachment if it still is the one that was seen.
+func (a *attachments) releaseIf(ctx context.Context, seen attachment.Record, why string) (bool, error) {
+	unlock, err := a.locks.lock(ctx, seen.Key.ContainerID)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	rec, ok := a.store.Get(seen.Key)
+	if !ok || !rec.Since.Equal(seen.Since) {
+		return false, nil
+	}
+	if rec.State == attachment.Pending {
+		return true, a.undo(ctx, rec)
+	}
+	return true, a.unlessHeldBack(rec.Key, a.release(ctx, rec, why))
+}
+
+// A full file system must not keep a pod from being removed. DEL needs space for cooling records. When
+// they cannot be written, the attachment's own record stays as releasing and withholds the addresses;
+// the sweep or the next start finishes the release when there is space.
+
+// heldBack is the error of a release that removed everything from the kernel but could not write
+// cooling records.
+type heldBack struct{ err error }
+
+// Error implements error.
+func (h *heldBack) Error() string { return h.err.Error() }
+
+// Unwrap returns the file system's error.
+func (h *heldBack) Unwrap() error { return h.err }
+
+// unlessHeldBack is nil for a heldBack, which is a success for the caller of DEL, and err otherwise.
+func (a *attachments) unlessHeldBack(key attachment.Key, err error) error {
+	h, ok := errors.AsType[*heldBack](err)
+	if !ok {
+		return err
+	}
+	a.writable.failed.Set()
+	a.log.Warn("removed; its addresses stay withheld until cooling records can be written", "attachment", key.String(), "err", h)
+	return nil
+}

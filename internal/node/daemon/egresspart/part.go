@@ -1,0 +1,345 @@
+// Package egresspart makes egress a part of the daemon: pods that reach networks outside as clients of
+// Egresses, and gateways of these, which forward. Package podegress programs a pod's namespace, and speaks to the operator.
+package egresspart
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/tunnel"
+	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/source"
+)
+
+var _ = failpoint.Register(
+	"daemon.egress.acquired", "daemon.egress.applied", "daemon.egress.cleared", "daemon.egress.recorded", "daemon.egress.changed",
+)
+
+// ConditionEgress is the type of the condition that Inspect returns.
+const ConditionEgress = "EgressReady"
+
+// Egress is the egress of the node's pods. *podegress.Clients implements it. What is not
+// documented here is as in part.Part.
+type Egress interface {
+	Annotations() []string
+	CheckOptions(req source.Request) error
+	// Acquire returns what the pod is to have, once the operator said so: nil for one that
+	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
+	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
+	// The state of what it returns is attachment.EgressSetUp.
+	Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error)
+	Why(key attachment.Key) *source.Exhausted
+	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
+	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
+	// rec.OtherAddrs(), the interface is Key.IfName with its own MTU. It is idempotent and
+	// finishes what is half done. Errors of Apply, Check, Clear and Supported are tunnel.ErrNoFoU, those of datapath
+	// about the namespace, or others.
+	Apply(ctx context.Context, rec attachment.Record) error
+	// Check returns how the kernel differs from rec.Egress, and changes nothing.
+	Check(ctx context.Context, rec attachment.Record) error
+	// Clear removes all that Apply made. It is idempotent.
+	Clear(ctx context.Context, rec attachment.Record) error
+	// Supported returns why the node's kernel cannot set up clients, or nil.
+	Supported(ctx context.Context) error
+	DesiredChanged() <-chan struct{}
+	// Wanted returns what a ready attachment should have, and whether that differs
+	// from rec.Egress in anything but the state; false while it is not known, as before the
+	// API server answered. Gateways that rec.Egress has keep their IDs.
+	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
+	// TakeUp reports the ready attachments at start. Those whose egress is settled are set up as recorded.
+	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
+	Restore(ready []attachment.Record)
+	// Coming reports that an attachment that is not ready yet is being set up as rec.Egress says, with
+	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
+	// follows, or Gone.
+	Announce(rec attachment.Record)
+	// Await returns once every gateway that new connections of the attachment may take serves it.
+	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
+	// set up and the operator was told of it.
+	Await(ctx context.Context, rec attachment.Record) error
+	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Gone do
+	// not wait for the operator, who hears only what is new.
+	SetUp(rec attachment.Record)
+	// Failed reports each attempt to set up rec.Egress that failed, at an ADD, of which nothing stays then,
+	// or for a pod that runs, and that may still have what it had before, in part. The EgressClient's condition
+	// and an Event of the Pod say so of a pod that runs; the daemon does of an ADD.
+	Failed(rec attachment.Record, err error)
+	Ended(rec attachment.Record)
+	Describe(snap *source.Snapshot)
+	Run(ctx context.Context) error
+}
+
+// Options are what a Part is made of.
+type Options struct {
+	Egress      Egress
+	Store       *attachment.Store
+	Wait        time.Duration // part.About.Wait
+	GatewayWait time.Duration // how long an ADD waits for gateways to serve the pod, until it goes on without; 0: not at all
+	Count       func(done string, err error)
+	Clients     metric.Family // gauge of ready clients, by state
+	// InspectNetns is datapath.InspectNetns, or a test's.
+	InspectNetns func(path string) (datapath.NetnsID, error)
+	Log          *slog.Logger
+}
+
+// Part is the egress of attachments, attachment.Record.Egress. It has no state of its own.
+type Part struct {
+	part.None
+	Options
+}
+
+var _ part.Part = Part{}
+
+// New returns it.
+func New(o Options) Part { return Part{Options: o} }
+
+var errUnconfigured = errors.New("the attachment reaches networks outside by an Egress, and this berthd is not configured to set that up")
+
+// Unconfigured returns the part of a daemon that is not configured for egress.
+func Unconfigured(log *slog.Logger) part.Part {
+	return part.Unconfigured("egress", func(rec attachment.Record) error {
+		if rec.Egress == nil {
+			return nil
+		}
+		return failure(rec, errUnconfigured)
+	}, log)
+}
+
+// About implements part.Part.
+func (p Part) About() part.About {
+	return part.About{
+		Name: "egress", Annotations: p.Egress.Annotations(), Wait: p.Wait, AwaitLimit: p.GatewayWait,
+		NotAcquired: "no egress for the pod: ", NotPrepared: "no egress for the pod: ",
+		NotServed:         "the pod's gateways do not serve it yet: ", // of an ADD that nobody needs any more
+		FollowsInterfaces: true, ChecksAtOnce: 4, Count: p.Count,
+	}
+}
+
+// CheckOptions implements part.Part.
+func (p Part) CheckOptions(req source.Request) error { return p.Egress.CheckOptions(req) }
+
+// Acquire implements part.Part.
+func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
+	if rec.Egress, err = p.Egress.Acquire(ctx, req); err != nil || rec.Egress == nil {
+		return false, err
+	}
+	return true, failpoint.Hit("daemon.egress.acquired")
+}
+
+// Why implements part.Part.
+func (p Part) Why(key attachment.Key) *source.Exhausted { return p.Egress.Why(key) }
+
+// Prepare implements part.Part. It has gateways hear of the pod.
+func (p Part) Prepare(_ context.Context, rec attachment.Record) error {
+	if rec.Egress != nil {
+		p.Egress.Announce(rec)
+	}
+	return nil
+}
+
+// SetUp implements part.Part.
+func (p Part) SetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if rec.Egress == nil {
+		return rec, nil
+	}
+	return p.apply(ctx, rec)
+}
+
+// apply sets up what a record says, and returns the record with that settled.
+func (p Part) apply(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if err := p.Egress.Apply(ctx, rec); err != nil {
+		p.Egress.Failed(rec, err)
+		return rec, failure(rec, err)
+	}
+	rec.Egress = rec.Egress.Settled()
+	return rec, failpoint.Hit("daemon.egress.applied")
+}
+
+// Await implements part.Part, so that a pod's first packets get through. The pod starts anyway when gateways
+// take longer: what it sends again then finds its way.
+func (p Part) Await(ctx context.Context, rec attachment.Record) error {
+	if p.GatewayWait <= 0 || rec.Egress == nil || len(rec.Egress.Egresses) == 0 {
+		return nil
+	}
+	err := p.Egress.Await(ctx, rec)
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) && !errors.Is(cause, part.ErrDraining) {
+		return cause
+	}
+	p.Log.Info("a pod starts before all gateways serve it", rec.ForLog("egresses", rec.EgressNames(), "err", err)...)
+	return nil
+}
+
+// Check implements part.Part. What is set up in place of something else is not compared.
+func (p Part) Check(ctx context.Context, rec attachment.Record) error {
+	if !isSettled(rec) {
+		return nil
+	}
+	if err := p.Egress.Check(ctx, rec); err != nil {
+		return fmt.Errorf("egress: %w", err)
+	}
+	return nil
+}
+
+func isSettled(rec attachment.Record) bool {
+	return rec.Egress != nil && rec.Egress.State == attachment.EgressSetUp
+}
+
+// Remove implements part.Part. It keeps no pod from being removed: all of it ends with the pod's namespace at the
+// latest, and nothing of it is the node's.
+func (p Part) Remove(ctx context.Context, rec attachment.Record) error {
+	if rec.Egress == nil {
+		return nil
+	}
+	switch alive, err := part.Alive(p.InspectNetns, rec.Netns); {
+	case err != nil:
+		p.Log.Warn("looking for the namespace of an egress that is to be removed", "attachment", rec.Key.String(), "err", err)
+		return nil
+	case !alive:
+		return nil
+	}
+	if err := p.Egress.Clear(ctx, rec); err != nil {
+		p.Log.Warn("a pod's egress stays in its namespace", "attachment", rec.Key.String(), "err", err)
+		return nil
+	}
+	return failpoint.Hit("daemon.egress.cleared")
+}
+
+// Checks implements part.Part.
+func (p Part) Checks(rec attachment.Record) (checks bool, service string) { return isSettled(rec), "" }
+
+// Inspect implements part.Part.
+func (p Part) Inspect(ctx context.Context) []source.Condition {
+	c := source.Condition{Type: ConditionEgress, Healthy: true, Reason: "Supported"}
+	switch err := p.Egress.Supported(ctx); {
+	case err == nil:
+	case errors.Is(err, tunnel.ErrNoFoU):
+		c = source.Condition{Type: ConditionEgress, Reason: "NoFoU", Message: err.Error() + ": pods that are to reach networks by an Egress cannot run on this node; others are not affected"}
+	default:
+		c = source.Condition{Type: ConditionEgress, Reason: "Unknown", Message: err.Error()}
+	}
+	return []source.Condition{c}
+}
+
+// DesiredChanged implements part.Part.
+func (p Part) DesiredChanged() <-chan struct{} { return p.Egress.DesiredChanged() }
+
+// Desired implements part.Part.
+func (p Part) Desired(rec attachment.Record) (what any, differs bool) {
+	desired, differs := p.Egress.Desired(rec)
+	if !differs {
+		desired = rec.Egress
+	}
+	return desired.Settled(), differs || rec.Egress != nil && !isSettled(rec)
+}
+
+// Change implements part.Part: the pod is the client of other Egresses, or these are others.
+func (p Part) Change(ctx context.Context, host part.Host, key attachment.Key) error {
+	rec, release, err := host.Hold(ctx, key)
+	if release == nil {
+		return err
+	}
+	defer release()
+	ctx, cancel := host.Setting(ctx)
+	defer cancel()
+	if desired, differs := p.Egress.Desired(rec); differs {
+		before := rec.EgressNames()
+		rec.Egress = desired.Changing()
+		if err := host.Put(rec); err != nil {
+			return err
+		}
+		if err := failpoint.Hit("daemon.egress.recorded"); err != nil {
+			return err
+		}
+		p.Log.Info("the egress of a running pod changes", rec.ForLog("before", before)...)
+	}
+	now, err := p.SetUp(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if rec.Egress != nil && !isSettled(rec) {
+		if err := host.Put(now); err != nil {
+			return err
+		}
+	}
+	p.Egress.SetUp(now)
+	return failpoint.Hit("daemon.egress.changed")
+}
+
+// Ready implements part.Part.
+func (p Part) Ready(rec attachment.Record) { p.Egress.SetUp(rec) }
+
+// Gone implements part.Part.
+func (p Part) Gone(rec attachment.Record) { p.Egress.Ended(rec) }
+
+// TakeUp implements part.Part.
+func (p Part) TakeUp(ready []attachment.Record) { p.Egress.Restore(ready) }
+
+// Describe implements part.Part.
+func (p Part) Describe(snap *source.Snapshot) {
+	p.Egress.Describe(snap)
+	snap.Detail = source.Details{snap.Detail, clients{p.Store, p.Clients}}
+}
+
+// clients are the ready attachments that are clients of Egresses.
+type clients struct {
+	store *attachment.Store
+	gauge metric.Family
+}
+
+// Describe implements source.Detail.
+func (clients) Describe(*introspect.Document) {}
+
+// Metrics implements source.Detail: clients by state.
+func (c clients) Metrics() (out []prometheus.Metric) {
+	count := map[string]int{"set-up": 0, "changing": 0}
+	for _, rec := range c.store.Records() {
+		switch {
+		case rec.State != attachment.Ready || rec.Egress == nil || len(rec.Egress.Egresses) == 0:
+		case isSettled(rec):
+			count["set-up"]++
+		default:
+			count["changing"]++
+		}
+	}
+	for state, n := range count {
+		out = append(out, c.gauge.Value(float64(n), state))
+	}
+	return out
+}
+
+// Run implements part.Part.
+func (p Part) Run(ctx context.Context) error { return p.Egress.Run(ctx) }
+
+// failure is the error of something that was to be set up of egress.
+func failure(rec attachment.Record, err error) error {
+	say := func(code uint, reason string) error {
+		return cnierror.Because(err, code, reason, fmt.Sprintf("setting up the pod's egress by %v", rec.EgressNames()))
+	}
+	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
+		return say(types.ErrTryAgainLater, ex.Reason)
+	}
+	switch {
+	case errors.Is(err, tunnel.ErrNoFoU):
+		return say(types.ErrTryAgainLater, "no-fou")
+	case errors.Is(err, errUnconfigured):
+		return say(cnierror.CodeKernel, "no-egress")
+	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
+		return say(types.ErrInvalidNetNS, "netns-missing")
+	}
+	return say(cnierror.CodeKernel, "egress")
+}

@@ -1,0 +1,216 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/daemon/part"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// unbound is a port that no node has yet.
+func unbound(ifName, port string) attachment.NIC {
+	nic := testNIC(ifName, port)
+	nic.Plug = attachment.Plug{}
+	return nic
+}
+
+// An ADD waits for its NICs, then for an address, then until its NICs carry packets, and for all
+// together no longer than the longer of the two waits.
+func TestWaitsOfAnAddWithNICs(t *testing.T) {
+	const noNICs, noLinks, noTraffic = "no NICs for the pod: ", "the pod's NICs are not on the node yet: ", "the pod's NICs carry no packets yet: "
+	const bound, build = "NIC eth1: port p-1 is bound to no node", "NIC eth1: port p-1 is BUILD"
+	for name, tc := range map[string]struct {
+		prepare func(n *node, r *running)
+		after   time.Duration
+		code    uint // 0: it works
+		reason  string
+		says    string
+	}{
+		"all there": {func(_ *node, _ *running) {}, 0, 0, "", ""},
+		"bound in time": {func(_ *node, r *running) {
+			r.nics.bind("pod-a", unbound("eth1", "p-1"))
+			time.AfterFunc(50*time.Second, func() { r.nics.bind("pod-a", testNIC("eth1", "p-1")) })
+		}, 50 * time.Second, 0, "", ""},
+		"never bound": {func(_ *node, r *running) { r.nics.bind("pod-a", unbound("eth1", "p-1")) },
+			time.Minute, types.ErrTryAgainLater, "port-build", noNICs + bound},
+		"no address": {func(_ *node, r *running) { r.source.Drain() },
+			time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress + "the fake source has no free address"},
+		"no address for a pod without NICs": {func(_ *node, r *running) { r.nics.bind("pod-a"); r.source.Drain() },
+			45 * time.Second, types.ErrTryAgainLater, "subnet-full", noAddress},
+		"one wait for both": {func(_ *node, r *running) {
+			r.nics.bind("pod-a", unbound("eth1", "p-1"))
+			r.source.Drain()
+			time.AfterFunc(50*time.Second, func() { r.nics.bind("pod-a", testNIC("eth1", "p-1")) })
+		}, time.Minute, types.ErrTryAgainLater, "subnet-full", noAddress},
+		"the link comes in time": {func(_ *node, r *running) {
+			r.nics.delay(true)
+			time.AfterFunc(55*time.Second, func() { r.nics.delay(false) })
+		}, 55 * time.Second, 0, "", ""},
+		"the link never comes": {func(_ *node, r *running) { r.nics.delay(true) },
+			time.Minute, types.ErrTryAgainLater, "port-build", noLinks + "NIC eth1: port p-1 has no link"},
+		"a DEL while it waits for the link": {func(_ *node, r *running) {
+			r.nics.delay(true)
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
+		}, time.Second, types.ErrTryAgainLater, "deleted", noLinks + errDeleted.Error()},
+		"active in time": {func(_ *node, r *running) {
+			r.nics.hush(true)
+			time.AfterFunc(55*time.Second, func() { r.nics.hush(false) })
+		}, 55 * time.Second, 0, "", ""},
+		"never active": {func(_ *node, r *running) { r.nics.hush(true) },
+			time.Minute, types.ErrTryAgainLater, "port-build", noTraffic + build},
+		"a DEL while it waits to be bound": {func(_ *node, r *running) {
+			r.nics.bind("pod-a", unbound("eth1", "p-1"))
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
+		}, time.Second, types.ErrTryAgainLater, "deleted", noNICs + errDeleted.Error()},
+		"a DEL while it waits to be active": {func(_ *node, r *running) {
+			r.nics.hush(true)
+			time.AfterFunc(time.Second, func() { _ = r.attachments.del(context.Background(), keyFor("a")) })
+		}, time.Second, types.ErrTryAgainLater, "deleted", noTraffic + errDeleted.Error()},
+		"the daemon ends": {func(_ *node, r *running) {
+			r.nics.hush(true)
+			time.AfterFunc(time.Second, func() { r.drain(part.ErrDraining) })
+		}, time.Second, types.ErrTryAgainLater, "draining", "berthd is being restarted"},
+		"NICs that fail": {func(n *node, _ *running) { n.board.set("Acquire", errors.New("no idea")) },
+			0, types.ErrTryAgainLater, "source", noNICs + "no idea"},
+		"no address for others": {func(_ *node, r *running) {
+			r.source.Drain()
+			r.nics.bind("pod-a", testBranch("p-1"))
+		}, 0, 0, "", ""},
+		"no interface of the name": {func(_ *node, r *running) { r.source.Nothing = true },
+			0, types.ErrInvalidNetworkConfig, "no-nic", "no NIC of the pod is named eth0"},
+		"a port of another": {func(n *node, r *running) {
+			other := recordOf("b", attachment.Lease{IPv4: n.addrs[1]})
+			other.NICs = []attachment.NIC{testNIC("eth1", "p-1")}
+			must(t, r.Store.Put(other))
+		}, 0, types.ErrTryAgainLater, "port-in-use", "port p-1 of NIC eth1 is still plugged for berth/b/eth0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newPortNode(t, "10.0.0.5", "10.0.0.6")
+				n.nicWait = time.Minute
+				r := n.assemble()
+				r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+				ctx, end := context.WithCancel(context.Background())
+				var reaped = make(chan struct{})
+				go func() { defer close(reaped); r.reaper.run(ctx) }()
+				defer func() { end(); <-reaped }()
+				begun := time.Now()
+				tc.prepare(n, r)
+				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
+				rec, err := r.attachments.add(ctx, want, source.PodOptions{})
+				if took := time.Since(begun); took != tc.after {
+					t.Errorf("it took %v, want %v", took, tc.after)
+				}
+				if tc.code == 0 {
+					must(t, err)
+					n.board.want(t, "p-1")
+					return
+				}
+				if f := cnierror.Of(err); err == nil || f.Code != tc.code || f.Reason != tc.reason || !strings.HasPrefix(f.Message, tc.says) {
+					t.Errorf("%+v, %+v", rec, err)
+				}
+				synctest.Wait()
+				if _, ok := r.Store.Get(keyFor("a")); ok || len(r.attachments.acquirer.waits.adds) > 0 {
+					t.Error("something is left")
+				}
+				n.board.want(t)
+				n.wantKernel(t, 0, 0)
+				if holder, held := r.source.Holder(n.addrs[0]); held && holder == keyFor("a") {
+					t.Errorf("%s is held", n.addrs[0])
+				}
+			})
+		})
+	}
+}
+
+// What a pod cannot have is rejected at once. NICs get their annotations.
+func TestWishesForNICs(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.start()
+	r.source.Wants, r.nics.keys = []string{"berth.dev/pool"}, []string{"berth.dev/vpc"}
+	r.nics.refuses = func(req source.Request) error {
+		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
+	}
+	req := addOf("a", n.newNetns("a"))
+	req.Annotations = &rpc.Annotations{All: map[string]string{"berth.dev/vpc": "blue", "berth.dev/nics": "[]"}}
+	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-a is refused" {
+		t.Errorf("message %q", f.GetMessage())
+	}
+	if n.board.calls["Acquire"] > 0 {
+		t.Error("NICs were asked for all the same")
+	}
+}
+
+// The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
+func TestPodIsToldOfItsNICs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newPortNode(t, "10.0.0.5")
+		n.nicWait = 10 * time.Second
+		told, req := newTeller(n, false), addOf("a", n.newNetns("a"))
+		nics := told.daemon.nics
+		nics.bind("pod-a", unbound("eth1", "p-1"))
+		begun := told.daemon.Clock.Now().UTC()
+		ended := make(chan struct{})
+		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		synctest.Wait()
+		v := askPod(t, frontOf(told.daemon), "namespace=default&name=pod-a")
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: begun, Reason: "port-build", Message: "NIC eth1: port p-1 is bound to no node"}}
+		if diff := cmp.Diff(want, v.Waiting); diff != "" {
+			t.Errorf("waiting (-want +got):\n%s", diff)
+		}
+		<-ended
+		told.want(t,
+			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
+			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node")
+		nics.hush(true)
+		nics.bind("pod-a", testNIC("eth1", "p-1"))
+		ended = make(chan struct{})
+		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		time.Sleep(3 * time.Second) //nolint:forbidigo // virtual time
+		nics.hush(false)
+		<-ended
+		told.want(t,
+			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
+			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node",
+			"47.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is BUILD",
+			"48s attached default/pod-a : 10.0.0.5/32,192.168.0.12/24")
+	})
+}
+
+// The sweep neither waits for an ADD that waits for NICs, nor removes it.
+func TestSweepBesideAnAddThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newPortNode(t, "10.0.0.5")
+		r := n.assemble()
+		r.nics.hush(true)
+		r.nics.bind("", testNIC("eth1", "p-1"))
+		added := make(chan error)
+		go func() {
+			_, err := r.attach(t.Context(), "a", n.newNetns("a"))
+			added <- err
+		}()
+		synctest.Wait()
+		n.clock.Advance(kernelTimeout)
+		begun := time.Now()
+		r.sweeper.sweep(t.Context())
+		if took := time.Since(begun); took > 0 {
+			t.Errorf("the sweep took %v", took)
+		}
+		r.nics.hush(false)
+		must(t, <-added)
+		n.board.want(t, "p-1")
+	})
+}

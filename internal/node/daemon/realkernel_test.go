@@ -1,0 +1,396 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/daemon/cnierror"
+	"github.com/berthnet/berth/internal/node/uplinks"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/sourcefake"
+)
+
+var spaceSeq atomic.Int32
+
+// newSpace makes a network namespace btd-* and returns its path and a handle.
+func newSpace(t testing.TB) (path string, h *netlink.Handle) {
+	t.Helper()
+	name := fmt.Sprintf("btd-%d-%d", os.Getpid(), spaceSeq.Add(1))
+	if err := ns.Create(name); err != nil {
+		t.Fatalf("this test makes network namespaces and needs root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Remove(name); err != nil {
+			t.Error(err)
+		}
+	})
+	err := ns.Do(ns.Path(name), func() (err error) {
+		h, err = netlink.NewHandle()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return ns.Path(name), h
+}
+
+// addVeth makes a veth whose two ends are in h's namespace.
+func addVeth(t testing.TB, h *netlink.Handle, attrs netlink.LinkAttrs, peer string) {
+	t.Helper()
+	v := netlink.NewVeth(attrs)
+	v.PeerName, v.PeerMTU = peer, uint32(attrs.MTU)
+	must(t, h.LinkAdd(v))
+}
+
+// machine is a node with a real kernel: a namespace with a primary link.
+type machine struct {
+	t     testing.TB
+	dir   string
+	path  string
+	net   *netlink.Handle
+	vpc   datapath.VPC
+	addrs []netip.Addr
+}
+
+func newMachine(t testing.TB, pods int) *machine {
+	t.Helper()
+	m := &machine{t: t, dir: t.TempDir()}
+	m.path, m.net = newSpace(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = "ens5", 9001, net.HardwareAddr{2, 0, 0, 0, 0, 5}
+	addVeth(t, m.net, attrs, "router")
+	for _, name := range []string{"lo", "ens5", "router"} {
+		l, err := m.net.LinkByName(name)
+		if err == nil {
+			err = m.net.LinkSetUp(l)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.vpc = datapath.VPC{
+		PrimaryMAC: attrs.HardwareAddr, PrimaryIPv4: netip.MustParseAddr("10.0.0.4"),
+		LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")},
+	}
+	a := netip.MustParseAddr("10.0.1.1")
+	for range pods {
+		m.addrs = append(m.addrs, a)
+		a = a.Next()
+	}
+	return m
+}
+
+// open opens the data path, until the test ends.
+func (m *machine) open() *datapath.Node {
+	m.t.Helper()
+	node, err := datapath.Open(m.path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = node.Close() })
+	return node
+}
+
+// started is a daemon on a machine.
+type started struct {
+	*Daemon
+	net    *uplinks.VPC
+	source *sourcefake.Source
+	stop   func()
+}
+
+func (m *machine) start(period time.Duration) *started {
+	m.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	boot, err := BootID()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	store, bad, err := attachment.Open(filepath.Join(m.dir, "attachments"), attachment.Node{InstanceID: "i-1", BootID: boot}, log)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	network := uplinks.NewVPC(m.open())
+	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
+	src := sourcefake.New(clock.Real{}, period, m.addrs...)
+	d := New(Options{
+		Source: src, Kernel: network, Repair: Repair{Upkeep: network}, Store: store, Quarantined: bad, Metrics: NewMetrics(),
+		Clock: clock.Real{}, Log: log, Node: Node{StateDir: m.dir},
+		Times: Times{WarmWait: time.Minute, DrainTimeout: time.Minute, NetnsGrace: time.Minute, RepairInterval: time.Minute},
+	})
+	front, end := run(m.t, d, filepath.Join(m.dir, "berthd.sock"))
+	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(end)}
+	m.t.Cleanup(s.stop)
+	waitFor(m.t, func() bool { return front.admitted() != nil })
+	return s
+}
+
+// empty waits until links are removed, and asserts that none is left.
+func (m *machine) empty(s *started) {
+	m.t.Helper()
+	waitFor(m.t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes != 0 {
+		m.t.Errorf("%d links and %d routes are left", links, routes)
+	}
+}
+
+// deleteLink removes a link, like other software.
+func (m *machine) deleteLink(name string) {
+	m.t.Helper()
+	link, err := m.net.LinkByName(name)
+	if err == nil {
+		err = m.net.LinkDel(link)
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) inventory(s *started) (links, routes int) {
+	m.t.Helper()
+	inv, err := s.net.Inventory(context.Background())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return len(inv.Links), len(inv.Routes)
+}
+
+func TestLifeOfAPodInTheKernel(t *testing.T) {
+	m := newMachine(t, 4)
+	s := m.start(time.Hour)
+	ns, _ := newSpace(t)
+	ctx := context.Background()
+	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: ns}, MTU: 1400}
+	first, err := s.attachments.add(ctx, want, source.PodOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.MTU != 1400 || len(first.HostMAC) == 0 || len(first.PodMAC) == 0 {
+		t.Errorf("record %+v", first)
+	}
+	if again, err := s.attachments.add(ctx, want, source.PodOptions{}); err != nil || replyOf(again).String() != replyOf(first).String() {
+		t.Errorf("again %+v, %v; first %+v", again, err, first)
+	}
+	if err := s.attachments.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+
+	s.stop() // a live pod is not touched by the end and the start of a daemon
+	s = m.start(time.Hour)
+	if err := s.attachments.check(ctx, keyFor("a"), ns, previous{"eth0": first.Lease.Addrs()}); err != nil {
+		t.Errorf("CHECK after a restart: %v", err)
+	}
+	if second, err := s.attach(ctx, "b", mustSpace(t)); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
+		t.Errorf("second pod %+v, %v", second, err)
+	}
+
+	// The same namespace again under another container ID, right after the DEL.
+	must(t, s.attachments.del(ctx, keyFor("a")))
+	if _, err := s.attach(ctx, "c", ns); err != nil {
+		t.Errorf("ADD into the namespace of a removed pod: %v", err)
+	}
+	for _, c := range []string{"a", "b", "c", "d"} {
+		if err := s.attachments.del(ctx, keyFor(c)); err != nil {
+			t.Errorf("DEL %s: %v", c, err)
+		}
+	}
+	m.empty(s)
+}
+
+func mustSpace(t testing.TB) string {
+	path, _ := newSpace(t)
+	return path
+}
+
+func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
+	m := newMachine(t, 1)
+	s := m.start(time.Hour)
+	ctx, cancel := context.WithCancel(context.Background())
+	s.attachments.wiring.kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
+	if _, err := s.attach(ctx, "a", mustSpace(t)); !errors.Is(err, context.Canceled) {
+		t.Fatalf("err = %v", err)
+	}
+	if links, routes := m.inventory(s); links+routes != 0 {
+		t.Errorf("%d links and %d routes are left", links, routes)
+	}
+	if s.source.Cancels() != 1 || len(s.Store.Records()) != 0 {
+		t.Errorf("%d cancels, records %v", s.source.Cancels(), s.Store.Records())
+	}
+}
+
+// interceptedKernel does something before a pod is added.
+type interceptedKernel struct {
+	Kernel
+	before func()
+}
+
+func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapath.PodLinks, error) {
+	k.before()
+	return k.Kernel.AddPod(ctx, p)
+}
+
+func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	rec := s.attached(t, "a", mustSpace(t))
+	s.stop()
+	file := filepath.Join(m.dir, "attachments", "attachment-"+rec.HostLink+".json")
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
+	s = m.start(time.Hour)
+	s.repairer.repair(context.Background())
+	if links, routes := m.inventory(s); links != 1 || routes != 1 {
+		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
+	}
+	must(t, s.attachments.del(context.Background(), keyFor("a")))
+	m.empty(s)
+}
+
+func TestNotANetns(t *testing.T) {
+	m := newMachine(t, 1)
+	s := m.start(time.Hour)
+	plain := filepath.Join(t.TempDir(), "plain") // what an unmounted namespace leaves behind
+	must(t, os.WriteFile(plain, nil, 0o600))
+	fifo := plain + "-fifo"
+	must(t, unix.Mkfifo(fifo, 0o600))
+	for path, what := range map[string]string{
+		plain: "a file", "/proc/self/ns/pid": "another namespace", t.TempDir(): "a folder", fifo: "a FIFO", "/dev/null": "a device",
+		plain + "x": "does not exist", strings.Repeat("/x", 5000): "too long",
+	} {
+		_, err := s.attach(context.Background(), "a", path)
+		if f := cnierror.Of(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
+			t.Errorf("%.40s: %.200v", path, err)
+		}
+	}
+}
+
+func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	ns := mustSpace(t)
+	rec := s.attached(t, "a", ns)
+	intact := func() bool {
+		return s.attachments.check(context.Background(), keyFor("a"), ns, previous{"eth0": rec.Lease.Addrs()}) == nil
+	}
+	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
+	if err != nil || len(routes) != 1 {
+		t.Fatalf("routes %v, %v", routes, err)
+	}
+	must(t, m.net.RouteDel(&routes[0]))
+	waitFor(t, intact)
+	m.deleteLink(rec.HostLink)
+	waitFor(t, intact)
+}
+
+func TestOwnChangesCauseNoRepair(t *testing.T) {
+	m := newMachine(t, 8)
+	s := m.start(time.Millisecond)
+	events, err := s.net.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := mustSpace(t)
+	for range 4 {
+		s.attached(t, "a", ns)
+		must(t, s.attachments.del(context.Background(), keyFor("a")))
+	}
+	waitFor(t, func() bool { return s.reaper.count() == 0 })
+	// A link of someone else is the last event: all before it were looked at.
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "last0"
+	addVeth(t, m.net, attrs, "last1")
+	for e := range events {
+		if e.Link == "last0" {
+			return
+		}
+		if s.repairer.disturbed(e) {
+			t.Errorf("an ADD or DEL was taken for someone else's change: %+v", e)
+		}
+	}
+}
+
+func TestParallelAddsAndDels(t *testing.T) {
+	m := newMachine(t, 24)
+	s := m.start(time.Millisecond)
+	var wg sync.WaitGroup
+	for i := range 12 {
+		ns := mustSpace(t)
+		wg.Go(func() {
+			for range 3 {
+				key := keyFor(fmt.Sprint("c", i))
+				if _, err := s.attach(context.Background(), key.ContainerID, ns); err != nil {
+					t.Errorf("ADD %s: %v", key, err)
+				}
+				if err := s.attachments.del(context.Background(), key); err != nil {
+					t.Errorf("DEL %s: %v", key, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	waitFor(t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes+len(s.Store.Records()) != 0 {
+		t.Errorf("%d links, %d routes and records %v are left", links, routes, s.Store.Records())
+	}
+}
+
+// The path of a pod's namespace may lead elsewhere at any time: between inspection and setup, and
+// while the pod runs. Its address stays its own.
+func TestPathOfANetnsThatChanges(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "netns")
+	lead := func(to string) {
+		_ = os.Remove(path)
+		if err := os.Symlink(to, path); err != nil {
+			t.Error(err)
+		}
+	}
+	own := mustSpace(t)
+	other, inOther := newSpace(t)
+	untouched := func(when string) {
+		t.Helper()
+		if _, err := inOther.LinkByName("eth0"); err == nil {
+			t.Errorf("%s: another pod's namespace got the link", when)
+		}
+	}
+	kernel := s.Kernel
+	s.attachments.wiring.kernel = &interceptedKernel{Kernel: kernel, before: func() { lead(other) }}
+	lead(own)
+	_, err := s.attach(ctx, "a", path)
+	if err == nil || cnierror.Of(err).Reason != "netns-missing" {
+		t.Errorf("ADD: %v", err)
+	}
+	untouched("ADD")
+
+	s.attachments.wiring.kernel = kernel
+	lead(own)
+	rec := s.attached(t, "a", path)
+	lead(other)
+	m.deleteLink(rec.HostLink)
+	s.repairer.repair(ctx)
+	untouched("repair")
+	if err := s.attachments.del(ctx, keyFor("a")); err != nil {
+		t.Error(err)
+	}
+	untouched("DEL")
+}

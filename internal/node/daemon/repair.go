@@ -1,0 +1,264 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Upkeep is the part of the data path that keeps the node's own state. Package uplinks implements it.
+type Upkeep interface {
+	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
+	Watch(ctx context.Context) (<-chan datapath.Event, error)
+	// Repair sets up the node's own state and all pods, removes other state of Berth's except for the
+	// pod links in spare, and returns what it did. It returns source.ErrSupplyUnknown and does nothing
+	// while the source does not know its blocks, or when there is state of an uplink that was not set
+	// up yet and for which mayNeed returns true.
+	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
+	// ForwardPolicy finds packet filters that drop pods' packets by default.
+	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
+	// ARPFiltered reports whether the kernel drops pods' ARP requests (datapath.Node.ARPFiltered).
+	ARPFiltered() bool
+	// NodeAddresses lists the addresses that the node has itself (datapath.Node.NodeAddresses), and
+	// RemoveNodeAddress removes one.
+	NodeAddresses(ctx context.Context) ([]datapath.NodeAddress, error)
+	RemoveNodeAddress(ctx context.Context, addr netip.Addr) error
+}
+
+// repairDebounce collects the events of one disturbance.
+const repairDebounce = 200 * time.Millisecond
+
+// repairer keeps the kernel as recorded.
+type repairer struct {
+	upkeep     Upkeep
+	kernel     Kernel
+	store      *attachment.Store
+	source     source.Source
+	conditions *conditions
+	quarantine *quarantine
+	repairs    *prometheus.CounterVec
+	interval   time.Duration
+	// again sets up what is missing of an attachment, unless it has changed since it was seen.
+	again     func(ctx context.Context, seen attachment.Record) error
+	parts     parts // receive events of links
+	addresses nodeAddresses
+	clock     clock.Clock
+	log       *slog.Logger
+}
+
+func newRepairer(o Options, d *Daemon) *repairer {
+	return &repairer{
+		upkeep: o.Repair.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
+		repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.attachments.addAgainLater, parts: o.Parts,
+		addresses: nodeAddresses{remove: o.Repair.RemoveForeignAddresses, tell: o.Repair.Tell},
+		clock:     o.Clock, log: o.Log,
+	}
+}
+
+// run repairs what other software changes, at kernel events and at an interval, until ctx ends.
+//
+// A repair that failed is retried with growing delays up to the interval: a pod whose namespace is
+// gone fails until its DEL comes.
+func (r *repairer) run(ctx context.Context) {
+	var events <-chan datapath.Event
+	failures := 0
+	for {
+		if events == nil {
+			events = r.watch(ctx)
+		}
+		wait := r.interval
+		if r.repair(ctx) {
+			failures = 0
+		} else {
+			wait = min(wait, retry.Delay(againAfter, wait, failures))
+			failures++
+		}
+		due := r.clock.After(wait)
+		for again := false; !again; {
+			if events, again = r.await(ctx, events, due); ctx.Err() != nil {
+				return
+			}
+		}
+	}
+}
+
+// await returns when there may be something to repair. It watches anew when the events end.
+func (r *repairer) await(ctx context.Context, events <-chan datapath.Event, due <-chan time.Time) (_ <-chan datapath.Event, again bool) {
+	select {
+	case <-ctx.Done():
+	case e, ok := <-events:
+		if !ok {
+			return r.watch(ctx), false
+		}
+		again = r.disturbed(e)
+		if look := e.Kind == datapath.AddressChanged; again || look {
+			again = r.drainEvents(ctx, events, r.clock.After(repairDebounce)) || again
+			if !again {
+				r.lookAtAddresses(ctx)
+			}
+		}
+	case <-due:
+		again = true
+	}
+	return events, again
+}
+
+// watch returns nil when watching fails: then repairs happen at the interval, and the next one watches
+// again.
+func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
+	events, err := r.upkeep.Watch(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			r.log.Warn("watching the kernel; repairs happen at the interval only", "err", err)
+		}
+		return nil
+	}
+	return events
+}
+
+// disturbed passes an event on to the source and to parts, and reports whether there may be something
+// to repair. A link that is no pod's does not need a repair: it brings no state of Berth's along, and
+// takes its state with it.
+func (r *repairer) disturbed(e datapath.Event) bool {
+	if e.Kind == datapath.AddressChanged {
+		return false
+	}
+	if e.Kind != datapath.StateLost && e.Kind != datapath.PortStateLost {
+		r.source.Kick()
+	}
+	if e.Kind != datapath.StateLost || e.Link != "" {
+		for _, p := range r.parts {
+			p.LinkChanged(e.Link, e.MAC)
+		}
+	}
+	if e.Kind == datapath.PortStateLost || (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
+		return false
+	}
+	r.log.Debug("kernel state changed", "what", e.What) // the repair logs it if it was not our own change
+	return true
+}
+
+// drainEvents receives events until end, and reports whether there may be something to repair.
+func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) (disturbed bool) {
+	for {
+		select {
+		case <-ctx.Done():
+			return disturbed
+		case <-end:
+			return disturbed
+		case e, ok := <-events:
+			if !ok {
+				return disturbed
+			}
+			disturbed = r.disturbed(e) || disturbed
+		}
+	}
+}
+
+// repair reports whether it did everything.
+func (r *repairer) repair(ctx context.Context) (done bool) {
+	var pods []datapath.Pod
+	for _, rec := range r.store.Records() {
+		if rec.State == attachment.Ready && !rec.Lease.Empty() {
+			pods = append(pods, podOf(rec))
+		}
+	}
+	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
+	if errors.Is(err, source.ErrSupplyUnknown) {
+		did, err = r.repairPods(ctx)
+	}
+	if len(did) > 0 {
+		r.repairs.WithLabelValues().Add(float64(len(did)))
+		r.log.Warn("repaired kernel state", "what", did)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.log.Warn("repairing kernel state, will try again", "err", err)
+	}
+	r.lookAtForwarding(ctx)
+	r.lookAtARP()
+	r.lookAtAddresses(ctx)
+	return err == nil
+}
+
+// mayNeedUplink reports whether an uplink may be in use: by a pod, or by the source, which may not
+// have listed its uplinks yet.
+func (r *repairer) mayNeedUplink(number int) bool {
+	groups := r.source.Snapshot().Groups
+	return len(groups) == 0 ||
+		slices.ContainsFunc(groups, func(g source.Group) bool { return g.Uplink == number }) ||
+		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return !rec.Lease.Empty() && rec.Lease.Uplink == number })
+}
+
+// repairPods sets up what pods lack on the node and removes nothing.
+func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
+	inv, err := r.kernel.Inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var have []string
+	for _, route := range inv.Routes {
+		have = append(have, route.Addr.String()+" "+route.Link)
+	}
+	var errs []error
+	for _, rec := range r.store.Records() {
+		missing := rec.State == attachment.Ready && slices.ContainsFunc(rec.Lease.Held(), func(a netip.Addr) bool {
+			return !slices.Contains(have, a.String()+" "+rec.HostLink)
+		})
+		if !missing {
+			continue
+		}
+		if err := r.again(ctx, rec); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		did = append(did, "pod link "+rec.HostLink)
+	}
+	return did, errors.Join(errs...)
+}
+
+// lookAtForwarding keeps the condition about other packet filters.
+func (r *repairer) lookAtForwarding(ctx context.Context) {
+	found, err := r.upkeep.ForwardPolicy(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			r.log.Warn("listing packet filters that drop forwarded packets", "err", err)
+		}
+		return
+	}
+	if len(found) == 0 {
+		r.conditions.set(ConditionForwarding, true, "NoDropPolicy", "")
+		return
+	}
+	reason := "DropRule"
+	var messages []string
+	for _, f := range found {
+		if messages = append(messages, f.Message); !f.Rule {
+			reason = "DropPolicy"
+		}
+	}
+	r.conditions.set(ConditionForwarding, false, reason, strings.Join(messages, "; "))
+}
+
+// lookAtARP keeps the condition about pods' ARP requests. Pods do not need ARP, so a kernel that
+// cannot drop it shows no other symptom.
+func (r *repairer) lookAtARP() {
+	switch {
+	case r.upkeep.ARPFiltered():
+		r.conditions.set(ConditionARP, true, "Dropped", "")
+	default:
+		r.conditions.set(ConditionARP, false, "NotSupported", "this kernel has no nftables tables of family arp (CONFIG_NF_TABLES_ARP): "+
+			"a pod that sends ARP requests without end can fill the node's neighbour table")
+	}
+}

@@ -1,0 +1,157 @@
+package nics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/waiters"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Config is the configuration of NICs. NodeName, Plugger and Recorded are required.
+type Config struct {
+	NodeName   string // of this node's Node
+	Kubeconfig string // empty: in the cluster
+	Plugger    plug.Plugger
+	Switch     Switch   // nil: the node has no Open vSwitch
+	Bridges    []string // of Open vSwitch that ports may be plugged into
+
+	FirstIsPort bool // the first interface of pods is a NIC; else its addresses come from an address source
+	// FirstMayBeBranch: the first interface is a NIC if one has its name. It is a VLAN to which the node routes.
+	FirstMayBeBranch bool
+	Enforcing        plug.Enforcing // of a first interface that is a branch, when it is plugged
+	// NeedIPv6 turns IPv6 on before such a branch with an IPv6 address is plugged; nil: it is on.
+	NeedIPv6 func(context.Context) error
+
+	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
+
+	// Recorded tells whether a record of an attachment on the node has a port.
+	Recorded func(port string) bool
+
+	Clock    clock.Clock
+	Logger   *slog.Logger
+	Observer Observer // nil: nobody
+}
+
+// Switch is the node's Open vSwitch. *ovsdb.Client is one.
+type Switch interface {
+	// Bridge looks a bridge up. Errors: plug.ErrNoBridge, plug.ErrUnreachable.
+	Bridge(ctx context.Context, name string) (*ovsdb.Bridge, error)
+	// Watch calls changed when other software changes plugs, until ctx ends.
+	Watch(ctx context.Context, changed func([]ovsdb.Change))
+}
+
+// NICs are the node's ports of VPCs. They implement what the daemon's part for NICs needs. Make them with New.
+type NICs struct {
+	cfg     Config
+	rules   rules
+	api     *kubeapi.Client
+	clock   clock.Clock
+	log     *slog.Logger
+	vswitch *vswitch // nil: the node has no Open vSwitch
+	drift   *drift
+
+	report retry.Signal // wakes the reporter
+	news   retry.Signal // running pods may have to get other NICs
+
+	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	observed *observed
+	waiters  *waiters.Set
+}
+
+// New checks the configuration. It makes no request yet.
+func New(cfg Config) (*NICs, error) {
+	rc, err := kubeapi.Config(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	api, err := kubeapi.New(rc)
+	if err != nil {
+		return nil, err
+	}
+	return newNICs(cfg, api)
+}
+
+func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
+	switch {
+	case cfg.NodeName == "":
+		return nil, errors.New("ports: NodeName: want the name of this node")
+	case cfg.Plugger == nil:
+		return nil, errors.New("ports: Plugger: want one")
+	case cfg.Recorded == nil:
+		return nil, errors.New("ports: Recorded: want the records of attachments")
+	case cfg.FirstMayBeBranch && cfg.Enforcing != plug.Strict && cfg.Enforcing != plug.Standard:
+		return nil, fmt.Errorf("ports: Enforcing: %q: want %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.Real{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = silent{}
+	}
+	n := &NICs{
+		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
+		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),
+	}
+	n.waiters = waiters.New(&n.mu)
+	if cfg.Switch != nil {
+		n.vswitch = &vswitch{Switch: cfg.Switch, bridges: cfg.Bridges, clock: cfg.Clock, log: cfg.Logger, drift: n.drift}
+	}
+	return n, nil
+}
+
+// Annotations are the keys of pods' annotations that the node reads.
+func (n *NICs) Annotations() []string {
+	return []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs}
+}
+
+// CheckOptions returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
+// error names the annotation and what was expected.
+func (n *NICs) CheckOptions(req source.Request) error {
+	n.mu.Lock()
+	vpc, known := n.observed.namespaces[req.Pod.Namespace]
+	n.mu.Unlock()
+	_, err := n.rules.of(req, vpc, known)
+	return err
+}
+
+// Run follows the API server and Open vSwitch, and reports what is plugged, until ctx ends.
+func (n *NICs) Run(ctx context.Context) error {
+	ctx = kubeapi.Quiet(ctx)
+	var wg sync.WaitGroup
+	mirror, reporter := n.mirror(), newReporter(n)
+	wg.Go(func() { mirror.Run(ctx) })
+	if n.vswitch != nil {
+		wg.Go(func() { n.vswitch.watch(ctx) })
+		wg.Go(func() { n.vswitch.check(ctx) })
+	}
+	reporter.Run(ctx)
+	wg.Wait()
+	return ctx.Err()
+}
+
+// change changes the observed state, and wakes the ADDs that wait and the reporter.
+func (n *NICs) change(do func(o *observed)) {
+	n.mu.Lock()
+	do(n.observed)
+	invalid := n.observed.invalid
+	n.observed.invalid = nil
+	n.waiters.Wake(nil)
+	n.mu.Unlock()
+	n.report.Set()
+	for _, err := range invalid {
+		n.log.Error("an invalid PodNIC is not plugged", "error", err)
+	}
+}

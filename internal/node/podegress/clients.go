@@ -1,0 +1,280 @@
+package podegress
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
+)
+
+// Config is the configuration of Clients. NodeName, Kernel and Port are required.
+type Config struct {
+	NodeName   string // of this node's Node
+	Namespace  string // Berth's own; empty: it is not known
+	Kubeconfig string // empty: in the cluster
+	Kernel     Kernel
+
+	Port            uint16         // UDP port of Foo over UDP, of gateways and clients
+	ClusterNetworks []netip.Prefix // which an Egress's default route does not apply to
+
+	ProbeInterval time.Duration // between two probes of a gateway; 0: none are made
+	Probe         Probe         // nil: Connect
+	Ask           Ask           // nil: AskByHTTP
+
+	Full Full // nil: connection tables are not watched
+
+	Clock    clock.Clock
+	Logger   *slog.Logger
+	Observer Observer // nil: nobody
+}
+
+// Clients are the pods of the node that use Egresses. They implement what the daemon's part for egress needs.
+// Make them with New.
+type Clients struct {
+	cfg     Config
+	api     *kubeapi.Client
+	clock   clock.Clock
+	log     *slog.Logger
+	tunnels tunnels
+	asker   asker
+
+	report  retry.Signal // wakes the reporter
+	changed retry.Signal // running pods may have to get another egress
+	probed  retry.Signal // the gateways to probe may have changed
+
+	mu       sync.Mutex // guards all below; memory only, no call is made under it
+	observed *observed
+	waiters  *waiters.Set
+}
+
+// New checks the configuration. It makes no request yet.
+func New(cfg Config) (*Clients, error) {
+	rc, err := kubeapi.Config(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	api, err := kubeapi.New(rc)
+	if err != nil {
+		return nil, err
+	}
+	return newClients(cfg, api)
+}
+
+func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
+	switch {
+	case cfg.NodeName == "":
+		return nil, errors.New("egress: NodeName: want the name of this node")
+	case cfg.Kernel == nil:
+		return nil, errors.New("egress: Kernel: want one")
+	case cfg.Port == 0:
+		return nil, errors.New("egress: Port: want a UDP port")
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = clock.Real{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = nobody{}
+	}
+	if cfg.Probe == nil {
+		cfg.Probe = Connect
+	}
+	if cfg.Ask == nil {
+		cfg.Ask = AskByHTTP
+	}
+	c := &Clients{
+		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
+		tunnels: tunnels{kernel: cfg.Kernel, port: cfg.Port, networks: cfg.ClusterNetworks},
+		asker:   asker{ask: cfg.Ask, clock: cfg.Clock, muted: map[string]time.Time{}},
+		report:  retry.NewSignal(), changed: retry.NewSignal(), probed: retry.NewSignal(),
+		observed: newObserved(cfg.Namespace),
+	}
+	c.waiters = waiters.New(&c.mu)
+	return c, nil
+}
+
+// Annotations are the keys of pods' annotations that the node reads: the prefix of those that name Egresses,
+// and that of gateways.
+func (c *Clients) Annotations() []string {
+	return []string{v1alpha1.AnnotationEgressPrefix, v1alpha1.AnnotationEgressGateway}
+}
+
+// CheckOptions returns an error if the pod's annotations are malformed.
+func (c *Clients) CheckOptions(req source.Request) error {
+	_, errs := membership.Named(req.Options.Annotations)
+	return errs.Err()
+}
+
+// DesiredChanged has an element when running pods may have to get another egress.
+func (c *Clients) DesiredChanged() <-chan struct{} { return c.changed }
+
+// Desired returns the egress that a ready attachment is to have by now, and whether it differs from what it has.
+func (c *Clients) Desired(rec attachment.Record) (egress *attachment.Egress, differ bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.observed.desired(rec)
+}
+
+// Run follows the API server, reports and probes until ctx ends.
+func (c *Clients) Run(ctx context.Context) error {
+	ctx = kubeapi.Quiet(ctx)
+	var wg sync.WaitGroup
+	mirror, reporter := c.mirror(), c.reporter()
+	wg.Go(func() { mirror.Run(ctx) })
+	wg.Go(func() { confirm.Await(ctx, c.clock, c.stopWaiting) })
+	if c.cfg.ProbeInterval > 0 {
+		wg.Go(func() { newProber(c).run(ctx) })
+	}
+	if c.cfg.Full != nil {
+		wg.Go(func() { tracker{c, map[attachment.Key]egressgateway.Tracked{}}.run(ctx) })
+	}
+	reporter.Run(ctx)
+	wg.Wait()
+	return ctx.Err()
+}
+
+// stopWaiting lets pods start although it is not known whether an Egress selects them.
+func (c *Clients) stopWaiting() {
+	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
+	if sync := c.observed.sync; !sync.Listed(watched...) {
+		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "error", sync.Err())
+	}
+}
+
+// change changes the observed state, and has the effects.
+func (c *Clients) change(do func(o *observed)) {
+	c.mu.Lock()
+	do(c.observed)
+	e, unreported := c.observed.effects.take(), len(c.observed.unreported) > 0
+	c.waiters.Wake(e.wakes)
+	c.mu.Unlock()
+	if e.changed {
+		c.changed.Set()
+	}
+	if unreported {
+		c.report.Set()
+	}
+	for _, err := range e.invalid {
+		c.log.Error("invalid fields of an Egress are ignored", "error", err)
+	}
+}
+
+// Acquire returns the egress that a pod is to have when it starts, once that is known; nil: none. The error is a
+// *source.Exhausted: at once if the pod cannot be served, or when ctx ends first.
+func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error) {
+	var d decision
+	started, waited := c.clock.Now(), false
+	err := c.waiters.Until(ctx, req, func() *source.Exhausted {
+		d = c.observed.decide(req)
+		waited = waited || d.wait != nil
+		return d.wait
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case waited:
+		c.cfg.Observer.Waited(c.clock.Now().Sub(started))
+	}
+	if d.err != nil {
+		return nil, d.err
+	}
+	return d.egress, nil
+}
+
+// Why returns what the Acquire of a key waits for; nil when none does.
+func (c *Clients) Why(key attachment.Key) *source.Exhausted { return c.waiters.Why(key) }
+
+// Restore notes the attachments that are ready when the daemon starts.
+func (c *Clients) Restore(ready []attachment.Record) {
+	c.change(func(o *observed) {
+		for _, rec := range ready {
+			if mayBeClient(rec) {
+				o.setUp(rec)
+			}
+		}
+	})
+}
+
+// Announce announces the addresses of an attachment to the gateways, by its EgressClient, before its kernel state
+// is complete.
+func (c *Clients) Announce(rec attachment.Record) {
+	if c.cfg.Kernel.Supported() == nil {
+		c.SetUp(rec)
+	}
+}
+
+// SetUp notes that an attachment's egress is set up as its record says.
+func (c *Clients) SetUp(rec attachment.Record) {
+	if mayBeClient(rec) {
+		c.change(func(o *observed) { o.setUp(rec) })
+	}
+}
+
+// Failed notes that it could not be. An ADD that fails has an Event of its pod instead.
+func (c *Clients) Failed(rec attachment.Record, err error) {
+	if mayBeClient(rec) && rec.State == attachment.Ready {
+		c.change(func(o *observed) { o.fail(rec, err) })
+	}
+}
+
+// Ended notes that an attachment is gone.
+func (c *Clients) Ended(rec attachment.Record) {
+	if mayBeClient(rec) {
+		c.change(func(o *observed) { o.end(rec) })
+	}
+}
+
+// mayBeClient tells whether an attachment is one by which a pod may use Egresses.
+func mayBeClient(rec attachment.Record) bool {
+	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
+}
+
+// Await returns once the gateways that an attachment's connections may use serve its pod, or with an error when
+// ctx ends before.
+func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
+	list := c.asker.gatewaysOf(rec)
+	if !mayBeClient(rec) || len(list) == 0 {
+		return nil
+	}
+	started := c.clock.Now()
+	err := c.asker.await(ctx, list, rec)
+	c.cfg.Observer.Served(c.clock.Now().Sub(started), err)
+	return err
+}
+
+// Apply sets up in the pod's namespace what a record says.
+func (c *Clients) Apply(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.apply(ctx, rec)
+}
+
+// Check tells how the pod's namespace differs from a record.
+func (c *Clients) Check(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.check(ctx, rec)
+}
+
+// Clear removes what Apply set up, but that a namespace forwards.
+func (c *Clients) Clear(ctx context.Context, rec attachment.Record) error {
+	return c.tunnels.clear(ctx, rec)
+}
+
+// Supported tells whether the node's kernel has what tunnels need.
+func (c *Clients) Supported(context.Context) error { return c.cfg.Kernel.Supported() }
+
+// SetClusterNetworks replaces Config.ClusterNetworks. Running pods get them when they are next compared with
+// their records.
+func (c *Clients) SetClusterNetworks(networks []netip.Prefix) { c.tunnels.setNetworks(networks) }

@@ -1,0 +1,130 @@
+package podegress
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/membership"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/waiters"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// decision is what a pod is to have, or why its ADD has to wait, or why it fails.
+type decision struct {
+	egress *attachment.Egress // nil: nothing
+	wait   *source.Exhausted  // what is missing
+	err    *source.Exhausted
+}
+
+// decide decides what a pod is to have when it starts. A pod that names Egresses, or of whose namespace an Egress selects
+// pods, waits for its EgressClient. Other pods do not depend on the API server, and have nothing unless there is an
+// EgressClient nevertheless.
+func (o *observed) decide(req source.Request) decision {
+	if req.Key.IfName != firstInterface {
+		return decision{}
+	}
+	named, errs := membership.Named(req.Options.Annotations)
+	if err := errs.Err(); err != nil {
+		return decision{err: &source.Exhausted{Reason: "egress-annotation", Message: err.Error(), Err: err}}
+	}
+	m, there := o.egressClient(req.Pod)
+	if len(named) == 0 && !there {
+		if why := o.mayBeClient(req.Pod); why != nil {
+			return decision{wait: why}
+		}
+	}
+	for _, name := range named {
+		if v := o.namedBy(req.Pod, m, there, name); v.wait != nil || v.err != nil {
+			return v
+		}
+	}
+	for _, u := range o.uses(m) {
+		if _, ok := o.egresses.find(u); !ok {
+			return decision{wait: o.orUnreachable(o.egresses.notUsable(u))}
+		}
+	}
+	e := plan(o.inputs(m, nil))
+	e.Forward = req.Options.Annotations[v1alpha1.AnnotationEgressGateway] == "true"
+	if len(e.Egresses) == 0 && !e.Forward {
+		return decision{}
+	}
+	return decision{egress: &e}
+}
+
+// mayBeClient returns why a pod that names no Egress has to wait, because one may select it; nil: it need not.
+func (o *observed) mayBeClient(pod attachment.Pod) *source.Exhausted {
+	if !o.sync.Listed(watched...) {
+		if o.late {
+			return nil // it may become a client while it runs
+		}
+		return o.orUnreachable(exhausted("starting", "the API server has not listed the Egresses yet, one of which may select the pod"))
+	}
+	n, known := o.egresses.namespaces[pod.Namespace]
+	if !known {
+		n.Name = pod.Namespace
+	}
+	if may := o.egresses.selectors.Of(n); len(may) > 0 {
+		return o.orUnreachable(noClient(pod, "Egress "+may[0].String()+" selects pods of the namespace"))
+	}
+	if !known && o.egresses.selectors.ByLabels() {
+		return o.orUnreachable(exhausted("starting", "the API server has not listed namespace %s yet, whose pods an Egress may select", shown(pod.Namespace, 80)))
+	}
+	return nil
+}
+
+// namedBy decides whether a pod may use an Egress that it names, which the operator says.
+func (o *observed) namedBy(pod attachment.Pod, m egressClient, there bool, name membership.Ref) decision {
+	if i := slices.IndexFunc(m.refused, func(r v1alpha1.EgressRefusal) bool { return r.Namespace == name.Namespace && r.Name == name.Name }); i >= 0 {
+		return decision{err: refused(m.refused[i])}
+	}
+	if there && slices.ContainsFunc(m.uses, func(u use) bool { return u.name == types.NamespacedName(name) }) {
+		return decision{}
+	}
+	if !o.sync.Listed(egressClients) {
+		return decision{wait: o.orUnreachable(exhausted("starting", "Egress %s: the API server has not listed this node's EgressClients yet", name))}
+	}
+	return decision{wait: o.orUnreachable(noClient(pod, "the pod names Egress "+name.String()))}
+}
+
+// refused says why a pod may not use an Egress that it names.
+func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
+	reason := "egress-refused"
+	switch r.Reason {
+	case v1alpha1.EgressNotFound:
+		reason = "egress-not-found"
+	case v1alpha1.EgressNotAllowed:
+		reason = "egress-not-allowed"
+	case v1alpha1.EgressOverlaps:
+		reason = "egress-overlaps"
+	case v1alpha1.EgressInvalid:
+		reason = "egress-annotation"
+	}
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf("Egress %s/%s: %s: %s", shown(r.Namespace, 63), shown(r.Name, 80), shown(r.Reason, 64), shown(r.Message, 400))}
+}
+
+// noClient says that a pod waits for its EgressClient.
+func noClient(pod attachment.Pod, as string) *source.Exhausted {
+	return exhausted("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
+		as, shown(pod.Namespace, 80), shown(pod.Name, 260), shown(pod.UID, 64))
+}
+
+// notUsable says why an Egress of a pod cannot be used.
+func (e *egressSet) notUsable(u use) *source.Exhausted {
+	if t, ok := e.byName[u.name]; ok && t.uid == u.uid && t.err != nil {
+		return &source.Exhausted{Reason: "egress-invalid", Message: t.err.Error(), Err: t.err}
+	}
+	return exhausted("egress-unknown", "Egress %s (%s), of which the pod is a client: the API server has not listed it yet, or it is gone", u.name, shown(string(u.uid), 64))
+}
+
+// orUnreachable returns why an ADD waits: for the API server while that cannot be reached.
+func (o *observed) orUnreachable(why *source.Exhausted) *source.Exhausted {
+	return waiters.Unreachable(o.sync.Err(), why)
+}
+
+func exhausted(reason, format string, args ...any) *source.Exhausted {
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}

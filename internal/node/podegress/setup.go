@@ -1,0 +1,162 @@
+package podegress
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/berthnet/berth/internal/kernel/datapath"
+	"github.com/berthnet/berth/internal/kernel/egressclient"
+	"github.com/berthnet/berth/internal/kernel/egressgateway"
+	"github.com/berthnet/berth/internal/node/attachment"
+)
+
+// Kernel is the kernel in pods' network namespaces. Errors are those of package egressclient.
+type Kernel interface {
+	// Apply sets a namespace up as a Setup says, and Check returns how it differs.
+	Apply(ctx context.Context, netnsPath string, s egressclient.Setup) error
+	Check(ctx context.Context, netnsPath string, s egressclient.Setup) error
+	// Forward turns IP forwarding on in a namespace, and Forwards returns an error if it is off.
+	Forward(netnsPath string) error
+	Forwards(netnsPath string) error
+	// Tracked returns the numbers of a namespace's connection tracking.
+	Tracked(netnsPath string) (egressgateway.Tracked, error)
+	// Supported returns an error if the node's kernel lacks what tunnels need.
+	Supported() error
+}
+
+// OfPods is the Kernel of this machine. Sysctls is the directory where its settings are written, /proc/sys if empty.
+type OfPods struct{ Sysctls string }
+
+// Apply implements Kernel.
+func (OfPods) Apply(ctx context.Context, netnsPath string, s egressclient.Setup) error {
+	return egressclient.Apply(ctx, netnsPath, s)
+}
+
+// Check implements Kernel.
+func (OfPods) Check(ctx context.Context, netnsPath string, s egressclient.Setup) error {
+	return egressclient.Check(ctx, netnsPath, s)
+}
+
+// Forward implements Kernel.
+func (k OfPods) Forward(netnsPath string) error {
+	return datapath.SetForwarding(netnsPath, k.Sysctls)
+}
+
+// Forwards implements Kernel.
+func (OfPods) Forwards(netnsPath string) error { return datapath.CheckForwarding(netnsPath) }
+
+// Tracked implements Kernel.
+func (OfPods) Tracked(netnsPath string) (egressgateway.Tracked, error) {
+	return egressgateway.TrackedAt(netnsPath)
+}
+
+// Supported implements Kernel.
+func (OfPods) Supported() error { return egressclient.Supported() }
+
+// isGateway tells whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
+// this node neither compares nor removes them.
+func isGateway(rec attachment.Record) bool {
+	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0
+}
+
+// tunnels sets up the clients' side of tunnels in pods' namespaces.
+type tunnels struct {
+	kernel Kernel
+	port   uint16
+
+	mu       sync.Mutex // guards networks
+	networks []netip.Prefix
+}
+
+// setNetworks replaces the cluster's networks.
+func (t *tunnels) setNetworks(networks []netip.Prefix) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.networks = networks
+}
+
+func (t *tunnels) setup(rec attachment.Record) egressclient.Setup {
+	t.mu.Lock()
+	networks := t.networks
+	t.mu.Unlock()
+	return setupOf(rec, t.port, networks)
+}
+
+func (t *tunnels) apply(ctx context.Context, rec attachment.Record) error {
+	if rec.Egress != nil && rec.Egress.Forward {
+		if err := t.kernel.Forward(rec.Netns.Path); err != nil {
+			return err
+		}
+	}
+	if isGateway(rec) {
+		return nil
+	}
+	return t.kernel.Apply(ctx, rec.Netns.Path, t.setup(rec))
+}
+
+func (t *tunnels) check(ctx context.Context, rec attachment.Record) error {
+	if rec.Egress != nil && rec.Egress.Forward {
+		if err := t.kernel.Forwards(rec.Netns.Path); err != nil {
+			return err
+		}
+	}
+	if isGateway(rec) {
+		return nil
+	}
+	return t.kernel.Check(ctx, rec.Netns.Path, t.setup(rec))
+}
+
+func (t *tunnels) clear(ctx context.Context, rec attachment.Record) error {
+	if isGateway(rec) {
+		return nil
+	}
+	rec.Egress = nil
+	if err := t.kernel.Apply(ctx, rec.Netns.Path, t.setup(rec)); !errors.Is(err, datapath.ErrNoNetns) {
+		return err
+	}
+	return nil
+}
+
+// setupOf returns what a record asks for in its pod's namespace. Only the record and the daemon's settings determine it.
+func setupOf(rec attachment.Record, port uint16, networks []netip.Prefix) egressclient.Setup {
+	own := ownAddresses(rec)
+	s := egressclient.Setup{Link: rec.Key.IfName, Addrs: own, NodeLocal: rec.Lease.NodeLocal, Port: port, ClusterNetworks: networks}
+	for _, a := range slices.Concat(rec.OwnAddrs(), rec.OtherAddrs()) {
+		if !slices.Contains(own, a) {
+			s.Others = append(s.Others, a)
+		}
+	}
+	if rec.Egress == nil {
+		return s
+	}
+	for _, u := range rec.Egress.Egresses {
+		s.Egresses = append(s.Egresses, egressOf(u, own, rec.Lease.NodeLocal))
+	}
+	return s
+}
+
+// egressOf returns an Egress as a pod with some addresses can use it: without destinations of a family that the pod
+// lacks, unless it has a node-local address of that family, and without gateways at its own addresses, which would be
+// a loop.
+func egressOf(u attachment.UsedEgress, own []netip.Addr, nodeLocal netip.Addr) egressclient.Egress {
+	foreign := func(a netip.Addr) bool {
+		return !slices.ContainsFunc(own, func(o netip.Addr) bool { return o.Is4() == a.Is4() })
+	}
+	inReach := func(a netip.Addr) bool { return nodeLocal.IsValid() && nodeLocal.Is4() == a.Is4() }
+	unusable := func(a netip.Addr) bool { return foreign(a) || slices.Contains(own, a) }
+	e := egressclient.Egress{
+		Name: u.Namespace + "/" + u.Name, SourcePortAuto: u.SourcePortAuto, OriginatingOnly: u.OriginatingOnly,
+		Destinations: slices.DeleteFunc(slices.Clone(u.Destinations), func(p netip.Prefix) bool { return foreign(p.Addr()) && !inReach(p.Addr()) }),
+		Service:      slices.Clone(u.Service),
+	}
+	for _, g := range u.Gateways {
+		addrs := slices.DeleteFunc(slices.Clone(g.Addresses), unusable)
+		if len(addrs) > 0 {
+			e.Gateways = append(e.Gateways, egressclient.Gateway{ID: g.ID, Addrs: addrs, Ending: g.Ending, Chosen: g.Chosen})
+		}
+	}
+	return e
+}

@@ -1,0 +1,109 @@
+// Package waiters has ADDs wait until a condition holds, and tells what each of them waits for.
+package waiters
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Set is the ADDs that wait for one part of the daemon. Conditions are called with the part's lock held.
+type Set struct {
+	lock sync.Locker
+	all  map[*waiter]bool // guarded by lock; several may be of one key, as an ADD and the change of a NIC
+}
+
+type waiter struct {
+	key  attachment.Key
+	pod  attachment.Pod
+	why  func() *source.Exhausted
+	wake retry.Signal
+}
+
+// New returns an empty set of a part with a lock.
+func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[*waiter]bool{}} }
+
+// Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
+// Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
+// first, the error is what is missing then.
+func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.Exhausted) error {
+	s.lock.Lock()
+	missing := why()
+	s.lock.Unlock()
+	if missing == nil {
+		return nil
+	}
+	w, done := s.add(req, why)
+	defer done()
+	for {
+		s.lock.Lock()
+		if missing = why(); missing == nil {
+			delete(s.all, w)
+		}
+		s.lock.Unlock()
+		if missing == nil {
+			return nil
+		}
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			missing.Err = errors.Join(missing.Err, ctx.Err())
+			return missing
+		}
+	}
+}
+
+// Note adds an ADD that waits for something else than Until, until done is called.
+func (s *Set) Note(req source.Request, why func() *source.Exhausted) (done func()) {
+	_, done = s.add(req, why)
+	return done
+}
+
+func (s *Set) add(req source.Request, why func() *source.Exhausted) (w *waiter, done func()) {
+	w = &waiter{req.Key, req.Pod, why, retry.NewSignal()}
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	s.all[w] = true
+	return w, func() {
+		s.lock.Lock()
+		defer s.lock.Unlock()
+		delete(s.all, w)
+	}
+}
+
+// Why returns what an ADD waits for, and nil if it does not wait.
+func (s *Set) Why(key attachment.Key) *source.Exhausted {
+	s.lock.Lock()
+	defer s.lock.Unlock()
+	for w := range s.all {
+		if w.key == key {
+			return w.why()
+		}
+	}
+	return nil
+}
+
+// Wake has the ADDs of some pods look at their conditions again; nil: those of all pods. The lock is held.
+func (s *Set) Wake(of func(attachment.Pod) bool) {
+	for w := range s.all {
+		if of == nil || of(w.pod) {
+			w.wake.Set()
+		}
+	}
+}
+
+// Len is how many wait. The lock is held.
+func (s *Set) Len() int { return len(s.all) }
+
+// Unreachable returns why an ADD waits: for the API server if its error is not nil, as nothing else can
+// change meanwhile.
+func Unreachable(err error, why *source.Exhausted) *source.Exhausted {
+	if err == nil {
+		return why
+	}
+	return &source.Exhausted{Reason: "unreachable", Message: "the Kubernetes API cannot be used: " + err.Error() + "; " + why.Message, Err: err}
+}

@@ -1,0 +1,198 @@
+package addresspool
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipam/block"
+)
+
+// layout is how the first n subnets of a pool, which must have as many, are cut.
+func layout(p *v1alpha1.AddressPool, n int) (block.Layout, error) {
+	if n == 0 {
+		return block.Layout{}, nil
+	}
+	subnets, err := subnets(p, n)
+	if err != nil {
+		return block.Layout{}, err
+	}
+	return block.Parse(blockSizeBits(p), subnets)
+}
+
+func blockSizeBits(p *v1alpha1.AddressPool) int {
+	if p.Spec.BlockSizeBits == nil {
+		return v1alpha1.DefaultBlockSizeBits
+	}
+	return int(*p.Spec.BlockSizeBits)
+}
+
+func subnets(p *v1alpha1.AddressPool, n int) (out []block.Subnet, err error) {
+	var errs []error
+	parse := func(field, text string) netip.Prefix {
+		if text == "" {
+			return netip.Prefix{}
+		}
+		c, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field, err))
+		}
+		return c
+	}
+	for i, s := range p.Spec.Subnets[:n] {
+		out = append(out, block.Subnet{
+			IPv4: parse(fmt.Sprintf("subnets[%d].ipv4", i), s.IPv4), IPv6: parse(fmt.Sprintf("subnets[%d].ipv6", i), s.IPv6),
+		})
+	}
+	return out, errors.Join(errs...)
+}
+
+// accepted is how many of a pool's subnets are accepted by its status.
+func accepted(p *v1alpha1.AddressPool) int {
+	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
+}
+
+// ownedRange is a range of addresses with its owner.
+type ownedRange struct {
+	netip.Prefix
+	owner string // a pool; empty: no pool has it
+	block string // a block without a pool, if so
+	other string // neither, such as Node node-2, if so
+}
+
+func (h ownedRange) String() string {
+	switch {
+	case h.other != "" && h.IsSingleIP():
+		return fmt.Sprintf("%s of %s", h.Addr(), h.other)
+	case h.other != "":
+		return fmt.Sprintf("%s of %s", h.Prefix, h.other)
+	}
+	if h.block != "" {
+		return fmt.Sprintf("%s of block %s, which still exists", h.Prefix, h.block)
+	}
+	return fmt.Sprintf("%s of pool %s", h.Prefix, h.owner)
+}
+
+// decide returns how many subnets of the pool called name may be cut, and why not
+// more. Pools get subnets in the order of their age. A pool keeps what it has, and gets
+// its next subnet if that overlaps nothing that another pool has or just got, nor one of
+// others: addresses of Services, and of blocks that no pool has any more. A pool that is
+// being deleted gets no further subnet.
+func decide(name string, pools []v1alpha1.AddressPool, others []ownedRange) (n int, why *refusal) {
+	pools = slices.Clone(pools)
+	slices.SortFunc(pools, byAge)
+	held := slices.Clone(others)
+	for i := range pools {
+		held = append(held, ownedRanges(&pools[i], accepted(&pools[i]))...)
+	}
+	for i := range pools {
+		p := &pools[i]
+		granted, no := grant(p, held)
+		if p.Name == name {
+			return granted, no
+		}
+		held = append(held, ownedRanges(p, granted)...)
+	}
+	return 0, nil
+}
+
+func byAge(a, b v1alpha1.AddressPool) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+}
+
+// grant adds to what a pool has the subnets that nobody else holds.
+func grant(p *v1alpha1.AddressPool, held []ownedRange) (n int, why *refusal) {
+	n = accepted(p)
+	if p.DeletionTimestamp != nil {
+		return n, nil
+	}
+	for ; n < len(p.Spec.Subnets); n++ {
+		if _, err := layout(p, n+1); err != nil {
+			return n, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}
+		}
+		for _, mine := range ownedRanges(p, n+1) {
+			for _, h := range held {
+				if h.owner != p.Name && h.Overlaps(mine.Prefix) {
+					return n, overlaps(n, mine, h)
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+func overlaps(subnet int, mine, other ownedRange) *refusal {
+	return &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", subnet, mine.Prefix, other)}
+}
+
+// ownedRanges are the first n subnets of a pool, without invalid ones.
+func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
+	list, _ := subnets(p, n) // an invalid one has no addresses
+	for _, s := range list {
+		for _, c := range []netip.Prefix{s.IPv4, s.IPv6} {
+			if c.IsValid() {
+				out = append(out, ownedRange{Prefix: c, owner: p.Name})
+			}
+		}
+	}
+	return out
+}
+
+// orphanRanges returns a function for the addresses of a block that its pool, as it is now, would not
+// give a block of that index: the pool is gone, or another one has its name.
+func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []ownedRange {
+	layouts := map[string]block.Layout{}
+	for i := range pools {
+		if l, err := layout(&pools[i], len(pools[i].Spec.Subnets)); err == nil {
+			layouts[pools[i].Name] = l
+		}
+	}
+	return func(b *v1alpha1.AddressBlock) (out []ownedRange) {
+		var proper block.Block
+		if l, ok := layouts[b.PoolName]; ok {
+			proper, _ = l.Block(b.Index) // none, if it is outside
+		}
+		for _, c := range cidrs(b) {
+			if c != proper.IPv4 && c != proper.IPv6 {
+				out = append(out, ownedRange{Prefix: c, block: b.Name})
+			}
+		}
+		return out
+	}
+}
+
+// conflict returns how many of the accepted subnets of a pool, from the first on, overlap no other
+// pool's, and which pool the next one overlaps; other is nil without a conflict. Two operators that
+// accept subnets at the same time can cause one.
+func conflict(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
+	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
+	if i < 0 {
+		return 0, nil, nil
+	}
+	all := accepted(&pools[i])
+	for own = range all {
+		for _, mine := range ownedRanges(&pools[i], own+1) {
+			for k := range pools {
+				for _, h := range ownedRanges(&pools[k], accepted(&pools[k])) {
+					if k != i && h.Overlaps(mine.Prefix) {
+						return own, &pools[k], overlaps(own, mine, h)
+					}
+				}
+			}
+		}
+	}
+	return all, nil, nil
+}
+
+// cidrs are the addresses of a block, IPv4 first.
+func cidrs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
+	for _, text := range [...]string{b.IPv4, b.IPv6} {
+		if c, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, c)
+		}
+	}
+	return out
+}

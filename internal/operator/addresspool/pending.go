@@ -1,0 +1,187 @@
+package addresspool
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipam/block"
+)
+
+// pending is a request that the allocator knows, until it is forgotten. The allocator's lock
+// guards it.
+type pending struct {
+	name  string
+	uid   types.UID
+	since time.Time // when the request was created
+	pool  *poolBlocks
+	place place
+
+	index int64  // of the block, if tried
+	tried bool   // a block was asked for, and it is not known yet whether it was made
+	block string // that was made; the cache may trail it
+}
+
+// place is where a request waits.
+type place int
+
+const (
+	nowhere place = iota
+	waiting       // in poolBlocks.waiting
+	offered       // counted in poolBlocks.offered
+)
+
+// offer is a block for a request: one that was made before, or one to make.
+type offer struct {
+	block string // that was made; if empty, the one to make is:
+	index int64
+	piece block.Block
+	pool  types.UID
+}
+
+// allocate chooses a block for a request: the one that was made or tried for it before, or the
+// next. A block to make must be made, and finish called then. A request that is refused
+// waits: setPool, release, finish and forget return it once the answer may have changed.
+func (a *allocator) allocate(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	if p == nil {
+		p = &pending{name: r.Name, uid: r.UID, since: r.CreationTimestamp.Time}
+		a.pending[r.Name] = p
+	}
+	if p.block != "" {
+		return offer{block: p.block}, nil
+	}
+	p.leave()
+	if of := a.pool(r.Spec.PoolName); p.pool != of { // new, or of another pool
+		p.pool, p.tried = of, false
+	}
+	o, why := p.pool.offer(p, now)
+	if why != nil {
+		p.wait()
+		return offer{}, why
+	}
+	p.pool.making++
+	return o, nil
+}
+
+// isStarted tells whether a block was made, or tried, for a request.
+func (a *allocator) isStarted(r *v1alpha1.BlockRequest) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	return p != nil && p.uid == r.UID && (p.block != "" || p.tried)
+}
+
+// offer is allocate, for a request that does not wait.
+func (p *poolBlocks) offer(r *pending, now time.Time) (o offer, why *refusal) {
+	if p.closed != nil {
+		return o, p.closed
+	}
+	if r.tried {
+		piece, err := p.layout.Block(r.index)
+		if err == nil {
+			return offer{index: r.index, piece: piece, pool: p.uid}, nil
+		}
+		r.tried = false // the pool is another one; the sweep finds out whether the block was made
+	}
+	if p.free() <= int64(p.offered) {
+		return o, exhausted(p.layout.Blocks(), p.name)
+	}
+	index, ok := p.carver.Take(p.layout.Blocks())
+	if !ok {
+		return o, exhausted(p.layout.Blocks(), p.name)
+	}
+	p.unconfirmed[index] = now
+	piece, err := p.layout.Block(index)
+	if err != nil {
+		return o, &refusal{v1alpha1.ReasonPoolInvalid, err.Error()}
+	}
+	r.index, r.tried = index, true
+	return offer{index: index, piece: piece, pool: p.uid}, nil
+}
+
+// wait has a request wait for a block of its pool.
+func (r *pending) wait() {
+	r.place = waiting
+	i, _ := slices.BinarySearchFunc(r.pool.waiting, r, older)
+	r.pool.waiting = slices.Insert(r.pool.waiting, i, r)
+}
+
+func older(a, b *pending) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
+
+// leave ends waiting.
+func (r *pending) leave() {
+	switch r.place {
+	case waiting:
+		if i, ok := slices.BinarySearchFunc(r.pool.waiting, r, older); ok {
+			r.pool.waiting = slices.Delete(r.pool.waiting, i, i+1)
+		}
+	case offered:
+		r.pool.offered--
+	}
+	r.place = nowhere
+}
+
+// outcome is the result of an attempt to make a block.
+type outcome int
+
+const (
+	made     outcome = iota // it exists, for this request
+	taken                   // it exists, for another
+	unusable                // others have all of its addresses
+	refused                 // it was not made
+	unknown                 // it may have been made
+)
+
+// finish ends what allocate began; block is the name of the one that was made. It returns the
+// requests to reconcile again.
+func (a *allocator) finish(r *v1alpha1.BlockRequest, how outcome, block string) (again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[r.Name]
+	if p == nil {
+		return nil
+	}
+	p.pool.making--
+	switch how {
+	case made:
+		p.tried, p.block = false, block
+	case taken:
+		p.tried = false
+	case unusable:
+		p.tried = false
+		if _, ok := p.pool.unconfirmed[p.index]; ok { // else an earlier attempt has made it
+			delete(p.pool.unconfirmed, p.index)
+			p.pool.unusable[p.index] = true
+		}
+	case refused:
+		p.tried = false
+		return a.releaseIndex(p.pool, p.index)
+	}
+	return p.pool.offerFree()
+}
+
+// forget drops a request that was answered or is gone: the one of a name, unless its UID is
+// keep. It returns the block that was tried for it and may exist, if any, and the requests to
+// reconcile again.
+func (a *allocator) forget(name string, keep types.UID) (uncertain *slot, again []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pending[name]
+	if p == nil || p.uid == keep {
+		return nil, nil
+	}
+	delete(a.pending, name)
+	if p.tried {
+		uncertain = &slot{p.pool.name, p.index}
+	}
+	p.leave()
+	again = p.pool.offerFree()
+	a.forgetIfUnused(p.pool)
+	return uncertain, again
+}

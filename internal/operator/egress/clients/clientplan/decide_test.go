@@ -1,0 +1,292 @@
+package clientplan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/membership"
+)
+
+// made is an Egress of namespace internet, or of another where the name says one, that is so many
+// minutes younger than others.
+func made(name string, younger int, spec v1alpha1.EgressSpec) *Egress {
+	at := time.Date(2026, 1, 1, 0, younger, 0, 0, time.UTC)
+	namespace, of, other := strings.Cut(name, "/")
+	if !other {
+		namespace, of = "internet", name
+	}
+	return NewEgress(&v1alpha1.Egress{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: of, UID: types.UID("uid-" + name), CreationTimestamp: metav1.NewTime(at)}, Spec: spec,
+	})
+}
+
+func having(key, value string) *v1alpha1.LabelSelector {
+	return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
+}
+
+func TestDecide(t *testing.T) {
+	everywhere := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
+	to := func(destinations ...string) v1alpha1.EgressSpec {
+		return v1alpha1.EgressSpec{Destinations: destinations, AllowedNamespaces: everywhere}
+	}
+	selects := func(s v1alpha1.EgressClientSelector, destinations ...string) v1alpha1.EgressSpec {
+		return v1alpha1.EgressSpec{Destinations: destinations, Clients: &s}
+	}
+	web := &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"app": "web"}}
+	all := NewEgresses("berth-system", []*Egress{
+		made("nat", 0, to("0.0.0.0/0", "::/0")),
+		made("nat2", 1, to("0.0.0.0/0")),
+		made("nat6", 2, to("::/0")),
+		made("dc", 3, to("203.0.113.0/24")),
+		made("dc-part", 4, to("203.0.113.128/25", "198.51.100.0/24")),
+		made("closed", 5, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}}),
+		made("team", 6, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/25"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}}),
+		made("broken", 7, v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/25"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Selector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Near"}}}}}),
+		made("paying", 8, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.0.0/10")),
+		made("younger", 9, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "pay")}, "100.64.1.0/24")),
+		made("ours", 10, selects(v1alpha1.EgressClientSelector{PodSelector: &v1alpha1.LabelSelector{}}, "100.64.2.0/24")),
+		// They select pods with app: web: all there is in two parts, all there is, and a part of it.
+		made("halves", 11, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/1", "128.0.0.0/1")),
+		made("dmz/rest", 12, selects(v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "open"), PodSelector: web}, "0.0.0.0/0")),
+		made("mart/part", 13, selects(v1alpha1.EgressClientSelector{PodSelector: web}, "64.0.0.0/2")),
+		made("bank/rest", 14, selects(v1alpha1.EgressClientSelector{PodSelector: web}, "0.0.0.0/0")),
+	}).Granting("dmz", true)
+	consenting := func(name, to string) membership.Namespace {
+		return membership.Namespace{Name: name, Annotations: map[string]string{v1alpha1.AnnotationEgressSelectableFrom: to}}
+	}
+	in := func(n membership.Namespace, app string) Pod {
+		return Pod{Namespace: n, Labels: map[string]string{"app": app}}
+	}
+	shop, pay := Pod{Namespace: consenting("shop", "internet")}, in(consenting("shop", "internet"), "pay")
+	internet := Pod{Namespace: membership.Namespace{Name: "internet"}}
+	team, opened := map[string]string{"team": "shop"}, map[string]string{"team": "open"}
+	const key = v1alpha1.AnnotationEgressPrefix + "internet"
+	names := func(p Pod, egresses string) Pod {
+		p.Annotations = map[string]string{key: egresses}
+		return p
+	}
+	hosts, static, gateway := pay, pay, pay
+	hosts.HostNetwork, static.Static, gateway.Gateway = true, true, true
+	for what, tt := range map[string]struct {
+		pod     Pod
+		labels  map[string]string // of the namespace
+		want    string            // Egresses
+		refused []string          // name, reason and whether it is named
+		words   string            // in the first message
+		none    bool              // nobody is to be told
+	}{
+		"nothing":                 {pod: shop, none: true},
+		"named":                   {pod: names(shop, "nat"), want: "nat"},
+		"two":                     {pod: names(shop, "nat,dc"), want: "dc nat"}, // all addresses contain some
+		"families":                {pod: names(shop, "nat2,nat6"), want: "nat2 nat6"},
+		"both have all":           {pod: names(shop, "nat2,nat"), want: "nat", refused: []string{"nat2 Overlaps named"}, words: "0.0.0.0/0 of Egress internet/nat2 and 0.0.0.0/0 of Egress internet/nat overlap"},
+		"one has part":            {pod: names(shop, "dc-part,dc"), want: "dc", refused: []string{"dc-part Overlaps named"}, words: "203.0.113.128/25 of Egress internet/dc-part and 203.0.113.0/24"},
+		"not there":               {pod: names(shop, "nat,none"), want: "nat", refused: []string{"none NotFound named"}, words: "there is no Egress internet/none: create it, or remove it from metadata.annotations[egress.berth.dev/internet]"},
+		"not allowed":             {pod: names(shop, "closed"), refused: []string{"closed NotAllowed named"}, words: "Egress internet/closed does not allow pods of namespace shop"},
+		"its own namespace":       {pod: names(internet, "closed"), want: "closed ours"},
+		"allowed by labels":       {pod: names(shop, "team"), labels: team, want: "team"},
+		"not by labels":           {pod: names(shop, "team"), refused: []string{"team NotAllowed named"}},
+		"labels that are wrong":   {pod: names(shop, "broken"), labels: team, refused: []string{"broken NotAllowed named"}, words: "spec.allowedNamespaces.selector"},
+		"selected and named":      {pod: names(pay, "paying"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"the named one wins":      {pod: names(pay, "younger"), labels: team, want: "younger", refused: []string{"paying Overlaps"}},
+		"the older one wins":      {pod: pay, labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"labels do not select":    {pod: shop, labels: team},
+		"namespace not selected":  {pod: pay, none: true},
+		"the Egress's own":        {pod: internet, want: "ours"},
+		"wrong annotation":        {pod: names(shop, "nat,,dc"), refused: []string{" Invalid named"}, words: `metadata.annotations[egress.berth.dev/internet]: is "nat,,dc"`},
+		"the node's network":      {pod: names(hosts, "nat"), labels: team, refused: []string{"nat Invalid named"}, words: "metadata.annotations[egress.berth.dev/internet] names Egress internet/nat, which a pod in the node's network (spec.hostNetwork) cannot use"},
+		"the node's, selected":    {pod: hosts, labels: team, none: true},
+		"static":                  {pod: names(static, "nat"), refused: []string{"nat Invalid named"}, words: "a static pod cannot use"},
+		"static, selected":        {pod: static, labels: team},
+		"a gateway":               {pod: names(gateway, "nat"), refused: []string{"nat Invalid named"}, words: "a gateway of an Egress cannot use"},
+		"a gateway, selected":     {pod: gateway, labels: team},
+		"another's wrong and one": {pod: Pod{Namespace: shop.Namespace, Annotations: map[string]string{key: "nat", v1alpha1.AnnotationEgressPrefix + "dmz": ""}}, want: "nat", refused: []string{" Invalid named"}, words: "[egress.berth.dev/dmz]"},
+		"without consent":         {pod: in(membership.Namespace{Name: "bar"}, "pay"), labels: team, none: true},
+		"consent to others":       {pod: in(consenting("bar", "dmz,bank"), "pay"), labels: team, none: true},
+		"consent to all":          {pod: in(consenting("bar", "*"), "pay"), labels: team, want: "paying", refused: []string{"younger Overlaps"}},
+		"by a grant":              {pod: in(membership.Namespace{Name: "bar"}, "web"), labels: opened, want: "dmz/rest"},
+		"the system's":            {pod: in(consenting("kube-system", "internet,dmz"), "web"), labels: opened, none: true},
+		"Berth's":                 {pod: in(consenting("berth-system", "internet,dmz"), "web"), labels: opened, none: true},
+		"the system's, it names":  {pod: names(in(membership.Namespace{Name: "kube-system"}, "web"), "nat,halves"), labels: opened, want: "halves nat"},
+		"named, and no consent":   {pod: names(in(membership.Namespace{Name: "bar"}, "pay"), "paying"), labels: team, want: "paying"},
+		"halves of what it names": {pod: names(in(consenting("bar", "internet"), "web"), "nat2"), labels: opened, want: "nat2", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}, words: "0.0.0.0/0 of Egress dmz/rest and 0.0.0.0/0 of Egress internet/nat2 overlap"},
+		"part of what it names":   {pod: names(in(consenting("bar", ""), "web"), "dc"), labels: opened, want: "dmz/rest dc"}, // it takes no part of dc
+		"family it does not name": {pod: names(in(consenting("bar", ""), "web"), "nat6"), labels: opened, want: "dmz/rest nat6"},
+		"of others, older":        {pod: in(consenting("bar", "internet"), "web"), labels: opened, want: "dmz/rest halves"},
+		"its own before others'":  {pod: in(consenting("mart", "internet"), "web"), labels: opened, want: "dmz/rest mart/part", refused: []string{"halves Overlaps"}},
+		"halves of its own":       {pod: in(consenting("bank", "internet"), "web"), labels: opened, want: "bank/rest", refused: []string{"dmz/rest Overlaps", "halves Overlaps"}},
+	} {
+		tt.pod.Namespace.Labels = tt.labels
+		d := Decide(tt.pod, all)
+		short := func(namespace, name string) string {
+			return strings.TrimPrefix(namespace+"/"+name, "internet/")
+		}
+		refs, _ := membership.Named(tt.pod.Annotations)
+		var got, refused []string
+		for _, r := range d.Egresses {
+			ref := membership.Ref{Namespace: r.Namespace, Name: r.Name}
+			if r.UID != all.Get(ref).UID || slices.Contains(d.Selected, ref.String()) == slices.Contains(refs, ref) {
+				t.Errorf("%s: got %+v, selected %q", what, r, d.Selected)
+			}
+			got = append(got, short(r.Namespace, r.Name))
+		}
+		for _, r := range d.Refused {
+			text := short(r.Namespace, r.Name) + " " + r.Reason
+			if r.Namespace == "dmz" && r.Name == "" {
+				text = " " + r.Reason
+			}
+			if r.Named {
+				text += " named"
+			}
+			refused = append(refused, text)
+		}
+		if strings.Join(got, " ") != tt.want || !slices.Equal(refused, tt.refused) || d.Wanted == tt.none {
+			t.Errorf("%s: uses %q, refused %q, wanted %t; want %q, %q, %t", what, got, refused, d.Wanted, tt.want, tt.refused, !tt.none)
+		}
+		if tt.words != "" && (len(d.Refused) == 0 || !strings.Contains(d.Refused[0].Message, tt.words)) {
+			t.Errorf("%s: got %+v, want %q", what, d.Refused, tt.words)
+		}
+	}
+}
+
+// A pod that very many Egresses select uses as many as it can; those that it names are
+// told first of what it cannot use, and no text is longer than the API takes.
+func TestDecideBounds(t *testing.T) {
+	var list []*Egress
+	for i := range 80 {
+		list = append(list, made(fmt.Sprintf("e-%02d", i), i, v1alpha1.EgressSpec{
+			Destinations: []string{fmt.Sprintf("10.%d.0.0/16", i)}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}},
+		}))
+	}
+	p := Pod{Namespace: membership.Namespace{Name: "shop"}, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "e-79,zz"}}
+	d := Decide(p, NewEgresses("", list).Granting("internet", true))
+	if len(d.Egresses) != membership.MaxEgresses || len(d.Refused) != membership.MaxEgresses {
+		t.Fatalf("uses %d, refused %d", len(d.Egresses), len(d.Refused))
+	}
+	if d.Egresses[31].Name != "e-79" || d.Refused[31].Name != "zz" || d.Refused[0].Reason != v1alpha1.EgressInvalid {
+		t.Errorf("got %+v, %+v", d.Egresses[31], d.Refused)
+	}
+	long := Decision{}
+	long.refuse(membership.Ref{}, true, "A", "%s", strings.Repeat("ü", Most))
+	if n := len(long.Refused[0].Message); n > Most || !strings.HasSuffix(long.Refused[0].Message, "ü...") {
+		t.Errorf("%d bytes: %q", n, long.Refused[0].Message[n-8:])
+	}
+}
+
+// What a tenant makes concerns pods of its own namespace, and of those that consent, whatever
+// else it makes: so is the work for it, and what its pods are told is bounded.
+func TestTenantsAreBounded(t *testing.T) {
+	var list []*Egress
+	for i := range 400 {
+		list = append(list, made(fmt.Sprintf("tenant/e-%03d", i), i, v1alpha1.EgressSpec{
+			Destinations: []string{"0.0.0.0/1", "128.0.0.0/1"}, Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{}},
+		}))
+	}
+	nat := made("nat", 0, v1alpha1.EgressSpec{Destinations: []string{"0.0.0.0/0"}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}})
+	all := NewEgresses("", append(list, nat))
+	shop := Pod{Namespace: membership.Namespace{Name: "shop"}}
+	for name, tt := range map[string]struct {
+		pod                  Pod
+		uses, refused, looks int
+	}{
+		"another's pod":              {shop, 0, 0, 0},
+		"another's pod, that names":  {Pod{Namespace: shop.Namespace, Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": "nat"}}, 1, 0, 0},
+		"the cluster's DNS":          {Pod{Namespace: membership.Namespace{Name: "kube-system"}}, 0, 0, 0},
+		"a pod of its own namespace": {Pod{Namespace: membership.Namespace{Name: "tenant"}}, 1, membership.MaxSelecting - 1, membership.MaxSelecting},
+	} {
+		d := Decide(tt.pod, all)
+		if looks := len(all.Selecting(tt.pod.Namespace)); len(d.Egresses) != tt.uses || len(d.Refused) != tt.refused || looks != tt.looks || d.Wanted != (tt.uses > 0) {
+			t.Errorf("%s uses %d, is refused %d, and %d select it; want %d, %d, %d", name, len(d.Egresses), len(d.Refused), looks, tt.uses, tt.refused, tt.looks)
+		}
+	}
+	// One more, or one less that counts not, is a change of none; of one that counts it is one of two.
+	more := made("tenant/e-400", 400, list[0].spec)
+	if got := Changed(all, all.With(more.Ref, more), more.Ref); len(got) != 1 || all.With(more.Ref, more).TooMany(more) == "" {
+		t.Errorf("with one more %v are others", got)
+	}
+	less := all.With(list[7].Ref, nil)
+	if got := Changed(all, less, list[7].Ref); !slices.Equal(got, []membership.Ref{list[7].Ref, list[32].Ref}) {
+		t.Errorf("without one that selected %v are others", got)
+	}
+	if all.TooMany(list[31]) != "" || all.TooMany(list[32]) == "" || less.TooMany(list[32]) != "" || all.TooMany(nat) != "" || all.Granting("tenant", true).TooMany(list[399]) != "" {
+		t.Error("the wrong ones are too many")
+	}
+	if why := all.TooMany(list[32]); !strings.Contains(why, "namespace tenant has 32 older Egresses with spec.clients") {
+		t.Error(why)
+	}
+}
+
+// A pod that an Egress selected is told why it does so no more, where that is not the Egress's own word.
+func TestNotSelected(t *testing.T) {
+	nat := made("nat", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "web")}})
+	list := []*Egress{made("closed", 0, v1alpha1.EgressSpec{}), nat}
+	for i := range membership.MaxSelecting {
+		list = append(list, made(fmt.Sprintf("e-%d", i), i-100, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{PodSelector: having("no", "pod")}}))
+	}
+	few, many := NewEgresses("", list[:2]), NewEgresses("", list)
+	web := Pod{Namespace: membership.Namespace{Name: "shop", Labels: map[string]string{"team": "shop"}}, Labels: map[string]string{"app": "web"}}
+	consents, other, elsewhere := web, web, web
+	consents.Namespace.Annotations = map[string]string{v1alpha1.AnnotationEgressSelectableFrom: "internet"}
+	other.Labels, elsewhere.Namespace.Labels = nil, nil
+	for name, tt := range map[string]struct {
+		all Egresses
+		pod Pod
+		why string
+	}{
+		"selected":              {few, consents, ""},
+		"no consent":            {few, web, "Egress internet/nat does not select the pod any more: namespace shop does not let Egresses of namespace internet select its pods, see its annotation berth.dev/egress-selectable-from"},
+		"other labels":          {few, other, ""},
+		"a namespace's other":   {few, elsewhere, ""},
+		"too many":              {many, consents, "namespace internet has 32 older Egresses"},
+		"too many, and a grant": {many.Granting("internet", true), web, ""},
+	} {
+		if got := tt.all.NotSelected(nat.Ref, tt.pod); !strings.Contains(got, tt.why) || (got == "") != (tt.why == "") {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if few.NotSelected(list[0].Ref, web) != "" || few.NotSelected(membership.Ref{Namespace: "a", Name: "b"}, web) != "" {
+		t.Error("one without a selector, or that there is not, selected")
+	}
+	if got := nat.NoConsent(); !strings.Contains(got, "kubectl get namespaces -l 'team=shop' lists them") || !strings.Contains(got, "berth.dev/egress-selectable-from=internet") {
+		t.Error(got)
+	}
+	long := made("long", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: &v1alpha1.LabelSelector{
+		MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "In", Values: []v1alpha1.LabelValue{v1alpha1.LabelValue(strings.Repeat("a", Most))}}},
+	}}})
+	if got := long.NoConsent(); len(got) > Most {
+		t.Errorf("%d bytes", len(got))
+	}
+}
+
+func TestEgresses(t *testing.T) {
+	a, b := made("a", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{PodSelector: having("a", "b")}}), made("b", 0, v1alpha1.EgressSpec{})
+	none := NewEgresses("", nil)
+	one := none.With(a.Ref, a)
+	two := one.With(b.Ref, b)
+	if one.Get(b.Ref) != nil || two.Get(a.Ref) != a || two.Get(b.Ref) != b || two.With(a.Ref, nil).Get(a.Ref) != nil || two.Get(a.Ref) == nil || none.Get(a.Ref) != nil {
+		t.Error("a value of Egresses was changed, or lacks one")
+	}
+	if got := two.Selecting(membership.Namespace{Name: "internet"}); len(got) != 1 || got[0] != a || len(two.Selecting(membership.Namespace{Name: "shop"})) != 0 {
+		t.Errorf("selecting: %v", got)
+	}
+	other := made("a", 0, v1alpha1.EgressSpec{Destinations: []string{"::/0"}, Clients: a.spec.Clients})
+	replicas := int32(3)
+	same := made("a", 0, v1alpha1.EgressSpec{Replicas: &replicas, Clients: &v1alpha1.EgressClientSelector{PodSelector: having("a", "b")}})
+	again := made("a", 0, a.spec)
+	again.UID = "another"
+	for _, o := range []*Egress{other, again, nil, b} {
+		if a.SameChoice(o) || o.SameChoice(a) {
+			t.Errorf("%+v chooses as %+v", o, a)
+		}
+	}
+	if !a.SameChoice(same) || !(*Egress)(nil).SameChoice(nil) {
+		t.Error("replicas choose")
+	}
+}

@@ -1,0 +1,233 @@
+package clientplan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/membership"
+)
+
+// Egress is what of an Egress decides which pods are its clients.
+type Egress struct {
+	Ref        membership.Ref
+	UID        string
+	Generation int64 // of the spec
+	Created    time.Time
+	// Gateways tells that it has a ready gateway.
+	Gateways bool
+	// Wrong is why spec.clients or spec.allowedNamespaces is invalid, and selects nothing; nil:
+	// they are valid.
+	Wrong error
+
+	spec         v1alpha1.EgressSpec
+	destinations []netip.Prefix
+	selector     membership.Selector
+}
+
+// Reads tells whether NewEgress would make the same of an object; never if e is nil.
+func (e *Egress) Reads(o *v1alpha1.Egress) bool {
+	return e != nil && e.UID == string(o.UID) && e.Generation == o.Generation && e.Gateways == (o.Status.ReadyGateways > 0)
+}
+
+// NewEgress reads one.
+func NewEgress(o *v1alpha1.Egress) *Egress {
+	e := &Egress{
+		Ref: membership.Ref{Namespace: o.Namespace, Name: o.Name}, UID: string(o.UID), Generation: o.Generation, Created: o.CreationTimestamp.Time,
+		Gateways: o.Status.ReadyGateways > 0, spec: o.Spec,
+	}
+	for _, d := range o.Spec.Destinations {
+		if p, err := netip.ParsePrefix(d); err == nil { // the definition validates it
+			e.destinations = append(e.destinations, p)
+		}
+	}
+	slices.SortFunc(e.destinations, netip.Prefix.Compare)
+	var wrong error
+	e.selector, e.Wrong = membership.NewSelector(o.Namespace, o.Spec.Clients)
+	if of := o.Spec.AllowedNamespaces; of != nil && of.Selector != nil {
+		only := v1alpha1.VPCNamespaces{Selector: of.Selector}
+		if _, err := only.Allows("", nil); err != nil {
+			wrong = fmt.Errorf("spec.allowedNamespaces.%w", err)
+		}
+	}
+	e.Wrong = errors.Join(e.Wrong, wrong)
+	return e
+}
+
+// SameChoice tells whether two Egresses, each of which may be nil, choose the same clients.
+func (e *Egress) SameChoice(o *Egress) bool {
+	if e == nil || o == nil {
+		return e == o
+	}
+	return e.UID == o.UID && slices.Equal(e.spec.Destinations, o.spec.Destinations) &&
+		equality.Semantic.DeepEqual(e.spec.Clients, o.spec.Clients) && equality.Semantic.DeepEqual(e.spec.AllowedNamespaces, o.spec.AllowedNamespaces)
+}
+
+func (e *Egress) reference() v1alpha1.EgressReference {
+	return v1alpha1.EgressReference{Namespace: e.Ref.Namespace, Name: e.Ref.Name, UID: e.UID}
+}
+
+// older orders by age, then by namespace and name.
+func older(a, b *Egress) int { return cmp.Or(a.Created.Compare(b.Created), a.Ref.Compare(b.Ref)) }
+
+// overlap names destinations of two Egresses that overlap; empty: none do. It is no overlap if one
+// has all addresses of a family and the other some, since the more specific destination wins, unless
+// the first yields to the second: then it must take no part of the second's.
+//
+// It goes through the destinations of both in order: only earlier ones that contain a destination
+// overlap it. So the time grows with the number of destinations, and not with its square, which
+// users could exploit.
+func overlap(a, b *Egress, yields bool) string {
+	type destination struct {
+		netip.Prefix
+		ofA bool
+	}
+	var around []destination // each contains the next
+	for i, j := 0, 0; i < len(a.destinations) || j < len(b.destinations); {
+		var d destination
+		if j == len(b.destinations) || i < len(a.destinations) && a.destinations[i].Compare(b.destinations[j]) < 0 {
+			d, i = destination{a.destinations[i], true}, i+1
+		} else {
+			d, j = destination{b.destinations[j], false}, j+1
+		}
+		for len(around) > 0 && !around[len(around)-1].Overlaps(d.Prefix) {
+			around = around[:len(around)-1]
+		}
+		for _, o := range around {
+			p, q := d, o
+			if o.ofA {
+				p, q = o, d
+			}
+			all, part := p.Bits() == 0 && q.Bits() > 0, p.Bits() > 0 && q.Bits() == 0
+			if o.ofA != d.ofA && !all && (!part || yields) {
+				return fmt.Sprintf("%s of Egress %s and %s of Egress %s", p.Prefix, a.Ref, q.Prefix, b.Ref)
+			}
+		}
+		around = append(around, d)
+	}
+	return ""
+}
+
+// Egresses are all Egresses. A value is immutable: With and Granting return another.
+type Egresses struct {
+	all       map[string]map[string]*Egress // by namespace and name
+	selectors membership.Selectors
+}
+
+// NewEgresses makes a value without grants by administrators. berthNamespace is Berth's own; empty: it
+// is not known.
+func NewEgresses(berthNamespace string, all []*Egress) Egresses {
+	out := Egresses{all: map[string]map[string]*Egress{}, selectors: membership.NewSelectors(berthNamespace)}
+	for _, e := range all {
+		if out.all[e.Ref.Namespace] == nil {
+			out.all[e.Ref.Namespace] = map[string]*Egress{}
+		}
+		out.all[e.Ref.Namespace][e.Ref.Name] = e
+		out.selectors, _ = out.selectors.With(e.Ref, e.Created, e.selector)
+	}
+	return out
+}
+
+// Get returns an Egress; nil: it does not exist.
+func (e Egresses) Get(ref membership.Ref) *Egress { return e.all[ref.Namespace][ref.Name] }
+
+// With replaces or adds an Egress; nil removes it.
+func (e Egresses) With(ref membership.Ref, one *Egress) Egresses {
+	of := maps.Clone(e.all[ref.Namespace])
+	if of == nil {
+		of = map[string]*Egress{}
+	}
+	if one == nil {
+		delete(of, ref.Name)
+		e.selectors, _ = e.selectors.Without(ref)
+	} else {
+		of[ref.Name] = one
+		e.selectors, _ = e.selectors.With(ref, one.Created, one.selector)
+	}
+	e.all = maps.Clone(e.all)
+	if e.all[ref.Namespace] = of; len(of) == 0 {
+		delete(e.all, ref.Namespace)
+	}
+	return e
+}
+
+// Granting sets whether an administrator lets the Egresses of a namespace select pods of others.
+func (e Egresses) Granting(namespace string, granted bool) Egresses {
+	e.selectors = e.selectors.Granting(namespace, granted)
+	return e
+}
+
+// Selectors are those of all Egresses.
+func (e Egresses) Selectors() membership.Selectors { return e.selectors }
+
+// Selecting are the Egresses that may select pods of a namespace.
+func (e Egresses) Selecting(n membership.Namespace) (out []*Egress) {
+	for _, ref := range e.selectors.Of(n) {
+		out = append(out, e.Get(ref))
+	}
+	return out
+}
+
+// NotSelected is why an Egress does not select a pod although its selector matches; empty: it
+// selects the pod, or its selector does not match.
+func (e Egresses) NotSelected(ref membership.Ref, p Pod) string {
+	one := e.Get(ref)
+	switch {
+	case one == nil || !one.selector.Namespace(p.Namespace.Name, p.Namespace.Labels) || !one.selector.Pod(p.Labels) || e.selectors.Selects(ref, p.Namespace):
+		return ""
+	case !e.selectors.IsActive(ref):
+		return fmt.Sprintf("Egress %s does not select the pod any more: %s", ref, tooMany(ref.Namespace))
+	}
+	return fmt.Sprintf("Egress %s does not select the pod any more: namespace %s does not let Egresses of namespace %s select its pods, see its annotation %s",
+		ref, p.Namespace.Name, ref.Namespace, v1alpha1.AnnotationEgressSelectableFrom)
+}
+
+func tooMany(namespace string) string {
+	return fmt.Sprintf("namespace %s has %d older Egresses with spec.clients, which is the limit: name Egresses in pods' annotations, delete some, or have a cluster administrator label the namespace %s=true",
+		namespace, membership.MaxSelecting, v1alpha1.LabelEgressMaySelect)
+}
+
+// TooMany is why an Egress with a selector selects nothing because its namespace has too many such
+// Egresses; empty: it selects, or has no selector.
+func (e Egresses) TooMany(one *Egress) string {
+	if !one.selector.Any() || e.selectors.IsActive(one.Ref) {
+		return ""
+	}
+	return tooMany(one.Ref.Namespace)
+}
+
+// NoConsent is why an Egress does not select pods of namespaces that lack consent, and what to do.
+// It names no namespace, as the author of an Egress may not be allowed to list them.
+func (e *Egress) NoConsent() string {
+	lists := ""
+	if s, err := e.spec.Clients.NamespaceSelector.Compile(); err == nil && len(s.String()) <= Most/2 {
+		lists = fmt.Sprintf(" (kubectl get namespaces -l '%s' lists them)", s)
+	}
+	return fmt.Sprintf("spec.clients.namespaceSelector selects namespaces that do not let Egresses of namespace %s select their pods%s: "+
+		"a cluster administrator annotates each with %s=%s, or labels namespace %s %s=true",
+		e.Ref.Namespace, lists, v1alpha1.AnnotationEgressSelectableFrom, e.Ref.Namespace, e.Ref.Namespace, v1alpha1.LabelEgressMaySelect)
+}
+
+// Changed are the Egresses that choose other clients after a change of one: that one, and those of
+// its namespace that the limit lets select now, or not any more.
+func Changed(before, now Egresses, ref membership.Ref) (out []membership.Ref) {
+	was, is := before.selectors.Active(ref.Namespace), now.selectors.Active(ref.Namespace)
+	if !before.Get(ref).SameChoice(now.Get(ref)) {
+		out = append(out, ref)
+	}
+	for _, lists := range [][2][]membership.Ref{{was, is}, {is, was}} {
+		for _, o := range lists[0] {
+			if o != ref && !slices.Contains(lists[1], o) {
+				out = append(out, o)
+			}
+		}
+	}
+	return out
+}

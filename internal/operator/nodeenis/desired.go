@@ -1,0 +1,218 @@
+package nodeenis
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/nodenetwork"
+)
+
+const (
+	// newsEvery is the time between two writes of a node's status that can wait: of
+	// counts, and of a condition's message.
+	newsEvery = time.Second
+	// timeEvery is the same if only the time of the next attempt changed.
+	timeEvery = 5 * time.Second
+)
+
+// desiredState is what the operator's part of the object should say.
+type desiredState struct {
+	ipam       v1alpha1.IPAMSpec
+	eni        v1alpha1.ENIStatus
+	conditions []metav1.Condition
+}
+
+// scope is how much of it is written now.
+type scope int
+
+const (
+	urgent     scope = iota // what the daemon uses
+	everything              // also what people look at
+)
+
+// request is the next request to the API server.
+type request int
+
+const (
+	nothing request = iota
+	writeSpec
+	writeStatus
+)
+
+// desired is the desired state as of now.
+func (s *state) desired(now time.Time) desiredState {
+	want := desiredState{conditions: s.conditions(now)}
+	if s.fleet.inv == nil || s.ownership.observeFirst { // what is published stays
+		want.eni = s.obj.Status.ENI
+		if want.eni.ENIs == nil {
+			want.eni.ENIs = map[string]v1alpha1.ENI{}
+		}
+		return want
+	}
+	want.ipam, want.eni = s.desiredIPAM(), statusOf(s.fleet.inv)
+	for _, at := range s.obj.Spec.IPAM.Available { // the ENI of a published address stays in the status
+		if e, ok := s.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
+			want.eni.ENIs[at.Resource] = e
+		}
+	}
+	available := amounts{}
+	for p, id := range s.fleet.unmarked(s.obj) {
+		available.add(id, p)
+	}
+	want.eni.Available = int32(available.pods(s.families()))
+	want.eni.Needed, want.eni.Outdated = int32(s.fleet.status.Needed), int32(s.fleet.status.Outdated)
+	want.eni.Trunk = s.obj.Status.ENI.Trunk
+	if s.fleet.status.Confirmed {
+		want.eni.Trunk = trunkOf(s.fleet.status.Trunk)
+	}
+	s.config.describe(&want.eni)
+	return want
+}
+
+// desiredIPAM is the desired spec.ipam, without what is suppressed.
+func (s *state) desiredIPAM() v1alpha1.IPAMSpec {
+	spec := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
+	var releasing, unassigning []netip.Prefix
+	h := &s.handshake
+	for p, id := range s.fleet.unmarked(s.obj) {
+		if _, ok := s.ownership.suppressed[p]; ok {
+			continue
+		}
+		spec.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
+		if h.candidates[p] || h.handedOrMarked(s.obj, p) {
+			releasing = append(releasing, p)
+		}
+		if h.mayMark(s.obj, p) {
+			unassigning = append(unassigning, p)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(h.detaching)) {
+		if !mayMarkENI(s.obj, id) { // it stays as it is
+			kept, marked := retain(&spec, s.obj, id)
+			releasing, unassigning = append(releasing, kept...), append(unassigning, marked...)
+		}
+	}
+	spec.Releasing, spec.Unassigning = texts(releasing), append(texts(unassigning), h.enisToMark(s.obj, s.fleet.inv)...)
+	return spec
+}
+
+// statusOf is status.eni but for its counts of addresses.
+func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
+	s := v1alpha1.ENIStatus{ENIs: make(map[string]v1alpha1.ENI, len(inv.ENIs))}
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		out := v1alpha1.ENI{MAC: e.MAC.String(), DeviceIndex: int32(e.DeviceIndex), SubnetID: e.SubnetID, SecurityGroups: e.Groups}
+		if e.PrimaryIPv4.IsValid() {
+			out.PrimaryIPv4 = e.PrimaryIPv4.String()
+		}
+		if e.Subnet.IsValid() {
+			out.SubnetCIDR = e.Subnet.String()
+		}
+		for _, p := range e.SubnetIPv6 {
+			out.SubnetIPv6CIDRs = append(out.SubnetIPv6CIDRs, p.String())
+		}
+		slices.Sort(out.SubnetIPv6CIDRs)
+		s.ENIs[e.ID] = out
+		if e.Serves {
+			s.Count++
+		}
+	}
+	if l := inv.Limits; l.MaxENIs > 0 {
+		s.Limits = &v1alpha1.ENILimits{ENIs: int32(l.MaxENIs), AddressesPerENI: int32(l.IPv4PerENI), IPv6AddressesPerENI: int32(l.IPv6PerENI), Prefixes: l.Prefixes}
+	}
+	return s
+}
+
+// trunkOf is status.eni.trunk.
+func trunkOf(t *eni.Trunk) *v1alpha1.TrunkENI {
+	if t == nil {
+		return nil
+	}
+	return &v1alpha1.TrunkENI{ID: t.ID, MAC: t.MAC.String(), DeviceIndex: int32(t.DeviceIndex), Reason: t.Reason, Message: t.Message}
+}
+
+// next is the next request on the way from the object to the desired state. If there is none at
+// now, it sets when there will be one. The status has an ENI before its addresses are published,
+// and as long as one of them is.
+func (s *state) next(want desiredState, of scope, now time.Time) request {
+	have := &s.obj.Status.ENI
+	if s.fleet.inv != nil && !s.ownership.observeFirst {
+		switch {
+		case !hasENIs(have.ENIs, want.eni.ENIs):
+			return writeStatus
+		case !sameIPAM(s.obj.Spec.IPAM, want.ipam):
+			return writeSpec
+		case len(have.ENIs) != len(want.eni.ENIs):
+			return writeStatus
+		}
+	}
+	if of == urgent {
+		return nothing
+	}
+	s.writes.newsAt = s.newsAt(want, now)
+	if s.writes.newsAt.IsZero() || s.writes.newsAt.After(now) {
+		return nothing
+	}
+	return writeStatus
+}
+
+// hasENIs tells whether all of want are in have, and the same.
+func hasENIs(have, want map[string]v1alpha1.ENI) bool {
+	for id, e := range want {
+		if h, ok := have[id]; !ok || !sameENI(h, e) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameENI(x, y v1alpha1.ENI) bool {
+	groups := slices.Equal(x.SecurityGroups, y.SecurityGroups)
+	return groups && x.MAC == y.MAC && x.DeviceIndex == y.DeviceIndex && x.PrimaryIPv4 == y.PrimaryIPv4 &&
+		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR && slices.Equal(x.SubnetIPv6CIDRs, y.SubnetIPv6CIDRs)
+}
+
+// newsAt is until when status may stay as it is; zero: for good.
+func (s *state) newsAt(want desiredState, now time.Time) time.Time {
+	pause := time.Duration(0)
+	for _, c := range want.conditions {
+		h := meta.FindStatusCondition(s.obj.Status.Conditions, c.Type)
+		switch {
+		case h == nil || h.Status != c.Status || h.Reason != c.Reason:
+			return now
+		case untimed(h.Message) != untimed(c.Message):
+			pause = newsEvery
+		case h.Message != c.Message && pause == 0:
+			pause = timeEvery
+		}
+	}
+	if !sameCounts(&s.obj.Status.ENI, &want.eni) {
+		pause = newsEvery
+	}
+	if pause == 0 {
+		return time.Time{}
+	}
+	return s.writes.statusAt.Add(pause)
+}
+
+func sameCounts(x, y *v1alpha1.ENIStatus) bool {
+	limits := x.Limits == nil && y.Limits == nil || x.Limits != nil && y.Limits != nil && *x.Limits == *y.Limits
+	template := x.Template == y.Template && x.Outdated == y.Outdated && equality.Semantic.DeepEqual(x.Settings, y.Settings)
+	trunk := x.Trunk == nil && y.Trunk == nil || x.Trunk != nil && y.Trunk != nil && *x.Trunk == *y.Trunk
+	return limits && template && trunk && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+}
+
+// untimed is a condition's message without the time of the next attempt.
+func untimed(message string) string {
+	text, _, _ := strings.Cut(message, nextTry)
+	return text
+}

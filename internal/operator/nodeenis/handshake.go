@@ -1,0 +1,232 @@
+package nodeenis
+
+import (
+	"iter"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/nodenetwork"
+)
+
+// Addresses are released by a handshake (docs/architecture.md, "Giving addresses back"). What the
+// fleet wants to release is a candidate: it is listed in spec.ipam.releasing until the daemon
+// confirms in status.ipam.released that no pod has it or will get it. Then it is handed to the
+// fleet, and once that is recorded in the object (mark.go), EC2 is asked to unassign it.
+// Candidates that the fleet does not ask for any more, or that pods need, leave the list, and the
+// daemon may use them again.
+
+// candidateTimeout is how long candidates are kept that the fleet does not ask
+// for: it may be waiting for EC2.
+const candidateTimeout = 2 * time.Minute
+
+// handshake is what is being released on a node. Its methods take the newest state of the object.
+type handshake struct {
+	candidates map[netip.Prefix]bool // the daemon was asked to confirm them; not handed to the fleet
+	handed     map[netip.Prefix]bool // handed to the fleet, and not restored
+	detaching  map[string]bool       // ENIs that the fleet is about to detach
+	asked      map[string]time.Time  // when the fleet last asked for something of an ENI
+}
+
+func newHandshake() handshake {
+	return handshake{candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{}, asked: map[string]time.Time{}}
+}
+
+// resume continues the handshake of whoever wrote the object before; releasing is what that one
+// may have asked EC2 to unassign.
+func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now time.Time) {
+	for _, r := range releasing {
+		h.handed[r.Prefix] = true
+	}
+	h.adoptReleasing(o)
+	for p := range h.candidates { // they stay until the fleet had time to ask for them again
+		h.asked[resourceOf(o, p)] = now
+	}
+}
+
+// adoptReleasing makes candidates of what the object has in releasing, whoever wrote it.
+func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
+	clear(h.candidates)
+	for p := range nodenetwork.Available(o) {
+		if slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) && !h.handedOrMarked(o, p) {
+			h.candidates[p] = true
+		}
+	}
+}
+
+// setInventory takes from an inventory what is being unassigned, and drops what is not
+// assigned any more.
+func (h *handshake) setInventory(inv *eni.Inventory) {
+	clear(h.detaching)
+	for _, l := range inv.Leaving {
+		if l.Attached {
+			h.detaching[l.ENI] = true
+		}
+	}
+	assigned := podAddresses(inv)
+	clear(h.handed)
+	for _, r := range inv.Releasing {
+		if _, ok := assigned[r.Prefix]; ok {
+			h.handed[r.Prefix] = true
+			delete(h.candidates, r.Prefix)
+		}
+	}
+	for p := range h.candidates {
+		if _, ok := assigned[p]; !ok {
+			delete(h.candidates, p)
+		}
+	}
+}
+
+// handedOrMarked tells whether an address or prefix is being unassigned, or about to be.
+func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
+	return h.handed[p] || marked(o, nodenetwork.Format(p))
+}
+
+// kind is what a call to EC2 can take: single addresses, or prefixes, of one family.
+type kind struct {
+	family ipfamily.Family
+	single bool
+}
+
+func kindOf(p netip.Prefix) kind { return kind{ipfamily.Of(p.Addr()), p.IsSingleIP()} }
+
+// byKind are the kinds of an amount with how much of each it has, in the order in which they
+// are released.
+func byKind(a cloud.Amount) iter.Seq2[kind, int] {
+	return func(yield func(kind, int) bool) {
+		for _, f := range ipfamily.Dual.Families() {
+			addresses, prefixes := a.Of(f)
+			if !yield(kind{f, true}, addresses) || !yield(kind{f, false}, prefixes) {
+				return
+			}
+		}
+	}
+}
+
+// withdraw hands out what the daemon has confirmed of an ENI and a kind, at most want. If there is
+// none, free ones become candidates, up to want.
+func (h *handshake) withdraw(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind, want int, now time.Time) (out []netip.Prefix) {
+	if want <= 0 || f.inv == nil {
+		return nil
+	}
+	h.asked[id] = now
+	listed := 0
+	for _, p := range h.candidatesOf(o, id) {
+		switch {
+		case marked(o, nodenetwork.Format(p)):
+			delete(h.candidates, p)
+		case kindOf(p) != k:
+		case confirmed(o, p) && len(out) < want:
+			out = append(out, p)
+		case uses(o, p):
+			delete(h.candidates, p) // a pod got it first
+		default:
+			listed++
+		}
+	}
+	if len(out) > 0 {
+		for _, p := range out {
+			delete(h.candidates, p)
+			h.handed[p] = true
+		}
+		return out
+	}
+	for _, p := range h.freeOf(o, f, id, k) {
+		if listed >= want {
+			break
+		}
+		h.candidates[p] = true
+		listed++
+	}
+	return nil
+}
+
+// candidatesOf lists an ENI's candidates, the highest first.
+func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []netip.Prefix) {
+	for p := range h.candidates {
+		if resourceOf(o, p) == id {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y netip.Prefix) int { return y.Compare(x) })
+	return out
+}
+
+// freeOf lists what of an ENI and a kind can become a candidate, the highest first, so that two
+// operators choose the same. What the daemon still has in released is of an earlier handshake,
+// which must end first.
+func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k kind) (out []netip.Prefix) {
+	assigned := f.unmarked(o)
+	for p, at := range nodenetwork.Available(o) {
+		if at != id || kindOf(p) != k || assigned[p] != id || h.candidates[p] || h.handedOrMarked(o, p) || f.primaries[p] {
+			continue
+		}
+		if !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) && !uses(o, p) {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y netip.Prefix) int { return y.Compare(x) })
+	return out
+}
+
+// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and tells
+// whether the daemon has confirmed all of it.
+func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
+	if usesENI(o, id) {
+		return false
+	}
+	h.asked[id] = now
+	ready := true
+	for p, at := range nodenetwork.Available(o) {
+		if at != id {
+			continue
+		}
+		if uses(o, p) {
+			return false
+		}
+		if !h.handedOrMarked(o, p) && !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) {
+			h.candidates[p] = true
+		}
+		ready = ready && confirmed(o, p)
+	}
+	return ready
+}
+
+// unlisted tells whether a candidate is not in the object's releasing yet.
+func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
+	for p := range h.candidates {
+		if !slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) {
+			return true
+		}
+	}
+	return false
+}
+
+// cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are
+// needed, or that it has not asked for in a long time. It tells whether there were any.
+func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
+	before := len(h.candidates)
+	for p := range h.candidates {
+		asked := h.asked[resourceOf(o, p)]
+		if asked.Before(passBegan) && (needed || now.Sub(asked) > candidateTimeout) {
+			delete(h.candidates, p)
+		}
+	}
+	return len(h.candidates) != before
+}
+
+// confirmed tells whether the daemon has confirmed that no pod has or gets an address or prefix.
+func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
+	text := nodenetwork.Format(p)
+	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)
+}
+
+// resourceOf is the ENI of a published address or prefix; empty: it is not published.
+func resourceOf(o *v1alpha1.NodeNetwork, p netip.Prefix) string {
+	return o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource
+}

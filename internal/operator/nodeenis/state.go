@@ -1,0 +1,159 @@
+package nodeenis
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// state is what is known of one node, by subject. The node's lock guards it. Its methods decide,
+// and do no I/O.
+type state struct {
+	obj         *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
+	fleet       fleetState
+	handshake   handshake
+	ownership   ownership
+	eligibility eligibility
+	config      configuration
+	liveness    liveness
+	demand      demand
+	writes      writes
+	problem     reportedProblem
+}
+
+// newState is that of an object at now. With other, the object was of another instance until
+// now, and says nothing of this one.
+func newState(o *v1alpha1.NodeNetwork, other bool, now time.Time) state {
+	s := state{
+		obj:       o,
+		fleet:     fleetState{primaries: map[netip.Prefix]bool{}, passBegan: now},
+		handshake: newHandshake(), ownership: ownership{observeFirst: true, suppressed: map[netip.Prefix]time.Time{}},
+		config:   configuration{seed: eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}},
+		liveness: liveness{reportedAt: o.CreationTimestamp.Time},
+	}
+	s.problem.reason, s.problem.note, _ = problemOf(o) // by whoever wrote it
+	if other {
+		return s
+	}
+	s.config.seed = seed(o, now)
+	if len(o.Spec.IPAM.Available) > 0 {
+		s.liveness.readiness = ready // it was at some time; nobody may have seen what happened since
+	}
+	s.handshake.resume(o, s.config.seed.Releasing, now)
+	return s
+}
+
+// setInventory makes inv what the object should say.
+func (s *state) setInventory(inv *eni.Inventory) {
+	s.ownership.observeFirst = false
+	s.fleet.setInventory(inv)
+	s.handshake.setInventory(inv)
+}
+
+// change is what a new state of an object means for its node.
+type change struct {
+	foreign bool // somebody else wrote what the operator publishes
+	usage   bool // pods use other addresses, or the daemon confirmed some
+}
+
+// update takes a state of the object, if it is newer than the one at hand. What another
+// operator took out of available is suppressed for settle.
+func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Duration) change {
+	if o.UID != s.obj.UID || !nodenetwork.Newer(o, s.obj) {
+		if o.UID == s.obj.UID && o.ResourceVersion == s.obj.ResourceVersion {
+			s.obj = o // the cache's copy of the answer to a write: one of the two is freed
+		}
+		return change{}
+	}
+	before, old := s.obj, s.counter().byENI()
+	s.obj = o
+	c := change{foreign: s.ownership.foreign(before, o)}
+	if c.foreign {
+		s.ownership.overwritten(before, o, now, settle)
+		s.handshake.adoptReleasing(o)
+	}
+	if sameReport(before, o) {
+		return c // such as after an own write
+	}
+	s.liveness.reportedAt = now
+	was, is := &before.Status.IPAM, &o.Status.IPAM
+	c.usage = was.Waiting != is.Waiting || !slices.Equal(was.MissingLinks, is.MissingLinks) || !maps.Equal(old, s.counter().byENI()) ||
+		len(s.handshake.candidates) > 0 && !slices.Equal(was.Released, is.Released)
+	return c
+}
+
+// sameReport tells whether the daemon reports the same.
+func sameReport(x, y *v1alpha1.NodeNetwork) bool {
+	a, b := &x.Status.IPAM, &y.Status.IPAM
+	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)
+}
+
+// update takes a state of the object, and tells the fleet, and people, what it means.
+func (n *node) update(ctx context.Context, o *v1alpha1.NodeNetwork) change {
+	n.mu.Lock()
+	c := n.state.update(o, n.c.now(), n.c.o.Settle)
+	n.mu.Unlock()
+	n.notify(ctx, c)
+	return c
+}
+
+// timed is a part of the state with something to do at a time, without an event.
+type timed interface {
+	// due is the first moment after now at which there may be something to do;
+	// zero: there is none.
+	due(now time.Time) time.Time
+}
+
+// timers are all timed parts, in the order in which Reconcile handles them
+// (TestEveryTimedPartIsAmongTheTimers). Demand, and candidates that the fleet does not ask for
+// any more, need no timer: each pass of the fleet looks at them.
+func (s *state) timers() []timed {
+	return []timed{
+		&s.eligibility, // EC2 is asked for the proof again, or the hold of a recreated object ends
+		&s.ownership,   // what another operator took away may be published again
+		&s.liveness,    // the object of a node that is gone is deleted
+		&s.writes,      // the API server is asked again, or news of the status is written
+	}
+}
+
+// wake is the first moment after since at which there may be something to do;
+// zero: there may be none until something changes.
+func (s *state) wake(since time.Time) time.Time {
+	var moments []time.Time
+	for _, t := range s.timers() {
+		moments = append(moments, t.due(since))
+	}
+	return retry.Earliest(since, moments...)
+}
+
+// schedule has the node reconciled when the first of its timers is due. The queue keeps the
+// earliest time of each node, so every reconciliation asks for the next. since is when the
+// reconciliation began: what became due after that is handled at once, as the reconciliation may
+// have looked at it before.
+func (n *node) schedule(since time.Time) {
+	n.mu.Lock()
+	at := n.state.wake(since)
+	n.mu.Unlock()
+	if !at.IsZero() {
+		n.c.queue.AddAfter(n.name, max(0, at.Sub(n.c.now())))
+	}
+}
+
+func (e *eligibility) due(now time.Time) time.Time {
+	return retry.Earliest(now, e.askAt, e.heldUntil)
+}
+
+func (w *ownership) due(now time.Time) time.Time {
+	return retry.Earliest(now, slices.Collect(maps.Values(w.suppressed))...)
+}
+
+func (l *liveness) due(now time.Time) time.Time { return retry.Earliest(now, l.deleteAt) }
+
+func (w *writes) due(now time.Time) time.Time { return retry.Earliest(now, w.retry.Until, w.newsAt) }

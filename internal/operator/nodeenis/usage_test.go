@@ -1,0 +1,183 @@
+package nodeenis
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// offer is an object's available things, by ENI.
+func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
+	o := &v1alpha1.NodeNetwork{}
+	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
+	for id, things := range byENI {
+		for _, thing := range things {
+			o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
+		}
+	}
+	return o
+}
+
+// The object's numbers are of pods, each of which has its addresses of one ENI.
+func TestPodsOfAmounts(t *testing.T) {
+	for _, tt := range []struct {
+		s    ipfamily.Set
+		enis map[string][]string
+		want int
+	}{
+		{ipfamily.OnlyIPv4, map[string][]string{"eni-1": {"10.0.0.7", "10.0.0.16/28", "2001:db8::7", "2001:db8::/80"}, "eni-2": {"10.0.0.8"}}, 18},
+		{ipfamily.Dual, map[string][]string{"eni-1": {"10.0.0.7", "10.0.0.16/28", "2001:db8:0:1::/80"}, "eni-2": {"10.0.0.8"}}, 17},
+		{ipfamily.Dual, map[string][]string{"eni-1": {"10.0.0.7", "10.0.0.8", "2001:db8::7"}, "eni-2": {"2001:db8::8"}}, 1},
+		{ipfamily.OnlyIPv6, map[string][]string{"eni-1": {"10.0.0.7", "2001:db8::7"}, "eni-2": {"2001:db8::8", "2001:db8::9"}}, 3},
+		{ipfamily.OnlyIPv6, map[string][]string{"eni-1": {"2001:db8::/80"}}, 1 << 16},
+	} {
+		a := amounts{}
+		for p, id := range nodenetwork.Available(offer(tt.enis)) {
+			a.add(id, p)
+		}
+		if got := a.pods(tt.s); got != tt.want {
+			t.Errorf("%s, %v: %d, want %d", tt.s, tt.enis, got, tt.want)
+		}
+	}
+}
+
+func TestUseOfFamilies(t *testing.T) {
+	s := &state{handshake: newHandshake(), fleet: fleetState{primaries: map[netip.Prefix]bool{}}}
+	s.config.set, s.config.settings.Policy.Families = true, ipfamily.Dual
+	s.obj = offer(map[string][]string{
+		"eni-1": {"10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8:0:1::/80", "2001:db8:0:2::/80"},
+		"eni-2": {"10.0.1.1", "2001:db8::1", "2001:db8::2", "2001:db8::3"},
+		"eni-3": {"10.0.2.1"},
+	})
+	s.obj.Status.IPAM.Used = map[string]v1alpha1.UsedAddress{
+		"10.0.0.1": {Resource: "eni-1"}, "2001:db8:0:1::9": {Resource: "eni-1"}, "10.0.0.2": {Resource: "eni-1", Cooling: true}, // one pod, and half a one of before
+		"2001:db8::1": {Resource: "eni-9"}, "2001:db8::2": {}, // of eni-2, whatever the daemon says
+	}
+	s.handshake.handed[netip.MustParsePrefix("10.0.0.3/32")] = true
+	want := map[string]eni.ENIUsage{
+		"eni-1": {Used: 2, Free: cloud.Amount{IPv6Prefixes: 1}}, // no IPv4 address is left
+		"eni-2": {Used: 2, Assignable: 1, Free: cloud.Amount{Addresses: 1, IPv6: 1}},
+		"eni-3": {Free: cloud.Amount{Addresses: 1}},
+	}
+	if got := s.counter().byENI(); !maps.Equal(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if got := s.counter().free(); got != 1 {
+		t.Errorf("addresses for %d pods more, want 1", got)
+	}
+	s.config.settings.Policy.Families = ipfamily.OnlyIPv4
+	if got := s.counter().free(); got != 2 {
+		t.Errorf("IPv4 addresses for %d pods more, want 2", got)
+	}
+}
+
+// What goes back at the cost of no pod is no excess that pods could need.
+func TestLossByCandidates(t *testing.T) {
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3"})
+	inv.Families = ipfamily.Dual
+	s := &state{handshake: newHandshake(), fleet: fleetState{inv: &inv}, obj: offer(nil)}
+	s.config.set = true
+	s.config.settings.Policy.Families, s.config.settings.Policy.WarmIP = ipfamily.Dual, 1
+	for _, tt := range []struct {
+		candidates   []string
+		excess, loss int
+	}{
+		{nil, 1, 0}, {[]string{"2001:db8:0:1::1/128"}, 1, 0}, {[]string{"2001:db8:0:1::1/128", "2001:db8:0:1::2/128"}, 1, 1}, {[]string{"10.0.0.1/32", "10.0.0.2/32"}, 1, 2},
+	} {
+		clear(s.handshake.candidates)
+		for _, c := range tt.candidates {
+			s.handshake.candidates[netip.MustParsePrefix(c)] = true
+		}
+		if excess, loss := s.counter().excess(eni.Usage{}, s.config.settings.Policy); excess != tt.excess || loss != tt.loss {
+			t.Errorf("%v: excess %d, loss %d; want %d and %d", tt.candidates, excess, loss, tt.excess, tt.loss)
+		}
+	}
+}
+
+// A subnet's own IPv6 addresses are published only where pods get such, or had some.
+func TestSingleIPv6WherePodsGetNone(t *testing.T) {
+	inv := inventory([]string{"10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::/80"})
+	for _, tt := range []struct {
+		s    ipfamily.Set
+		had  map[string][]string
+		want []string
+	}{
+		{ipfamily.OnlyIPv4, nil, []string{"10.0.0.1", "2001:db8:0:1::/80"}},
+		{ipfamily.OnlyIPv4, map[string][]string{"eni-1": {"2001:db8::2"}}, []string{"10.0.0.1", "2001:db8:0:1::/80", "2001:db8::2"}},
+		{ipfamily.Dual, nil, []string{"10.0.0.1", "2001:db8:0:1::/80", "2001:db8::1", "2001:db8::2"}},
+	} {
+		inv.Families = tt.s
+		f := fleetState{inv: &inv}
+		var got []string
+		for p := range f.unmarked(offer(tt.had)) {
+			got = append(got, nodenetwork.Format(p))
+		}
+		if slices.Sort(got); !slices.Equal(got, tt.want) {
+			t.Errorf("%s, %v: %v, want %v", tt.s, tt.had, got, tt.want)
+		}
+	}
+}
+
+// Of a node whose pods have addresses of both families, each kind goes back by its own
+// number, and what EC2 lists of IPv6 is in the object.
+func TestDualStack(t *testing.T) {
+	harness.KubeClean(t)
+	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.IPFamilies = "dual" })
+	fl, n := play(t, Options{})
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.16/28", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1:2::/80", "2001:db8:0:1:3::/80"})
+	inv.Families, inv.Limits.IPv6PerENI = ipfamily.Dual, 10
+	inv.ENIs[1].SubnetIPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::/64")}
+	publish(t, n, inv)
+	n.Reconciled(eni.Status{Confirmed: true})
+	o := until(t, "node-1", "counts of pods", func(o *v1alpha1.NodeNetwork) error {
+		if e := o.Status.ENI; e.Available != 18 || e.Limits == nil || e.Limits.IPv6AddressesPerENI != 10 {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	if got := o.Status.ENI.ENIs["eni-1"].SubnetIPv6CIDRs; len(got) != 1 || got[0] != "2001:db8:0:1::/64" {
+		t.Errorf("blocks %v", got)
+	}
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2", "2001:db8:0:1:3::7")})
+	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 && u.ENIs["eni-1"].Assignable == 17 })
+	if got := fl.Totals(); got.Used != 1 || got.Available != 18 {
+		t.Errorf("totals %+v", got)
+	}
+	ask := func(want cloud.Amount) []netip.Prefix { return n.Withdraw("eni-1", want) }
+	if out := ask(cloud.Amount{IPv6Prefixes: 2}); len(out) != 0 {
+		t.Fatalf("handed out unconfirmed: %v", out)
+	}
+	ask(cloud.Amount{IPv6: 1})
+	until(t, "node-1", "candidates", releasing("2001:db8:0:1:2::/80", "2001:db8:0:1::2"))
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2", "2001:db8:0:1:3::7"), Released: []string{"2001:db8:0:1:2::/80", "2001:db8:0:1::2"}})
+	await(t, "confirmed", func() bool {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return confirmed(n.state.obj, netip.MustParsePrefix("2001:db8:0:1:2::/80"))
+	})
+	if out := ask(cloud.Amount{IPv6Prefixes: 2}); len(out) != 1 || out[0] != netip.MustParsePrefix("2001:db8:0:1:2::/80") {
+		t.Fatalf("handed out %v", out)
+	}
+	inv.Releasing = []eni.Release{{Prefix: netip.MustParsePrefix("2001:db8:0:1:2::/80"), ENI: "eni-1", Since: time.Now()}}
+	publish(t, n, inv)
+	harness.OK(t, unassigning("2001:db8:0:1:2::/80")(get(t, "node-1")))
+
+	// What another operator goes on with.
+	fl.end()
+	fl, _ = play(t, Options{})
+	seed := fl.seed()
+	if seed.Families != ipfamily.Dual || seed.Limits.IPv6PerENI != 10 || len(seed.ENIs) != 2 || len(seed.ENIs[1].IPv6) != 2 || len(seed.ENIs[1].IPv6Prefixes) != 2 ||
+		len(seed.ENIs[1].SubnetIPv6) != 1 || len(seed.Releasing) != 1 {
+		t.Errorf("seed %+v", seed)
+	}
+}

@@ -1,0 +1,264 @@
+package podnics
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/podnics/warm"
+	"github.com/berthnet/berth/internal/operator/queue"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+const (
+	// vanishedPause is how long the collector waits for more PodNICs that vanish, so that one listing
+	// serves many, and vanishedAgain how long it waits after such a listing failed.
+	vanishedPause = 2 * time.Second
+	vanishedAgain = 15 * time.Second
+)
+
+// What became of ports without a PodNIC.
+const (
+	sweptDeleted  = "deleted"
+	sweptReturned = "returned"
+)
+
+// maxTries is how many of the MAC addresses that a port may have got the collector recognizes.
+const maxTries = 16
+
+// collector lists all ports of Berth in each VPC at intervals and finds those of NICs that other clients of the provider changed. It
+// deletes orphans, ports without a PodNIC: at once if the PodNIC vanished while this process
+// watched, otherwise after they were seen for a while, such as those of a call that an operator made
+// that did not lead any more.
+type collector struct {
+	o      Options
+	api    *kubeAPI
+	states *nicStates
+	pool   *warm.Pool
+	nics   *queue.Queue // of the nicReconciler
+}
+
+// sightings are when ports of a VPC without a PodNIC were first seen, by ID.
+type sightings map[string]time.Time
+
+// vpcListings is what the collector keeps of a VPC from one listing to the next.
+type vpcListings struct {
+	busy   atomic.Bool // a listing is in flight, and seen is its alone
+	seen   sightings   // the orphans of the last listing
+	looked time.Time   // when orphans were looked for last
+}
+
+// run lists ports until ctx ends. Each VPC goes at its own pace: one whose provider does not answer delays no
+// other. How many calls there are at a time, the providers bound.
+func (c *collector) run(ctx context.Context) error {
+	var flying sync.WaitGroup
+	defer flying.Wait()
+	all := map[string]*vpcListings{}
+	clk, wake := c.o.Clock, c.states.vanished.wake
+	next := clk.Now().Add(c.o.Listing)
+	for {
+		forVanished := false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-clk.After(next.Sub(clk.Now())):
+			next = clk.Now().Add(c.o.Listing)
+		case <-wake:
+			forVanished = true
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-clk.After(vanishedPause):
+			}
+		}
+		uids, err := c.api.vpcs(ctx)
+		if err != nil {
+			if forVanished {
+				wake.Set()
+			}
+			continue
+		}
+		vpcs := slices.Sorted(maps.Values(uids))
+		if forVanished {
+			vpcs = c.states.vanished.vpcs(vpcs)
+		} else {
+			c.o.Metrics.keepOnly(vpcs)
+			maps.DeleteFunc(all, func(vpc string, l *vpcListings) bool { return !l.busy.Load() && !slices.Contains(vpcs, vpc) })
+		}
+		for _, vpc := range vpcs {
+			l := all[vpc]
+			if l == nil {
+				l = &vpcListings{seen: sightings{}, looked: clk.Now()}
+				all[vpc] = l
+			}
+			if !l.busy.CompareAndSwap(false, true) {
+				if forVanished {
+					wake.Set() // the listing in flight may have begun before
+				}
+				continue
+			}
+			flying.Go(func() {
+				err := c.collect(ctx, vpc, l)
+				l.busy.Store(false)
+				if err == nil || !forVanished {
+					return
+				}
+				select {
+				case <-ctx.Done():
+				case <-clk.After(vanishedAgain):
+					wake.Set()
+				}
+			})
+		}
+	}
+}
+
+// collect lists the ports of one VPC, and looks for orphans in them if it is time for that.
+func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) error {
+	now := c.o.Clock.Now()
+	all := now.Sub(l.looked) >= c.o.Orphans
+	if err := c.list(ctx, vpc, l.seen, all); err != nil {
+		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "error", err)
+		return err
+	}
+	if all {
+		l.looked = now
+	}
+	return nil
+}
+
+// list lists the ports of one VPC. It deletes those of PodNICs that vanished and, if all are to be
+// collected, other orphans that were seen for long enough.
+func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bool) error {
+	opened, err := c.o.Networks.Of(vpc)
+	if err != nil {
+		return nil // its condition says so
+	}
+	began := c.o.Clock.Now()
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	ports, err := opened.Provider.Ports(bounded, vpcport.Filter{NetworkID: opened.Network.ID, Owner: vpcport.Owner})
+	defer func() { c.o.Metrics.listed(vpc, err) }()
+	if err != nil {
+		return err
+	}
+	vpcs, err := c.api.vpcs(ctx)
+	if err != nil {
+		return err
+	}
+	byUID := map[types.UID][]vpcport.Port{}
+	for _, p := range ports {
+		if uid, isWarm := p.WarmVPC(c.o.Cluster); isWarm && vpcs[uid] != "" {
+			continue // the pool's
+		}
+		if uid, ok := vpcport.DeviceUID(c.o.Cluster, p.Device); ok && p.Mine(c.o.Cluster) {
+			byUID[types.UID(uid)] = append(byUID[types.UID(uid)], p)
+		}
+	}
+	for _, key := range c.states.compare(vpc, byUID, began) {
+		c.nics.AddObject(key, 0)
+	}
+	c.o.Metrics.strays(vpc, c.states.strays(byUID))
+	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
+		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "error", err)
+	}
+	err = c.orphans(ctx, opened, byUID, c.states.vanished.in(vpc, byUID, began), seen, all)
+	return err
+}
+
+// orphans deletes or returns the orphans that are due and whose PodNIC the API server does not have either.
+func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool) error {
+	now, orphans, there := c.o.Clock.Now(), map[types.UID][]vpcport.Port{}, map[string]bool{}
+	for uid, ports := range byUID {
+		if c.states.has(uid) {
+			continue
+		}
+		orphans[uid] = ports
+		for _, p := range ports {
+			if there[p.ID] = true; seen[p.ID].IsZero() {
+				seen[p.ID] = now
+			}
+		}
+	}
+	maps.DeleteFunc(seen, func(port string, _ time.Time) bool { return !there[port] })
+	due := dueOrphans(orphans, gone, seen, all, now, opened.Provider.Traits().Cooling, c.o.OrphanAge)
+	if len(due) == 0 {
+		return nil
+	}
+	list := &v1alpha1.PodNICList{}
+	if err := c.api.live.List(ctx, list); err != nil {
+		return fmt.Errorf("list PodNICs: %w", err)
+	}
+	recorded := map[string]bool{} // also those with the mark of a VPC object that is gone
+	for i := range list.Items {
+		delete(due, list.Items[i].UID)
+		recorded[list.Items[i].Status.PortID] = true
+	}
+	for uid, ports := range due {
+		for _, p := range ports {
+			if recorded[p.ID] {
+				continue
+			}
+			if err := c.remove(ctx, opened.Provider, string(uid), p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dueOrphans are the orphans that are to be released by now: those of PodNICs that vanished while this
+// process watched once they have cooled, and if all, those that were seen for as long as age.
+func dueOrphans(orphans map[types.UID][]vpcport.Port, gone map[types.UID]time.Time, seen sightings, all bool, now time.Time, cooling, age time.Duration) map[types.UID][]vpcport.Port {
+	due := map[types.UID][]vpcport.Port{}
+	for uid, ports := range orphans {
+		at, vanished := gone[uid]
+		for _, p := range ports {
+			if vanished && now.Sub(at) >= cooling || all && now.Sub(seen[p.ID]) >= age {
+				due[uid] = append(due[uid], p)
+			}
+		}
+	}
+	return due
+}
+
+// remove deletes an orphan that Berth made. From a user's it removes Berth's marks.
+func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid string, p vpcport.Port) error {
+	bounded, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if madeByBerth(c.o.Cluster, uid, p) {
+		if err := provider.Delete(bounded, p.ID); err != nil {
+			return err
+		}
+		c.o.Logger.Warn("deleted a port without a PodNIC", "port", p.ID, "name", p.Name)
+		c.o.Metrics.swept.WithLabelValues(sweptDeleted).Inc()
+		return nil
+	}
+	none := ""
+	if _, err := provider.Update(bounded, p.ID, p.Revision, vpcport.Change{Device: &none, Owner: &none, Host: &none}); err != nil {
+		return err
+	}
+	c.o.Logger.Warn("returned a user's port without a PodNIC", "port", p.ID, "name", p.Name)
+	c.o.Metrics.swept.WithLabelValues(sweptReturned).Inc()
+	return nil
+}
+
+// madeByBerth tells whether Berth made a port with its marks, which a user's port carries too while a NIC
+// uses it. It knows it by the MAC address or the name, which both depend on the PodNIC's UID, or by the name
+// of warm ports. A user's port is older than the PodNIC.
+func madeByBerth(cluster, uid string, p vpcport.Port) bool {
+	for try := range byte(maxTries) {
+		if p.MAC.String() == vpcport.DerivedMAC(cluster, uid, try).String() {
+			return true
+		}
+	}
+	return strings.HasPrefix(p.Name, portPrefix(uid)) || strings.HasPrefix(p.Name, warm.NamePrefix)
+}

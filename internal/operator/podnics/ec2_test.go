@@ -1,0 +1,479 @@
+package podnics
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/cloud/limits"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/branch"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// branches is a VPC of EC2, named e, beside that of a world.
+type branches struct {
+	*world
+	ec2 *cloudfake.Cloud
+}
+
+// cooling has ports cool for another time.
+type cooling struct {
+	*branch.Provider
+	time time.Duration
+}
+
+func (c cooling) Traits() vpcport.Traits {
+	t := c.Provider.Traits()
+	t.Cooling = c.time
+	return t
+}
+
+// startEC2 has the Nodes node-1 and node-2, of the instances i-1 and i-2 with a trunk each.
+func startEC2(t *testing.T, cools time.Duration) *branches {
+	t.Helper()
+	return startEC2As(t, cools, Options{})
+}
+
+// startEC2As is startEC2 with other options.
+func startEC2As(t *testing.T, cools time.Duration, o Options) *branches {
+	t.Helper()
+	return startEC2With(t, cools, 0, o)
+}
+
+// startEC2With is startEC2As with so many branches in the warm pool, of each kind.
+func startEC2With(t *testing.T, cools time.Duration, warm int32, o Options) *branches {
+	t.Helper()
+	b := &branches{world: start(t, o), ec2: cloudfake.New(cloudfake.Options{})}
+	b.ec2.State.AddSubnet("subnet-a", "zone-a", "10.0.0.0/20", nil)
+	b.ec2.State.AddSecurityGroup("sg-web", nil)
+	for i := range 2 {
+		instance := fmt.Sprint("i-", i+1)
+		b.ec2.State.AddInstance(instance, "m5.large", "subnet-a")
+		b.ec2.State.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}}
+		harness.OK(t, b.client().Create(t.Context(), n))
+		b.ready(n.Name, corev1.ConditionTrue)
+		b.branchesOf(n.Name, limits.Branches("m5.large"))
+	}
+	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &warm},
+		NamespaceLimits: []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{"sg-web"}}},
+	}
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}
+	harness.OK(t, b.client().Create(t.Context(), v))
+	p := branch.Open(branch.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Settle: time.Second, Logger: sourcetest.Logger(t.Output())})
+	network, err := p.Network(t.Context(), cloudfake.VPC)
+	harness.OK(t, err)
+	b.nets.set("e", Opened{UID: string(v.UID), Provider: cooling{p, cools}, Network: network, Spec: spec})
+	return b
+}
+
+// branchesOf has a Node say how many branch interfaces its pods may have.
+func (b *branches) branchesOf(node string, n int) {
+	b.t.Helper()
+	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	body := fmt.Appendf(nil, `{"status":{"capacity":{%q:"%d"}}}`, v1alpha1.ResourceBranches, n)
+	harness.OK(b.t, b.client().Status().Patch(b.t.Context(), o, client.RawPatch(types.MergePatchType, body)))
+}
+
+// podIn makes a pod with NICs in VPC e.
+func (b *branches) podIn(name, nics string) {
+	b.t.Helper()
+	p := newPod(name, nics)
+	p.Annotations[v1alpha1.AnnotationVPC] = "e"
+	harness.OK(b.t, b.client().Create(b.t.Context(), p))
+}
+
+// enis are the ENIs that EC2 has for ports.
+func (b *branches) enis() []cloud.ENI {
+	b.t.Helper()
+	list, err := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
+	harness.OK(b.t, err)
+	return list
+}
+
+// A pod's NIC is a branch of its node's trunk, made once the pod has a node and not before;
+// once nobody has it, it is kept until it has cooled.
+func TestBranchOfAPod(t *testing.T) {
+	const cools = 3 * time.Second
+	b := startEC2(t, cools)
+	b.podIn("web", "[{securityGroups: [sg-web]}]")
+	b.awaitNIC("web", "eth0", "waits for a node", in(v1alpha1.PhasePending))
+	b.schedule("web", "node-1")
+	o := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
+	list := b.enis()
+	if len(list) != 1 || list[0].ID != o.Status.PortID || list[0].Type != cloud.InterfaceBranch || len(list[0].Groups) != 1 || list[0].Groups[0] != "sg-web" {
+		t.Fatalf("EC2 has %+v", list)
+	}
+	plug := o.Status.Plug
+	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.State.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
+		t.Errorf("status %+v, plug %+v", o.Status, plug)
+	}
+	if n := b.calls("CreateENI"); n != 1 {
+		t.Errorf("%d ENIs were asked for", n)
+	}
+	b.says(o, v1alpha1.NodePlugged)
+	b.deletePod("web")
+	b.awaitObject(o.Name, "waits for its node", in(v1alpha1.PhaseReleasing))
+	said := time.Now()
+	b.says(o, v1alpha1.NodeUnplugged)
+	b.awaitGone(o.Name)
+	if d := time.Since(said); d < cools-time.Second { // of a second the API server keeps no parts
+		t.Errorf("it was deleted %v after it was unplugged, want %v", d, cools)
+	}
+	if list := b.enis(); len(list) != 0 {
+		t.Errorf("left are %+v", list)
+	}
+}
+
+// calls counts those of a method.
+func (b *branches) calls(op string) (n int) {
+	for _, c := range b.ec2.Front.Calls() {
+		if c.Op == op {
+			n++
+		}
+	}
+	return n
+}
+
+// What keeps a NIC from its node is said: no instance, no trunk, no room. It comes once there
+// is room.
+func TestNodesWithoutRoomForBranches(t *testing.T) {
+	b := startEC2(t, 0)
+	b.podIn("odd", "")
+	b.schedule("odd", "node-a") // which is no EC2 instance's
+	b.awaitNIC("odd", "eth0", "has no instance", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, "spec.providerID"))
+
+	var last string
+	for i := range 10 { // an m5.large has nine
+		last = fmt.Sprint("web-", i)
+		b.podIn(last, "")
+		b.schedule(last, "node-1")
+		if i < 9 {
+			b.awaitNIC(last, "eth0", "is active", in(v1alpha1.PhaseActive))
+		}
+	}
+	b.awaitNIC(last, "eth0", "has no room", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonBinding, "as many branch interfaces as its type may have"))
+	b.deletePod("web-0")
+	b.awaitNIC(last, "eth0", "has the room of another", in(v1alpha1.PhaseActive))
+}
+
+// Where the first interface of pods may be a branch it is one if a NIC has its name, in VPCs of EC2
+// alone. A pod that runs keeps the first interface that it came with.
+func TestFirstInterfaceThatIsABranch(t *testing.T) {
+	b := startEC2As(t, 0, Options{First: nicrequest.First{Name: "eth0", MayBePort: true}})
+	leads := func(pod, nic string, want bool) *v1alpha1.PodNIC {
+		t.Helper()
+		return b.awaitNIC(pod, nic, "is active", func(o *v1alpha1.PodNIC) error {
+			if o.Status.DefaultRoute != want {
+				return fmt.Errorf("it has the default route: %v", o.Status.DefaultRoute)
+			}
+			return in(v1alpha1.PhaseActive)(o)
+		})
+	}
+	b.podIn("web", "[{}, {name: eth0, securityGroups: [sg-web]}]")
+	b.schedule("web", "node-1")
+	leads("web", "eth0", true)
+	leads("web", "eth1", false)
+	b.podIn("plain", "")
+	b.schedule("plain", "node-1")
+	leads("plain", "eth1", false)
+	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
+	b.podIn("db-0", "[{name: eth0, nic: db}]")
+	b.schedule("db-0", "node-2")
+	leads("db-0", "eth0", true)
+
+	const noPort = "eth0 is the name of the pod's first interface, which is no port here"
+	b.pod("neutron", "[{name: eth0}]")
+	b.awaitEvent("neutron", "NICsRefused", noPort)
+	b.podIn("route", "[{name: eth0}, {defaultRoute: true}]")
+	b.awaitEvent("route", "NICsRefused", "is true of eth1, and the pod's first interface eth0 is a branch interface")
+	b.finish("plain", corev1.PodRunning)
+	b.annotate("plain", "[{}, {name: eth0}]")
+	b.awaitEvent("plain", "NICsRefused", noPort)
+	bare := newPod("bare", "")
+	bare.Annotations = nil
+	harness.OK(t, b.client().Create(t.Context(), bare))
+	b.schedule("bare", "node-1")
+	b.finish("bare", corev1.PodRunning)
+	b.nameVPC("e")
+	b.annotate("bare", "[{name: eth0}]")
+	b.awaitEvent("bare", "NICsRefused", noPort)
+	if b.hasEvent("web", "NICsRefused") {
+		t.Error("a pod that comes is refused what it comes with")
+	}
+	b.annotate("web", "[{}]")
+	b.awaitEvent("web", "NICsRefused", "lacks eth0, the pod's first interface, which cannot be removed")
+	for pod, want := range map[string]int{"web": 2, "plain": 1, "neutron": 0, "route": 0, "bare": 0} {
+		if got := b.nicsOf(pod); len(got) != want {
+			t.Errorf("%s has %v, want %d", pod, got, want)
+		}
+	}
+	if o := b.nicsOf("web")["eth0"]; o.DeletionTimestamp != nil {
+		t.Error("the first interface is taken away")
+	}
+	b.finish("web", corev1.PodRunning)
+	b.annotate("web", "[{}, {name: eth0, securityGroups: [sg-web]}, {name: eth2}]")
+	leads("web", "eth2", false)
+	before := leads("web", "eth0", true)
+	deletePodNIC(t, b.world, before.Name)
+	b.awaitNIC("web", "eth0", "is made again", func(o *v1alpha1.PodNIC) error {
+		if o.UID == before.UID || !o.Status.DefaultRoute {
+			return errors.New("not yet")
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+}
+
+// families has ports of VPC e be of some IP families from now on.
+func (b *branches) families(f ipfamily.Set) {
+	b.t.Helper()
+	o, err := b.nets.Of("e")
+	harness.OK(b.t, err)
+	p := branch.Open(branch.Settings{Cloud: b.ec2, Cluster: cluster, VPC: cloudfake.VPC, Families: f, Settle: time.Second, Logger: sourcetest.Logger(b.t.Output())})
+	o.Provider = cooling{p, 0}
+	o.Network, err = p.Network(b.t.Context(), cloudfake.VPC)
+	harness.OK(b.t, err)
+	o.Spec.EC2 = &v1alpha1.EC2Spec{IPFamilies: string(f), WarmBranches: o.Spec.EC2.WarmBranches}
+	b.nets.set("e", o)
+}
+
+// has wants a NIC to be active with addresses, and returns it.
+func (b *branches) has(pod, nic string, want func([]v1alpha1.PortAddress) error) *v1alpha1.PodNIC {
+	b.t.Helper()
+	return b.awaitNIC(pod, nic, "has its addresses", func(o *v1alpha1.PodNIC) error {
+		if err := in(v1alpha1.PhaseActive)(o); err != nil {
+			return err
+		}
+		return want(o.Status.Addresses)
+	})
+}
+
+// madeAgain deletes the port of a pod's NIC, and wants another with its addresses.
+func (b *branches) madeAgain(pod string, before *v1alpha1.PodNIC) {
+	b.t.Helper()
+	harness.OK(b.t, b.ec2.DeleteENI(b.t.Context(), before.Status.PortID))
+	b.awaitNIC(pod, before.Status.Interface, "has another port with its addresses", func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == before.Status.PortID || !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
+			return fmt.Errorf("port %s with %+v", o.Status.PortID, o.Status.Addresses)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+}
+
+// A subnet that got its block of IPv6 after the network was looked at serves: the NIC has both addresses once that is
+// looked at again.
+func TestSubnetThatGetsIPv6Late(t *testing.T) {
+	b := startEC2(t, 0)
+	b.families(ipfamily.Dual)
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	b.awaitNIC("web", "eth0", "waits for the next look", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "is not of subnet subnet-a"))
+	b.families(ipfamily.Dual)
+	b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 2 {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+}
+
+// A VPC that gets IPv6 gives new NICs an address of it too, as their subnet has them, and leaves those that
+// there are as they are. A port that is made again has both addresses again.
+func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	four := func(a v1alpha1.PortAddress) bool {
+		return strings.HasSuffix(a.CIDR, "/20") && a.Gateway == "10.0.0.1" && a.Subnet == "subnet-a"
+	}
+	six := func(a v1alpha1.PortAddress) bool {
+		return strings.HasPrefix(a.CIDR, "2001:db8:0:a:") && strings.HasSuffix(a.CIDR, "/64") && a.Gateway == "fe80:ec2::1" && a.Subnet == "subnet-a"
+	}
+	onlyFour := func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !four(list[0]) {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	}
+	both := func(list []v1alpha1.PortAddress) error {
+		if len(list) != 2 || !four(list[0]) || !six(list[1]) {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	}
+	b.podIn("old", "")
+	b.schedule("old", "node-1")
+	old := b.has("old", "eth0", onlyFour)
+	b.families(ipfamily.Dual)
+	b.podIn("new", "[{}, {ip: '2001:db8:0:a::77'}, {addresses: [{ip: 10.0.0.88}, {ip: '2001:db8:0:a::88'}]}]")
+	b.schedule("new", "node-1")
+	first := b.has("new", "eth0", both)
+	for nic, want := range map[string]string{"eth1": "2001:db8:0:a::77/64", "eth2": "2001:db8:0:a::88/64"} {
+		if o := b.has("new", nic, both); o.Status.Addresses[1].CIDR != want {
+			t.Errorf("%s has %+v, want %s", nic, o.Status.Addresses, want)
+		}
+	}
+	if now := b.has("old", "eth0", onlyFour); now.Status.PortID != old.Status.PortID || now.Status.Addresses[0] != old.Status.Addresses[0] {
+		t.Errorf("the NIC of before was %+v, is %+v", old.Status, now.Status)
+	}
+	b.podIn("odd", "[{addresses: [{ip: 10.0.0.99}, {ip: 10.0.0.98}]}]")
+	b.awaitEvent("odd", "NICsRefused", "is of the same family as that before")
+
+	b.madeAgain("new", first)
+}
+
+// Addresses that somebody gives a branch are not its NIC's, and not asked for when its port is made again; one
+// that is taken away is.
+func TestAddressesOfOthers(t *testing.T) {
+	four, six := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("2001:db8::9")
+	at := func(addrs ...netip.Addr) (list []vpcport.FixedIP) {
+		for _, a := range addrs {
+			list = append(list, vpcport.FixedIP{SubnetID: "subnet-a", IP: a})
+		}
+		return list
+	}
+	as := func(cidrs ...string) (list []v1alpha1.PortAddress) {
+		for _, c := range cidrs {
+			list = append(list, v1alpha1.PortAddress{CIDR: c, Subnet: "subnet-a"})
+		}
+		return list
+	}
+	network := vpcport.Network{Subnets: []vpcport.Subnet{{ID: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), IPv6CIDR: netip.MustParsePrefix("2001:db8::/64")}}}
+	for name, tt := range map[string]struct {
+		port      string // that was recorded; empty: this one
+		had       []v1alpha1.PortAddress
+		has, want []vpcport.FixedIP
+	}{
+		"a new port":                   {"", nil, at(four, six), at(four, six)},
+		"two of a family":              {"", nil, at(four, six, six.Next()), at(four, six)},
+		"another before its own":       {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Prev(), six), at(four, six)},
+		"its own is gone":              {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, six.Next()), at(four, six.Next())},
+		"a family less":                {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four), at(four)},
+		"a family more":                {"", as("10.0.0.9/20"), at(four, six), at(four)},
+		"a family more of a new port":  {"eni-0", as("10.0.0.9/20"), at(four, six), at(four, six)},
+		"IPv6 alone, and another":      {"", as("2001:db8::9/64"), at(six.Next(), six), at(six)},
+		"of a block that nobody knows": {"", as("10.0.0.9/20", "2001:db8::9/64"), at(four, netip.MustParseAddr("2001:db8:1::9")), at(four)},
+		"of such a block, and new":     {"", nil, at(four, netip.MustParseAddr("2001:db8:1::9")), at(four, netip.MustParseAddr("2001:db8:1::9"))},
+		"of such a block alone":        {"", nil, at(netip.MustParseAddr("2001:db8:1::9")), at(netip.MustParseAddr("2001:db8:1::9"))},
+		"what it had cannot be read":   {"", as("nonsense"), at(four), at(four)},
+		"nothing":                      {"", as("10.0.0.9/20"), nil, nil},
+	} {
+		p := &vpcport.Port{ID: "eni-1", Addresses: tt.has}
+		st := v1alpha1.PodNICStatus{PortID: cmp.Or(tt.port, p.ID), Addresses: tt.had}
+		s := &observation{o: &v1alpha1.PodNIC{Status: st}, opened: Opened{Provider: branch.Open(branch.Settings{}), Network: network}}
+		if got := s.own(p); !slices.Equal(got.Addresses, tt.want) || !slices.Equal(p.Addresses, tt.has) {
+			t.Errorf("%s: %v, want %v", name, got.Addresses, tt.want)
+		}
+	}
+}
+
+// A port that lost all of its addresses is said to, and the NIC keeps what it had, which a port in its place is to
+// have again.
+func TestBranchWithoutAnAddress(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	before := b.awaitNIC("web", "eth0", "is active", in(v1alpha1.PhaseActive))
+	has := netip.MustParsePrefix(before.Status.Addresses[0].CIDR).Addr()
+	harness.OK(t, b.ec2.UnassignAddresses(t.Context(), before.Status.PortID, []netip.Prefix{cloud.HostPrefix(has)}))
+	b.families(ipfamily.OnlyIPv6) // by which NICs are looked at
+	b.awaitNIC("web", "eth0", "says that its port has no address", func(o *v1alpha1.PodNIC) error {
+		if !slices.Equal(o.Status.Addresses, before.Status.Addresses) {
+			return fmt.Errorf("it has %+v", o.Status.Addresses)
+		}
+		return condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Bug).Reason, "has no address of the families of VPC e (spec.ec2.ipFamilies)")(o)
+	})
+	b.madeAgain("web", before)
+}
+
+// Of a VPC of IPv6 alone a NIC has an address of that, and a subnet without any says so.
+func TestBranchesOfIPv6(t *testing.T) {
+	b := startEC2(t, 0)
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("early", "")
+	b.schedule("early", "node-1")
+	b.awaitNIC("early", "eth0", "has no subnet", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, vpcport.PolicyOf(vpcport.Invalid).Reason, "IPv6 CIDR block that the port needs"))
+	b.deletePod("early")
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "")
+	b.schedule("web", "node-1")
+	b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !strings.HasPrefix(list[0].CIDR, "2001:db8:0:a:") || list[0].Gateway != "fe80:ec2::1" {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+	b.podIn("odd", "[{ip: 10.0.0.99}]")
+	b.awaitNIC("odd", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, "10.0.0.99 is in no subnet of VPC e"))
+}
+
+// A NIC may be in a subnet of IPv6 alone where it has no IPv4 address; in a VPC of both it is told that there
+// is none such.
+func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
+	b := startEC2(t, 0)
+	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
+	b.ec2.State.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
+	b.families(ipfamily.Dual)
+	b.podIn("both", "[{subnet: subnet-6}]")
+	b.schedule("both", "node-1")
+	b.awaitNIC("both", "eth0", "is refused", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, reasonRefused, `VPC e has no subnet "subnet-6"`))
+	b.deletePod("both")
+	b.families(ipfamily.OnlyIPv6)
+	b.podIn("web", "[{subnet: subnet-6}]")
+	b.schedule("web", "node-1")
+	o := b.has("web", "eth0", func(list []v1alpha1.PortAddress) error {
+		if len(list) != 1 || !strings.HasPrefix(list[0].CIDR, "2001:db8:0:6:") || list[0].Gateway != "fe80:ec2::1" || list[0].Subnet != "subnet-6" {
+			return fmt.Errorf("it has %+v", list)
+		}
+		return nil
+	})
+	b.madeAgain("web", o)
+	if list := b.enis(); len(list) != 1 || list[0].Primary.IsValid() {
+		t.Errorf("EC2 has %+v", list)
+	}
+}
+
+// A NIC that outlives pods keeps its address from node to node.
+func TestBranchThatOutlivesPods(t *testing.T) {
+	b := startEC2(t, 0)
+	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
+	b.podIn("one", "[{nic: db}]")
+	b.schedule("one", "node-1")
+	first := b.awaitObject("db", "is active", in(v1alpha1.PhaseActive)).DeepCopy()
+	b.deletePod("one")
+	b.podIn("two", "[{nic: db}]")
+	b.schedule("two", "node-2")
+	second := b.awaitObject("db", "is active at the other", func(o *v1alpha1.PodNIC) error {
+		if o.Status.Host != "i-2" {
+			return fmt.Errorf("at %s", o.Status.Host)
+		}
+		return in(v1alpha1.PhaseActive)(o)
+	})
+	if a, b := first.Status.Addresses[0], second.Status.Addresses[0]; a != b || first.Status.PortID != second.Status.PortID {
+		t.Errorf("had %+v of %s, has %+v of %s", a, first.Status.PortID, b, second.Status.PortID)
+	}
+	if n := b.calls("CreateENI"); n != 1 {
+		t.Errorf("%d ENIs were asked for", n)
+	}
+}

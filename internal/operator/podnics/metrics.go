@@ -1,0 +1,201 @@
+package podnics
+
+import (
+	"cmp"
+	"context"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
+	"github.com/berthnet/berth/internal/operator/podnics/warm"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+var (
+	famNICs    = metric.New("berth_operator_podnics", "gauge", "PodNICs of a VPC by phase; Pending also while they have none.", "vpc", "phase")
+	famBlocked = metric.New("berth_operator_podnics_blocked", "gauge", "PodNICs of a VPC whose condition PortReady, or else Bound, is False, by its reason, without those that wait for a pod or for the scheduler. Reasons without PodNICs are absent.", "vpc", "reason")
+	famUnbound = metric.New("berth_operator_podnics_unbindable", "gauge", "PodNICs of pods of a node that the provider cannot bind there (BindingFailed). Nodes without are absent.", "node")
+	famWaits   = metric.New("berth_operator_podnic_longest_wait_seconds", "gauge", "How long the pod that has waited longest for a NIC of a VPC has waited, as the leader has seen it, by what it waits for: bound (the pod has a node, and the port is not bound there) or plugged (the port is bound, and the node has not plugged it).", "vpc", "for")
+	famSteps   = metric.New("berth_operator_port_steps_total", "counter", "Calls to providers for NICs, by kind (look, create, change, poll or delete) and result: ok, or the class of the failure. One request may carry calls for many NICs.", "kind", "result")
+	famBound   = metric.New("berth_operator_port_bound_seconds", "histogram", "Time from a pod's creation until one of its NICs was bound to its node, for starting pods.", "vpc")
+	famPlugged = metric.New("berth_operator_port_plugged_seconds", "histogram", "Time from a pod's creation until its node had plugged one of its NICs, for starting pods.", "vpc")
+	famListed  = metric.New("berth_operator_port_listings_total", "counter", "Listings of all of Berth's ports of a VPC, which find drift and ports without a PodNIC, by result: success or error. Failures to delete such ports count as errors.", "vpc", "result")
+	famAstray  = metric.New("berth_operator_stray_ports", "gauge", "Ports of Berth that should not exist, by the last listing, by kind: orphan (no PodNIC has it; it is deleted at once, or after --orphan-age if no operator saw the PodNIC go) or double (its PodNIC has another one too).", "vpc", "kind")
+	famSwept   = metric.New("berth_operator_orphan_ports_total", "counter", "Ports without a PodNIC, by what became of them: deleted, or returned to their users.", "result")
+)
+
+// Families are the metrics, for their page of the documentation.
+var Families = []metric.Family{famNICs, famBlocked, famUnbound, famWaits, famSteps, famBound, famPlugged, famListed, famAstray, famSwept}
+
+// Kinds of ports that should not exist.
+const (
+	strayOrphan = "orphan"
+	strayDouble = "double"
+)
+
+// Metrics count the work for NICs. They may be used concurrently.
+type Metrics struct {
+	steps          *prometheus.CounterVec
+	bound, plugged *prometheus.HistogramVec
+	listings       *prometheus.CounterVec
+	stray          *prometheus.GaugeVec
+	swept          *prometheus.CounterVec
+	warm           *warm.Metrics
+
+	mu   sync.Mutex      // guards vpcs; held while series of VPCs are created or removed
+	vpcs map[string]bool // VPCs with series
+}
+
+// NewMetrics returns metrics that are not registered.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		steps: famSteps.Counter(), bound: famBound.Histogram(metric.WaitBuckets), plugged: famPlugged.Histogram(metric.WaitBuckets),
+		listings: famListed.Counter(), stray: famAstray.Gauge(), swept: famSwept.Counter(), warm: warm.NewMetrics(), vpcs: map[string]bool{},
+	}
+	for _, k := range []nicplan.Kind{nicplan.Look, nicplan.Create, nicplan.Change, nicplan.Poll, nicplan.Delete} {
+		m.steps.WithLabelValues(k.String(), "ok") // so that the first one is an increase
+	}
+	for _, result := range []string{sweptDeleted, sweptReturned} {
+		m.swept.WithLabelValues(result)
+	}
+	return m
+}
+
+// Collectors returns the metrics to register.
+func (m *Metrics) Collectors() []prometheus.Collector {
+	return append(m.warm.Collectors(), m.steps, m.bound, m.plugged, m.listings, m.stray, m.swept)
+}
+
+func (m *Metrics) count(k nicplan.Kind, err error) {
+	result := "ok"
+	if err != nil {
+		result = vpcport.ClassOf(err).String()
+	}
+	m.steps.WithLabelValues(k.String(), result).Inc()
+}
+
+// listed counts a listing of a VPC's ports by its result.
+func (m *Metrics) listed(vpc string, err error) {
+	result := "success"
+	if err != nil {
+		result = "error"
+	}
+	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
+}
+
+// strays records how many ports of a VPC should not exist.
+func (m *Metrics) strays(vpc string, s strays) {
+	m.of(vpc, func() {
+		m.stray.WithLabelValues(vpc, strayOrphan).Set(float64(s.orphans))
+		m.stray.WithLabelValues(vpc, strayDouble).Set(float64(s.doubles))
+	})
+}
+
+// observe adds how long a pod of a VPC waited, to m.bound or m.plugged.
+func (m *Metrics) observe(wait *prometheus.HistogramVec, vpc string, took time.Duration) {
+	m.of(vpc, func() { wait.WithLabelValues(vpc).Observe(took.Seconds()) })
+}
+
+// of counts something of a VPC. If the VPC is gone, as after a listing that was in flight then, keepOnly removes the series
+// the next time.
+func (m *Metrics) of(vpc string, count func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.vpcs[vpc] = true
+	count()
+}
+
+// keepOnly removes the series of all VPCs but these.
+func (m *Metrics) keepOnly(vpcs []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := map[string]bool{}
+	for _, vpc := range vpcs {
+		now[vpc] = true
+		for _, result := range []string{"success", "error"} {
+			m.listings.WithLabelValues(vpc, result)
+		}
+	}
+	for vpc := range m.vpcs {
+		if !now[vpc] {
+			of := prometheus.Labels{"vpc": vpc}
+			for _, vec := range []interface{ DeletePartialMatch(prometheus.Labels) int }{m.bound, m.plugged, m.listings, m.stray} {
+				vec.DeletePartialMatch(of)
+			}
+		}
+	}
+	m.vpcs = now
+}
+
+// strays is how many ports should not exist.
+type strays struct{ orphans, doubles int }
+
+// Gauges returns the metrics that are computed when Prometheus scrapes.
+func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
+
+type gauges struct{ c *Controller }
+
+// Describe implements prometheus.Collector.
+func (gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range []metric.Family{famNICs, famBlocked, famUnbound, famWaits} {
+		ch <- f.Desc()
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	list := &v1alpha1.PodNICList{}
+	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
+		return // before the cache is filled
+	}
+	emit := func(f metric.Family, counts map[[2]string]int) {
+		for labels, n := range counts {
+			ch <- f.Value(float64(n), labels[:len(f.Labels)]...)
+		}
+	}
+	t := tallyOf(list.Items)
+	emit(famNICs, t.phases)
+	emit(famBlocked, t.blocked)
+	emit(famUnbound, t.unbindable)
+	for vpc, l := range g.c.states.longestWaits() {
+		ch <- famWaits.Value(l.bound.Seconds(), vpc, "bound")
+		ch <- famWaits.Value(l.plugged.Seconds(), vpc, "plugged")
+	}
+}
+
+// tally counts PodNICs by the values of labels.
+type tally struct{ phases, blocked, unbindable map[[2]string]int }
+
+func tallyOf(list []v1alpha1.PodNIC) tally {
+	t := tally{map[[2]string]int{}, map[[2]string]int{}, map[[2]string]int{}}
+	for i := range list {
+		o := &list[i]
+		t.phases[[2]string{o.Spec.VPC, string(cmp.Or(o.Status.Phase, v1alpha1.PhasePending))}]++
+		reason := blockedBy(o)
+		if reason != "" {
+			t.blocked[[2]string{o.Spec.VPC, reason}]++
+		}
+		if reason == reasonBinding && o.Status.NodeName != "" {
+			t.unbindable[[2]string{o.Status.NodeName}]++
+		}
+	}
+	return t
+}
+
+// blockedBy is the reason why a PodNIC makes no progress; empty: it does, or needs none.
+func blockedBy(o *v1alpha1.PodNIC) string {
+	for _, kind := range []string{v1alpha1.ConditionPortReady, v1alpha1.ConditionBound} {
+		c := meta.FindStatusCondition(o.Status.Conditions, kind)
+		if c != nil && c.Status == metav1.ConditionFalse && c.Reason != reasonNoPod && c.Reason != reasonUnscheduled {
+			return c.Reason
+		}
+	}
+	return ""
+}

@@ -1,0 +1,259 @@
+package providers
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/operator/podnics"
+	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+)
+
+func TestMain(m *testing.M) {
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(harness.Kube(m.Run))
+}
+
+// limit is for what takes a second on an idle machine.
+const limit = 3 * time.Minute
+
+// namespace is the operator's own.
+const namespace = "kube-system"
+
+// planted are what must be in no text that people see.
+const (
+	planted       = "plantedPassword4711"
+	plantedSecret = "plantedSecret0815"
+)
+
+// bed is a control plane, and a Neutron behind Keystone with the network blue.
+type bed struct {
+	t      *testing.T
+	client client.Client
+	cloud  *neutronfake.Cloud
+	server *httptest.Server
+	blue   neutronfake.Network
+	web    neutronfake.Subnet
+	log    *buffer
+	vpcs   *Controller
+	end    func()
+}
+
+// buffer is a log that goes to the test's output too.
+type buffer struct {
+	t    *testing.T
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.text.Write(p)
+	return b.t.Output().Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// newBed starts the controller, after everything that prepare makes is there.
+func newBed(t *testing.T, o Options) *bed {
+	t.Helper()
+	harness.KubeClean(t)
+	b := &bed{t: t, client: harness.KubeClient(t), cloud: neutronfake.New(neutronfake.Options{}), log: &buffer{t: t}}
+	b.cloud.Keystone.AddUser(neutronfake.User{Name: "berth", Password: planted, Credential: "credential-1", Secret: plantedSecret})
+	b.blue = b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
+	b.web = b.cloud.AddSubnet(neutronfake.Subnet{Name: "web", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")})
+	b.server = httptest.NewTLSServer(b.cloud)
+	t.Cleanup(b.server.Close)
+	t.Cleanup(b.leaksNothing)
+	b.start(o)
+	return b
+}
+
+// start runs the controller as an operator that leads, under its service account, with
+// the chart's roles and admission policies.
+func (b *bed) start(o Options) {
+	b.t.Helper()
+	o.Namespace, o.Logger = namespace, slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	mgr, err := controllers.Manager(harness.OperatorConfig(b.t, deploy.PortMode), Watches())
+	harness.OK(b.t, err)
+	harness.OK(b.t, podnics.Index(b.t.Context(), mgr.GetFieldIndexer()))
+	b.vpcs, err = Setup(mgr, o)
+	harness.OK(b.t, err)
+	b.end = controllers.Run(b.t, mgr)
+}
+
+// trust is the certificate of the server, in PEM.
+func trust(s *httptest.Server) string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+}
+
+// newVPC is a VPC of the cloud, by a password in the Secret neutron.
+func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: b.server.URL + "/v3",
+		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
+		TLS:         &v1alpha1.VPCTLS{CABundle: trust(b.server)}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
+	}}
+	for _, e := range edit {
+		e(&v.Spec)
+	}
+	return v
+}
+
+// vpc makes a VPC.
+func (b *bed) vpc(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
+	b.t.Helper()
+	v := b.newVPC(name, edit...)
+	harness.OK(b.t, b.client.Create(b.t.Context(), v))
+	return v
+}
+
+// edit changes a VPC's spec.
+func (b *bed) edit(name string, edit func(*v1alpha1.VPCSpec)) {
+	b.t.Helper()
+	v := b.read(name)
+	before := v.DeepCopy()
+	edit(&v.Spec)
+	harness.OK(b.t, b.client.Patch(b.t.Context(), v, client.MergeFrom(before)))
+}
+
+// password is the data of a Secret that Keystone accepts.
+func password(edit ...string) map[string]string {
+	data := map[string]string{"username": "berth", "password": planted, "project": "berth"}
+	for i := 0; i+1 < len(edit); i += 2 {
+		data[edit[i]] = edit[i+1]
+	}
+	return data
+}
+
+// secret makes or changes a Secret of the operator's namespace. Empty values are left out.
+func (b *bed) secret(name string, data map[string]string) {
+	b.t.Helper()
+	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{}}
+	for k, v := range data {
+		if v != "" {
+			s.Data[k] = []byte(v)
+		}
+	}
+	err := b.client.Create(b.t.Context(), s)
+	if apierrors.IsAlreadyExists(err) {
+		err = b.client.Update(b.t.Context(), s)
+	} else {
+		b.t.Cleanup(func() { _ = b.client.Delete(context.Background(), s) })
+	}
+	harness.OK(b.t, err)
+}
+
+// nic makes a PodNIC of a VPC.
+func (b *bed) nic(vpc, name string) *v1alpha1.PodNIC {
+	b.t.Helper()
+	n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1alpha1.PodNICSpec{VPC: vpc}}
+	harness.OK(b.t, b.client.Create(b.t.Context(), n))
+	return n
+}
+
+func (b *bed) read(name string) *v1alpha1.VPC {
+	b.t.Helper()
+	v := &v1alpha1.VPC{}
+	harness.OK(b.t, b.client.Get(b.t.Context(), client.ObjectKey{Name: name}, v))
+	return v
+}
+
+// until waits until a VPC is as it should be.
+func (b *bed) until(name, what string, is func(*v1alpha1.VPC) error) *v1alpha1.VPC {
+	b.t.Helper()
+	v := &v1alpha1.VPC{}
+	harness.Eventually(b.t, limit, name+": "+what, func() error {
+		v = &v1alpha1.VPC{}
+		if err := b.client.Get(b.t.Context(), client.ObjectKey{Name: name}, v); err != nil {
+			return err
+		}
+		return is(v)
+	})
+	return v
+}
+
+// ready waits until a VPC is ready, and open for others.
+func (b *bed) ready(name string) *v1alpha1.VPC {
+	b.t.Helper()
+	return b.until(name, "ready", func(v *v1alpha1.VPC) error {
+		if !meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady) || v.Generation != meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady).ObservedGeneration {
+			return fmt.Errorf("conditions %+v", v.Status.Conditions)
+		}
+		_, err := b.vpcs.Networks().Of(name)
+		return err
+	})
+}
+
+// fails waits until a condition of a VPC is False for a reason, with a word in its message,
+// and Ready is so too. Others get nothing of it, unless it stays open.
+func (b *bed) fails(name, kind, reason, word string) *v1alpha1.VPC {
+	b.t.Helper()
+	return b.until(name, "fails by "+kind, func(v *v1alpha1.VPC) error {
+		for _, k := range []string{kind, v1alpha1.ConditionReady} {
+			c := meta.FindStatusCondition(v.Status.Conditions, k)
+			if c == nil || c.Status != metav1.ConditionFalse || c.Reason != reason || !strings.Contains(c.Message, word) {
+				return fmt.Errorf("want %s False for %s with %q: conditions %+v", k, reason, word, v.Status.Conditions)
+			}
+		}
+		return nil
+	})
+}
+
+// closed checks that others get nothing of a VPC, for a reason.
+func (b *bed) closed(name, reason string) {
+	b.t.Helper()
+	_, err := b.vpcs.Networks().Of(name)
+	if why, ok := errors.AsType[*NotReady](err); !ok || why.Reason != reason {
+		b.t.Errorf("%s is open, or closed for another reason than %s: %v", name, reason, err)
+	}
+}
+
+// leaksNothing looks for what was planted in all that people see.
+func (b *bed) leaksNothing() {
+	ctx := context.Background()
+	var texts []string
+	vpcs, nics, events, old := &v1alpha1.VPCList{}, &v1alpha1.PodNICList{}, &eventsv1.EventList{}, &corev1.EventList{}
+	for _, list := range []client.ObjectList{vpcs, nics, events, old} {
+		if err := b.client.List(ctx, list); err != nil {
+			b.t.Error(err)
+		}
+		texts = append(texts, fmt.Sprintf("%+v", list))
+	}
+	texts = append(texts, b.log.String())
+	for _, secret := range []string{planted, plantedSecret, "gAAAAAB"} { // the last begins tokens
+		for _, text := range texts {
+			if i := strings.Index(text, secret); i >= 0 {
+				b.t.Errorf("%s is in …%s…", secret, text[max(0, i-100):min(len(text), i+100)])
+			}
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package providers
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/objects"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+const (
+	// reportEvery is the shortest interval between two writes of a VPC's status.
+	reportEvery = time.Second
+	// maxSubnets is how many subnets a status may have (v1alpha1.VPCStatus).
+	maxSubnets = 1024
+)
+
+// reports are the conditions of VPCs, for metrics.
+type reports struct {
+	mu sync.Mutex                 // guards by
+	by map[string]map[string]bool // by VPC and type; without those that are Unknown
+}
+
+func newReports() *reports { return &reports{by: map[string]map[string]bool{}} }
+
+func (r *reports) put(vpc string, conditions []metav1.Condition) {
+	known := map[string]bool{}
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionUnknown {
+			known[c.Type] = c.Status == metav1.ConditionTrue
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.by[vpc] = known
+}
+
+func (r *reports) drop(vpc string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.by, vpc)
+}
+
+// all returns the conditions of all VPCs.
+func (r *reports) all() map[string]map[string]bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.by)
+}
+
+// report writes a VPC's status if it has changed, or returns how long to wait until the next write.
+func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) (time.Duration, error) {
+	before := v.DeepCopy()
+	describe(v, s, nics, c.now())
+	c.reported.put(v.Name, v.Status.Conditions)
+	if reflect.DeepEqual(before.Status, v.Status) {
+		s.pin = pinIn(v.Status)
+		return 0, nil
+	}
+	if wait := s.reported.Add(reportEvery).Sub(c.now()); wait > 0 {
+		return wait, nil
+	}
+	s.reported = c.now()
+	if err := objects.PatchStatus(ctx, c.client, v, client.MergeFrom(before)); err != nil {
+		return 0, err
+	}
+	s.pin = pinIn(v.Status)
+	c.tell(before, v)
+	return 0, nil
+}
+
+// describe sets a VPC's status to what is known now.
+func describe(v *v1alpha1.VPC, s *state, nics int, now time.Time) {
+	st := &v.Status
+	st.NICs = int32(min(nics, 1<<30))
+	if s.open {
+		st.NetworkID, st.ProjectID, st.MTU = s.found.network.ID, s.found.project, int32(s.found.network.MTU)
+		st.Subnets = subnets(s.found.network)
+	}
+	all := verdicts(s.why, v.Spec.Credentials != nil, s.asked)
+	if s.why == nil {
+		if text := s.connection.health.denied(); text != "" {
+			all[ofCredentials] = verdict{metav1.ConditionFalse, ReasonForbidden, text + secretOf(v.Spec)}
+		}
+	}
+	for a, verdict := range all {
+		set(v, conditionOf[a], verdict, now)
+	}
+	set(v, v1alpha1.ConditionReady, ready(v, s, all, nics), now)
+}
+
+// ready is the verdict of the condition Ready: that of the first area that is not good.
+func ready(v *v1alpha1.VPC, s *state, all [areas]verdict, nics int) verdict {
+	if v.DeletionTimestamp != nil {
+		return verdict{metav1.ConditionFalse, ReasonDeleting, fmt.Sprintf("%d PodNICs are still there; it goes with the last", nics)}
+	}
+	if s.why != nil {
+		return verdict{metav1.ConditionFalse, s.why.reason, s.why.message}
+	}
+	for _, one := range all {
+		if one.status != metav1.ConditionTrue {
+			return one
+		}
+	}
+	if p := complaint(v.Spec, s.found.network); p != nil {
+		return verdict{metav1.ConditionFalse, p.reason, p.message}
+	}
+	return verdict{metav1.ConditionTrue, ReasonReady, ""}
+}
+
+func set(v *v1alpha1.VPC, kind string, is verdict, now time.Time) {
+	meta.SetStatusCondition(&v.Status.Conditions, metav1.Condition{
+		Type: kind, Status: is.status, Reason: is.reason, Message: is.message,
+		ObservedGeneration: v.Generation, LastTransitionTime: metav1.NewTime(now),
+	})
+}
+
+// subnets are the subnets of a network as the status has them.
+func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
+	for _, s := range n.Subnets[:min(len(n.Subnets), maxSubnets)] {
+		o := v1alpha1.VPCSubnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR.String()}
+		if s.Gateway.IsValid() {
+			o.Gateway = s.Gateway.String()
+		}
+		if s.IPv6CIDR.IsValid() {
+			o.IPv6CIDR = s.IPv6CIDR.String()
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
+const maxNote = 1000
+
+// tell makes an Event and a log line when the reason of a VPC's condition Ready changes.
+func (c *Controller) tell(before, v *v1alpha1.VPC) {
+	was := meta.FindStatusCondition(before.Status.Conditions, v1alpha1.ConditionReady)
+	is := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.ConditionReady)
+	if was != nil && was.Reason == is.Reason {
+		return
+	}
+	log := c.o.Logger.With("vpc", v.Name, "reason", is.Reason)
+	kind, note := corev1.EventTypeWarning, is.Message
+	switch {
+	case is.Status == metav1.ConditionTrue:
+		kind, note = corev1.EventTypeNormal, fmt.Sprintf("network %s of project %s", v.Status.NetworkID, v.Status.ProjectID)
+		log.Info("a VPC is ready", "network", v.Status.NetworkID, "project", v.Status.ProjectID)
+	case is.Reason == ReasonDeleting:
+		kind = corev1.EventTypeNormal
+	default:
+		log.Warn("a VPC is not ready", "because", is.Message)
+	}
+	c.events.Eventf(v, nil, kind, is.Reason, "Report", "%s", vpcport.Cut(note, maxNote))
+}

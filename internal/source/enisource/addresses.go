@@ -1,0 +1,243 @@
+package enisource
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
+)
+
+// addresses is what the node has for pods, who has it, and who waits for some: memory only. It is not
+// safe for concurrent use: Source.mu guards it.
+type addresses struct {
+	alloc   *ipam.Node[attachment.Key]
+	leases  map[attachment.Key]hold
+	waiters waiting.Queue
+	enis    enis // their data paths and links
+
+	inv         eni.Inventory  // as the supplier, or the file, has it
+	usable      bool           // an address was assignable once
+	served      bool           // the inventory came from the supplier or the file
+	unconfirmed bool           // it came from the file, and the supplier still has time to correct it
+	releasing   []netip.Prefix // what the supplier asks back: it is handed to no pod
+	withheld    []netip.Addr   // what the node has itself
+}
+
+// hold is one attachment's lease and whose it is.
+type hold struct {
+	source.Lease
+	pod attachment.Pod
+}
+
+// serve hands out addresses in the order of arrival while any is assignable. All handing out is done
+// here.
+func (a *addresses) serve(now time.Time) {
+	a.withdrawReleasing(now)
+	for a.waiters.Len() > 0 && !a.unconfirmed {
+		w := a.waiters.Front()
+		t, ok := a.alloc.Take(w.Request.Key, a.inv.Families, now)
+		if !ok {
+			return
+		}
+		l := source.Lease{
+			IPv4: t.Addresses[ipfamily.IPv4], IPv6: t.Addresses[ipfamily.IPv6],
+			Origin: introspect.Origin{ENI: t.Group}, Uplink: t.Index,
+		}
+		a.leases[w.Request.Key] = hold{l, w.Request.Pod}
+		w.Grant(l)
+	}
+}
+
+// wait queues a request behind those that came before, and serves whom it can.
+func (a *addresses) wait(req source.Request, now time.Time) *waiting.Waiter {
+	w := a.waiters.Push(req)
+	a.serve(now)
+	return w
+}
+
+// held returns the lease of a key.
+func (a *addresses) held(key attachment.Key) (source.Lease, bool) {
+	h, ok := a.leases[key]
+	return h.Lease, ok
+}
+
+// withdrawReleasing withdraws what the supplier asks back, as far as no pod has it and it does not
+// cool.
+func (a *addresses) withdrawReleasing(now time.Time) {
+	if len(a.releasing) > 0 {
+		a.alloc.Expire(now)
+		a.alloc.WithdrawThese(a.releasing)
+	}
+}
+
+// restoreAllBut makes assignable what the supplier asked back before and is not in back.
+func (a *addresses) restoreAllBut(back []netip.Prefix) {
+	freed := slices.DeleteFunc(a.releasing, func(p netip.Prefix) bool { return slices.Contains(back, p) })
+	a.alloc.Restore(freed)
+	a.releasing = slices.Clone(back)
+}
+
+// idle returns those of a list in which no address is used or cools, sorted.
+func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
+	out = slices.Clone(list)
+	for v := range a.alloc.Busied() {
+		out = slices.DeleteFunc(out, func(p netip.Prefix) bool { return p.Contains(v.Addr) })
+	}
+	return sorted(out)
+}
+
+func sorted(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+// confirm takes over an inventory from the supplier.
+func (a *addresses) confirm(inv eni.Inventory) {
+	a.served, a.unconfirmed = true, false
+	a.adopt(inv)
+}
+
+// adopt takes an inventory into the allocator. What is gone is gone at once; what is new becomes
+// assignable when the data path has it.
+func (a *addresses) adopt(inv eni.Inventory) {
+	gone, changed := a.enis.publish(inv.ENIs, a.holds)
+	for _, id := range gone {
+		a.alloc.LoseGroup(id)
+	}
+	for _, id := range changed {
+		a.list(id)
+	}
+}
+
+// list tells the allocator what of an ENI it may work with: all of one that is not ready yet, as
+// nothing of it is assignable, and of a ready one what is programmed, or busy already.
+func (a *addresses) list(id string) {
+	e := a.enis.published[id]
+	done, ready := a.enis.programmed[id]
+	g := ipam.Group{ID: id, Index: e.DeviceIndex, Addresses: addressesOf(e), Prefixes: prefixesOf(e)}
+	if ready {
+		addrs, prefixes := addressesOf(done), prefixesOf(done)
+		g.Addresses = filter(g.Addresses, func(x netip.Addr) bool { return slices.Contains(addrs, x) || a.alloc.Busy(x) })
+		g.Prefixes = filter(g.Prefixes, func(p netip.Prefix) bool { return slices.Contains(prefixes, p) })
+	}
+	a.alloc.SetGroup(g)
+	a.alloc.SetReady(id, ready && !a.enis.lacksLink(id))
+}
+
+// holds reports whether a pod has an address of an ENI.
+func (a *addresses) holds(id string) bool {
+	for _, l := range a.leases {
+		if l.ENI == id {
+			return true
+		}
+	}
+	return false
+}
+
+// linkGone has no address of an ENI handed out until its link is there. Had says that the node had the
+// link before.
+func (a *addresses) linkGone(id string, had bool) {
+	if a.enis.linkGone(id, had) {
+		a.alloc.SetReady(id, false)
+	}
+}
+
+// linksChanged takes what the data path says of links since it set them up.
+func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
+	a.enis.unpublishedCame(changed)
+	for id, change := range changed {
+		if _, published := a.enis.published[id]; published || change == source.LinkGone && a.holds(id) {
+			a.linkGone(id, true)
+		}
+	}
+}
+
+// ownAddressFreed reports whether one of some free addresses is an ENI's own: the data path may have to
+// change.
+func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
+	for _, e := range a.enis.published {
+		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {
+			return true
+		}
+	}
+	return false
+}
+
+// differences returns what the data path has too much and what it lacks.
+func (a *addresses) differences() (remove []string, set []eni.ENI) {
+	return a.enis.differences(a.holds, a.desired)
+}
+
+// desired returns a published ENI as the data path should have it. If its own address is no longer for
+// pods, and a pod still has it or had it lately, then the address is not the node's yet.
+func (a *addresses) desired(e eni.ENI) eni.ENI {
+	if own := e.PrimaryIPv4; !e.Primary && a.alloc.Busy(own) && !slices.Contains(e.Addresses, own) {
+		e.Addresses = append([]netip.Addr{own}, e.Addresses...)
+	}
+	return e
+}
+
+// programmed takes the result of SetENI: what was programmed, and is still published, is assignable
+// from now on. First says that no address was before.
+func (a *addresses) programmed(e eni.ENI, err error, now time.Time) (first bool) {
+	if a.enis.set(e, err) {
+		a.linkGone(e.ID, a.enis.has(e.ID))
+	}
+	if err != nil {
+		return false
+	}
+	if _, ok := a.enis.published[e.ID]; ok {
+		a.list(e.ID)
+	}
+	first = !a.usable && len(addressesOf(e))+len(prefixesOf(e)) > 0
+	a.usable = a.usable || first
+	a.serve(now)
+	return first
+}
+
+// lost returns the addresses of running pods that no ENI of the node has, whether it serves new pods or
+// not.
+func (a *addresses) lost() map[attachment.Key][]netip.Addr {
+	lost := map[attachment.Key][]netip.Addr{}
+	if !a.served || a.unconfirmed {
+		return lost
+	}
+	for v := range a.alloc.Busied() {
+		if v.Used && v.Group == "" && !slices.ContainsFunc(a.inv.ENIs, func(e eni.ENI) bool { return hasAddress(e, v.Addr) }) {
+			lost[v.Key] = append(lost[v.Key], v.Addr)
+		}
+	}
+	return lost
+}
+
+// room returns for how many pods there are free addresses now.
+func (a *addresses) room() (free int) {
+	for _, g := range a.alloc.Groups() {
+		if g.Ready {
+			free += g.Assignable(a.inv.Families)
+		}
+	}
+	return free
+}
+
+func hasAddress(e eni.ENI, a netip.Addr) bool {
+	return !e.Primary && e.PrimaryIPv4 == a || slices.Contains(addressesOf(e), a) ||
+		slices.ContainsFunc(prefixesOf(e), func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// addressesOf returns an ENI's single addresses for pods, of both families.
+func addressesOf(e eni.ENI) []netip.Addr { return slices.Concat(e.Addresses, e.IPv6) }
+
+// prefixesOf returns an ENI's prefixes, of both families.
+func prefixesOf(e eni.ENI) []netip.Prefix { return slices.Concat(e.Prefixes, e.IPv6Prefixes) }
+
+func filter[T any](list []T, keep func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return !keep(x) })
+}

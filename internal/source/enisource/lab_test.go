@@ -1,0 +1,238 @@
+package enisource
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+// labNode is a source on a lab's EC2 API, over HTTP and the real SDK.
+type labNode struct {
+	*Source
+	lab     *endpoints.Cloud
+	id      string
+	passes  retry.Signal // a reconciliation ended
+	stop    func()
+	mu      sync.Mutex // guards creates
+	creates int
+}
+
+// Acted implements eni.Observer.
+func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a.Kind == plan.Create && err == nil {
+		n.creates++
+	}
+}
+
+// Collected implements eni.Observer.
+func (*labNode) Collected(eni.Collected) {}
+
+// Reconciled implements eni.Observer.
+func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
+
+func labSpec() spec.Spec {
+	s := spec.Default()
+	s.Throttle = "none"
+	return s
+}
+
+func serve(t *testing.T, s spec.Spec) *endpoints.Cloud {
+	t.Helper()
+	lab, err := endpoints.Serve(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lab.Close)
+	return lab
+}
+
+func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
+	t.Helper()
+	return startOn(t, serve(t, s), p, &memStore{}, nil)
+}
+
+func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[int]source.Lease) *labNode {
+	t.Helper()
+	access := lab.Credentials()
+	client := labClient(t, lab, spec.AccessKey{ID: access.AccessKeyID, Secret: access.SecretAccessKey})
+	n := &labNode{lab: lab, id: lab.Cloud.Instances.ID("node-a"), passes: retry.NewSignal()}
+	var err error
+	n.Source, err = New(Options{
+		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}, eni.Config{
+		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
+		Timing: eni.Timing{ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range leases {
+		if err := n.Restore(sourcetest.Request(i), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.stop = sourcetest.Run(t, n)
+	return n
+}
+
+// until waits for a condition, checking it after every reconciliation.
+func (n *labNode) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(3 * time.Minute)
+	for !ok() {
+		select {
+		case <-n.passes:
+		case <-deadline:
+			t.Fatalf("never: %s; the node says %+v", what, n.Snapshot())
+		}
+	}
+}
+
+// pods acquires addresses for so many pods at once.
+func (n *labNode) pods(t *testing.T, from, to int) map[int]source.Lease {
+	t.Helper()
+	return sourcetest.AddAll(t, n, from, to, 2*time.Minute)
+}
+
+// release ends the pods 0..to.
+func (n *labNode) release(to int) {
+	for i := range to {
+		n.Release(key(i))
+	}
+}
+
+// owned checks that each address is a secondary one of the ENI that its lease names.
+func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
+	t.Helper()
+	for i, l := range leases {
+		if e, ok := n.lab.Cloud.Snapshot().ENI(l.ENI); !ok || l.IPv4 == e.Primary || !e.Owns(l.IPv4) {
+			t.Errorf("pod %d got %v as of %s, which does not have it", i, l.IPv4, l.ENI)
+		}
+	}
+}
+
+// agree reports whether the lab and the node agree, and nothing of Berth's is detached or would outlive
+// its instance.
+func (n *labNode) agree() bool {
+	books := map[netip.Addr]string{}
+	for _, e := range n.lab.Cloud.Snapshot().ENIs {
+		mine := e.Tags[eni.TagInstanceID] == n.id
+		if e.Attachment == nil || e.Attachment.InstanceID != n.id {
+			if mine {
+				return false
+			}
+			continue
+		}
+		if e.Attachment.Status != vpc.Attached || mine && !e.Attachment.DeleteOnTermination {
+			return false
+		}
+		for _, a := range e.Secondary {
+			books[a] = e.ID
+		}
+		for _, p := range e.Prefixes {
+			for a := p.Addr(); p.Contains(a); a = a.Next() {
+				books[a] = e.ID
+			}
+		}
+	}
+	own := n.Snapshot().Addresses
+	for _, a := range own {
+		if books[a.Addr] != a.ENI {
+			return false
+		}
+	}
+	return len(own) == len(books)
+}
+
+func TestLabGrowsAndShrinks(t *testing.T) {
+	for name, p := range map[string]ipam.Policy{
+		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := startLab(t, labSpec(), p)
+			n.owned(t, n.pods(t, 0, 20))
+			n.until(t, "the books agree with 20 pods", n.agree)
+			grown := len(n.Snapshot().Addresses)
+			n.release(20)
+			n.until(t, "it shrinks and the books agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
+			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
+		})
+	}
+}
+
+// The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
+// Pods get their addresses all the same, and nothing leaks.
+func TestLabMisbehaves(t *testing.T) {
+	s := labSpec()
+	s.Consistency.Writes = true
+	s.RateLimits = map[string]spec.RateLimit{"*": {Bucket: 4, Refill: 4}}
+	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface", "UnassignPrivateIpAddresses", "DetachNetworkInterface", "DeleteNetworkInterface"} {
+		s.Faults = append(s.Faults, spec.Fault{Action: action, Kind: "lostReply", Count: 1})
+	}
+	n := startLab(t, s, ipam.Policy{WarmIP: 1})
+	n.pods(t, 0, 20)
+	n.until(t, "the books agree with 20 pods", n.agree)
+	n.mu.Lock()
+	if n.creates != 2 {
+		t.Errorf("%d ENIs were made for 20 pods, want 2", n.creates)
+	}
+	n.mu.Unlock()
+	n.release(20)
+	n.until(t, "all surplus is back", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })
+}
+
+func TestLabDeniesAnAction(t *testing.T) {
+	s := labSpec()
+	s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
+	s.AccessKeys[0].Actions = []string{"ec2:Describe*"}
+	n := startLab(t, s, ipam.Policy{WarmIP: 1})
+	for deadline := time.Now().Add(time.Minute); ; {
+		_, err := sourcetest.Try(t, n, sourcetest.Request(1), time.Second)
+		ex, ok := errors.AsType[*source.Exhausted](err)
+		if ok && ex.Reason == "permission" {
+			return
+		}
+		if !ok || time.Now().After(deadline) {
+			t.Fatalf("error %v, want reason permission", err)
+		}
+	}
+}
+
+// A restarted daemon knows what it had, and adopts it.
+func TestLabRestart(t *testing.T) {
+	lab, store := serve(t, labSpec()), &memStore{}
+	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)
+	leases := n.pods(t, 0, 12)
+	n.until(t, "the books agree", n.agree)
+	n.stop()
+	n = startOn(t, lab, ipam.Policy{WarmIP: 1}, store, leases)
+	for i, l := range n.pods(t, 1000, 1002) {
+		for j, before := range leases {
+			if l.IPv4 == before.IPv4 {
+				t.Errorf("%v was given to pods %d and %d", l.IPv4, j, i)
+			}
+		}
+	}
+	n.until(t, "the books agree after the restart", n.agree)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.creates > 1 {
+		t.Errorf("%d ENIs were made after the restart", n.creates)
+	}
+}

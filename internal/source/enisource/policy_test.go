@@ -1,0 +1,203 @@
+package enisource
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+)
+
+// policySpec returns a lab whose instances are nodes of the cluster "lab" unless they say otherwise,
+// and whose key is limited by a policy.
+func policySpec(policy string) spec.Spec {
+	s := labSpec()
+	s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
+	s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
+	s.AccessKeys[0].Actions, s.AccessKeys[0].Policy = nil, policy
+	return s
+}
+
+// A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without a single
+// refusal.
+func TestPolicySuffices(t *testing.T) {
+	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
+		t.Run(name, func(t *testing.T) {
+			n := startLab(t, policySpec(deploy.NodePolicy("lab")), p)
+			n.pods(t, 0, 20)
+			n.until(t, "it has grown", n.agree)
+			n.release(20)
+			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
+			for action, calls := range n.lab.Cloud.API.Stats() {
+				if calls.Errors["UnauthorizedOperation"] > 0 {
+					t.Errorf("%s was refused", action)
+				}
+			}
+		})
+	}
+}
+
+// With Berth's credentials and either mode's policy, nothing can be done to an ENI that is not of its
+// cluster, and addresses are all that can be added to a primary ENI.
+func TestPolicyDenies(t *testing.T) {
+	for mode, policy := range map[string]string{"node": deploy.NodePolicy("lab"), "operator": deploy.OperatorPolicy("lab")} {
+		t.Run(mode, func(t *testing.T) {
+			s := policySpec(policy)
+			s.Consistency.Describe, s.Delays = 0, spec.Delays{}
+			s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/56")}
+			for i := range s.VPCs[0].Subnets {
+				if s.VPCs[0].Subnets[i].Name == "a" {
+					s.VPCs[0].Subnets[i].IPv6 = netip.MustParsePrefix("2001:db8:0:1::/64")
+				}
+			}
+			root := spec.AccessKey{ID: "AKIALABLABLABLABROOT", Secret: "root"}
+			s.AccessKeys = append(s.AccessKeys, root)
+			lab := serve(t, s)
+			denials(t, lab, labClient(t, lab, root), labClient(t, lab, s.AccessKeys[0]))
+		})
+	}
+}
+
+func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
+	t.Helper()
+	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
+	c, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pace.Cloud(c, pace.Options{})
+}
+
+// denials creates ENIs of several owners with an administrator's credentials, and tries each call on
+// each with Berth's.
+func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
+	ctx := t.Context()
+	subnet, ok := lab.Cloud.Snapshot().Subnet("a")
+	if !ok {
+		t.Fatal("no subnet a")
+	}
+	node := lab.Cloud.Instances.ID("node-a")
+	mine := map[string]string{eni.TagCluster: "lab", eni.TagOwner: eni.Owner, eni.TagInstanceID: node, eni.TagCreatedAt: "2026-01-01T00:00:00Z"}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	stranger, err := lab.Cloud.Instances.Launch(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
+	must(err)
+
+	// attached makes an ENI with tags and one secondary address of each family on the node.
+	attached := func(tags map[string]string) (e cloud.ENI, attachment string) {
+		t.Helper()
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
+		must(err)
+		attachment, err = admin.AttachENI(ctx, e.ID, node, 1)
+		must(err)
+		return e, attachment
+	}
+	detached := func(tags map[string]string) cloud.ENI {
+		t.Helper()
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
+		must(err)
+		return e
+	}
+	assign := func(ctx context.Context, e cloud.ENI) error {
+		_, err := berth.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
+		return err
+	}
+	unassign := func(ctx context.Context, e cloud.ENI) error {
+		return berth.UnassignAddresses(ctx, e.ID, cloud.HostPrefixes(e.Addresses))
+	}
+	assignIPv6 := func(ctx context.Context, e cloud.ENI) error {
+		_, err := berth.AssignAddresses(ctx, e.ID, cloud.Amount{IPv6: 1})
+		return err
+	}
+	unassignIPv6 := func(ctx context.Context, e cloud.ENI) error {
+		return berth.UnassignAddresses(ctx, e.ID, cloud.HostPrefixes(e.IPv6))
+	}
+	denied := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "UnauthorizedOperation") {
+			t.Errorf("%s: got %v, want it denied", what, err)
+		}
+	}
+	allowed := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	changeTag := func(id string, tags map[string]string) error { return berth.Tag(ctx, id, tags) }
+
+	for owner, tags := range map[string]map[string]string{
+		"nobody's":          nil,
+		"another cluster's": {eni.TagCluster: "other", eni.TagOwner: eni.Owner},
+	} {
+		e, attachment := attached(tags)
+		denied("assign to "+owner, assign(ctx, e))
+		denied("unassign from "+owner, unassign(ctx, e))
+		denied("assign IPv6 to "+owner, assignIPv6(ctx, e))
+		denied("unassign IPv6 from "+owner, unassignIPv6(ctx, e))
+		denied("modify "+owner, berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
+		denied("detach "+owner, berth.DetachENI(ctx, attachment))
+		denied("make "+owner+" its own", changeTag(e.ID, mine))
+		denied("name the instance of "+owner, changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+		must(admin.DetachENI(ctx, attachment))
+		free := detached(tags)
+		_, err := berth.AttachENI(ctx, free.ID, node, 2)
+		denied("attach "+owner, err)
+		denied("delete "+owner, berth.DeleteENI(ctx, free.ID))
+	}
+
+	var primary vpc.ENI
+	for _, e := range lab.Cloud.Snapshot().InstanceENIs(node) {
+		if e.Attachment.DeviceIndex == 0 {
+			primary = e
+		}
+	}
+	own := cloud.ENI{ID: primary.ID}
+	allowed("assign to the primary", assign(ctx, own))
+	allowed("assign IPv6 to the primary", assignIPv6(ctx, own))
+	got, err := admin.ENIs(ctx, cloud.ENIFilter{IDs: []string{primary.ID}})
+	must(err)
+	allowed("unassign from the primary", unassign(ctx, got[0]))
+	allowed("unassign IPv6 from the primary", unassignIPv6(ctx, got[0]))
+	denied("modify the primary", berth.SetDeleteOnTermination(ctx, primary.ID, primary.Attachment.ID, false))
+	denied("detach the primary", berth.DetachENI(ctx, primary.Attachment.ID))
+	denied("delete the primary", berth.DeleteENI(ctx, primary.ID))
+	denied("tag the primary", changeTag(primary.ID, mine))
+	for _, e := range lab.Cloud.Snapshot().InstanceENIs(stranger.ID) {
+		denied("detach a stranger's", berth.DetachENI(ctx, e.Attachment.ID))
+	}
+
+	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID})
+	denied("create without tags", err)
+	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: map[string]string{eni.TagCluster: "other"}})
+	denied("create for another cluster", err)
+	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Amount: cloud.Amount{Addresses: 1, IPv6: 1}})
+	must(err)
+	_, err = berth.AttachENI(ctx, e.ID, stranger.ID, 1)
+	denied("attach to an instance that is no node", err)
+	denied("give it to another cluster", changeTag(e.ID, map[string]string{eni.TagCluster: "other"}))
+	denied("tag the node", changeTag(node, map[string]string{eni.TagInstanceID: node}))
+	allowed("tell whose it is", changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+	attachment, err := berth.AttachENI(ctx, e.ID, node, 1)
+	allowed("attach its own", err)
+	allowed("modify its own", berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
+	allowed("unassign from its own", unassign(ctx, e))
+	allowed("unassign IPv6 from its own", unassignIPv6(ctx, e))
+	allowed("assign IPv6 to its own", assignIPv6(ctx, e))
+	allowed("detach its own", berth.DetachENI(ctx, attachment))
+	allowed("delete its own", berth.DeleteENI(ctx, e.ID))
+}

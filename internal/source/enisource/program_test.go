@@ -1,0 +1,131 @@
+package enisource
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/source"
+)
+
+var own = netip.MustParseAddr("10.0.0.9")
+
+// withOwnAddress is inventoryOf with an own address of the ENI, for pods or not.
+func withOwnAddress(forPods bool) eni.Inventory {
+	inv := inventoryOf("10.0.0.1")
+	if forPods {
+		inv = inventoryOf("10.0.0.1", own.String())
+	}
+	inv.ENIs[0].PrimaryIPv4 = own
+	return inv
+}
+
+func (l *links) addresses(id string) []netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.SortedFunc(slices.Values(l.set[id].Addresses), netip.Addr.Compare)
+}
+
+// An ENI's own address that is no longer for pods is the node's again once no pod has it and it has
+// cooled, also after a restart.
+func TestOwnAddressStaysItsPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &memStore{}
+		s := supplied(t, store)
+		path := s.opts.Datapath.(*links)
+		offer(t, s, withOwnAddress(true), nil)
+		for i := range 2 {
+			take(t, s, i+1)
+		}
+		var with int
+		for i := range 2 {
+			if s.addresses.leases[key(i+1)].IPv4 == own {
+				with = i + 1
+			}
+		}
+		lease := s.addresses.leases[key(with)].Lease
+		held := func(when string, s *Source, path *links, yes bool) {
+			t.Helper()
+			synctest.Wait()
+			if got := path.addresses("eni-1"); slices.Contains(got, own) != yes {
+				t.Errorf("%s: the data path has %v", when, got)
+			}
+		}
+		offer(t, s, withOwnAddress(false), nil)
+		held("a pod has it", s, path, true)
+
+		again := stopped(t, store)
+		if err := again.Restore(source.Request{Key: key(with)}, lease); err != nil {
+			t.Fatal(err)
+		}
+		path = again.opts.Datapath.(*links)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go func() { _ = again.Run(ctx) }()
+		held("after a restart", again, path, true)
+		offer(t, again, withOwnAddress(false), nil)
+		again.Release(key(with))
+		held("it cools", again, path, true)
+		time.Sleep(31 * time.Second) //nolint:forbidigo // virtual time, in a synctest bubble
+		held("it is free", again, path, false)
+		if a := take(t, again, 5); a == own {
+			t.Error("a pod got the node's address")
+		}
+
+		offer(t, again, withOwnAddress(true), nil)
+		held("it is for pods again", again, path, true)
+		if a := take(t, again, 6); a != own {
+			t.Errorf("a pod got %v", a)
+		}
+		offer(t, again, withOwnAddress(false), nil)
+		again.Cancel(key(6))
+		held("it was never used", again, path, false)
+	})
+}
+
+// slow is a Datapath whose calls take until a test lets them go on.
+type slow struct {
+	*links
+	begun, on chan struct{}
+}
+
+func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
+	d.begun <- struct{}{}
+	<-d.on
+	return d.links.SetENI(ctx, e)
+}
+
+// An address that is removed and comes back while SetENI is running for the removal waits for the next
+// SetENI.
+func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
+		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = s.Run(t.Context()) }()
+		set := func() { <-d.begun; d.on <- struct{}{}; synctest.Wait() }
+		offer(t, s, inventoryOf("10.0.0.1"), nil)
+		set()
+		offer(t, s, inventoryOf(), nil)
+		<-d.begun
+		offer(t, s, inventoryOf("10.0.0.1"), nil)
+		if a := take(t, s, 1); a.IsValid() {
+			t.Errorf("got %v, which is leaving the data path", a)
+		}
+		d.on <- struct{}{}
+		synctest.Wait()
+		if a := take(t, s, 1); a.IsValid() {
+			t.Errorf("got %v, which has left the data path", a)
+		}
+		set()
+		if a := take(t, s, 1); !a.IsValid() {
+			t.Error("nobody got what is in the data path")
+		}
+	})
+}

@@ -1,0 +1,223 @@
+package enisource
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
+
+// Throttled calls that are not for growth keep no pod waiting: listings are for repair, free counts are
+// optional, and releases can wait.
+func TestGrowthWaitsForNothingElse(t *testing.T) {
+	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
+		t.Run(op, func(t *testing.T) {
+			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+				n.start()
+				n.settle(time.Second)
+				if op == "SetDeleteOnTermination" {
+					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
+				}
+				n.burst(0, 20, time.Second)
+				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
+				n.delAll(0, 20)
+				n.settle(3 * time.Minute)
+				n.cloud.Front.ResetCalls()
+				pods := 50 // on four ENIs, with what was about to leave
+				if op == "ENIs" {
+					pods = 40 // on three: nobody can see that the fourth has gone
+				}
+				n.addAll(100, 100+pods, time.Second)
+				n.check()
+				n.cloud.Front.ClearFaults()
+				n.settle(10 * time.Minute)
+				n.finalCheck()
+			})
+		})
+	}
+}
+
+// A listing restores an ENI to the node while its detachment is throttled. When the detachment is
+// retried, pods may use the ENI.
+func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MaxENI: 2}, func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.ListingInterval = time.Second }
+		n.start()
+		n.burst(0, 20, time.Second)
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "DetachENI", Err: throttled})
+		n.delAll(0, 20)
+		for i := 100; i < 128; i++ { // two ENIs full
+			for range 30 {
+				if n.settle(time.Second); n.cloud.Front.Count("DetachENI") > 0 {
+					if _, err := n.try(i, time.Millisecond); err == nil {
+						break
+					}
+				}
+			}
+		}
+		n.cloud.Front.ClearFaults()
+		n.settle(time.Minute)
+		n.check()
+		if len(n.leases) < 15 {
+			t.Fatalf("only %d pods run: the second ENI was never used", len(n.leases))
+		}
+		if got := n.cloud.Front.Count("DetachENI") - failures(n, "DetachENI"); got > 0 {
+			t.Error("the ENI was detached under its pods")
+		}
+	})
+}
+
+// Someone attached an ENI at the device index that was planned for the next one.
+func TestIndexTakenSinceTheLastListing(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.ListingInterval = time.Hour }
+		n.start()
+		n.settle(time.Second)
+		n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
+		n.addAll(0, 20, 10*time.Second)
+		n.wantLayout("14,0,7")
+	})
+}
+
+// The daemon died after it deleted ENIs that are leaving according to the file. None of them may count
+// as the primary, whose subnet and groups new ENIs get.
+func TestLeavingENIsThatAreGone(t *testing.T) {
+	bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
+		n.store.inv, n.store.saved = eni.Inventory{InstanceID: instance, At: time.Now()}, true
+		for i := range 20 {
+			n.store.inv.Leaving = append(n.store.inv.Leaving, eni.Leave{ENI: fmt.Sprint("eni-gone-", i), DeviceIndex: 5, Since: time.Now()})
+		}
+		n.start()
+		n.settle(5 * time.Minute)
+		n.wantLayout("3,3,3")
+		for _, e := range n.cloud.State.Truth() {
+			if !slices.Equal(e.Groups, []string{"sg-1"}) {
+				t.Errorf("%s at index %d has the groups %v", e.ID, index(e), e.Groups)
+			}
+		}
+	})
+}
+
+// A file from the future does not outrank EC2 until then.
+func TestClockSetBackBetweenRuns(t *testing.T) {
+	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3}, func(t *testing.T, n *node) {
+		n.start()
+		n.settle(time.Second)
+		n.kill()
+		lost := n.store.inv.ENIs[0].Addresses[0]
+		n.store.inv.At = n.store.inv.At.Add(24 * time.Hour)
+		n.cloud.State.Steal(n.store.inv.ENIs[0].ID, lost)
+		n.start()
+		n.settle(3 * time.Minute)
+		n.check()
+	})
+}
+
+// A configured subnet is deleted while the daemon runs: the others serve.
+func TestSubnetThatVanished(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/20", nil)
+		n.cloud.State.AddSubnet("subnet-3", "zone-a", "10.2.0.0/24", nil)
+		n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-2", "subnet-3"} }
+		n.start()
+		n.burst(0, 2, time.Second)
+		n.cloud.State.RemoveSubnet("subnet-2")
+		n.addAll(2, 20, 10*time.Second)
+		n.wantLayout("14,7")
+	})
+}
+
+// The subnet of the primary ENI is full, and another configured one is not.
+func TestPrimarySubnetFull(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+		n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", ENI: n.cloud.State.Truth()[0].ID, Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
+		n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-2"} }
+		n.start()
+		n.addAll(0, 20, 5*time.Second)
+		for _, e := range n.cloud.State.Truth() {
+			if index(e) > 0 && e.SubnetID != "subnet-2" {
+				t.Errorf("%s was made in %s", e.ID, e.SubnetID)
+			}
+		}
+		n.check()
+	})
+}
+
+// The machine rebooted in the middle of a creation: the intent is lost with the tmpfs, and only the
+// tags show whose the detached ENI is.
+func TestDetachedENIIsFoundByItsTags(t *testing.T) {
+	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+		restore, err := failpoint.Set("eni.create.after=error@1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer restore()
+		n.arm()
+		n.start()
+		n.burst(0, 7, time.Second)
+		if _, ok, _ := n.store.MemoryIntents.Load(); !ok {
+			t.Fatal("the daemon did not die in the middle of a creation")
+		}
+		*n.store, n.leases = memStore{}, map[attachment.Key]source.Lease{}
+		n.restartDead()
+		n.settle(10 * time.Minute)
+		n.finalCheck()
+		n.wantLayout("1")
+	})
+}
+
+// An orphan that EC2 refuses to delete does not keep the others from being deleted.
+func TestOrphanThatCannotGo(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.cloud.State.AddInstance("i-dead", "t3.small", "subnet-1")
+		tags := map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-dead", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339)}
+		stuck, free := n.cloud.State.AddENI("i-dead", 1, cloud.InterfaceOrdinary, tags), n.cloud.State.AddENI("i-dead", 2, cloud.InterfaceOrdinary, tags)
+		n.cloud.State.Terminate("i-dead")
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: stuck, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		n.start()
+		n.settle(time.Hour)
+		if exists(n, free) || !exists(n, stuck) {
+			t.Errorf("the ENI that may go exists: %v, the one that may not: %v", exists(n, free), exists(n, stuck))
+		}
+		if n.Snapshot().LastError == "" {
+			t.Error("the refusal is not shown")
+		}
+		if got := n.cloud.Front.Count("DeleteENI"); got > 10 {
+			t.Errorf("%d deletions were tried in an hour", got)
+		}
+	})
+}
+
+// Deleting orphans may take long; this node's pods come first.
+func TestPodsComeBeforeOrphans(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+		n.cloud.State.AddInstance("i-dead", "t3.small", "subnet-1")
+		for i := range 40 {
+			n.cloud.State.AddENI("i-dead", 1+i, cloud.InterfaceOrdinary, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner,
+				eni.TagInstanceID: "i-dead", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339)})
+		}
+		n.cloud.State.Terminate("i-dead")
+		n.cloud.Front.SetLatency("DeleteENI", time.Second)
+		n.tune = func(c *eni.Config) { c.OrphanAge, c.CollectInterval = time.Second, time.Minute }
+		n.start()
+		for n.cloud.Front.Count("DeleteENI") == 0 {
+			n.settle(time.Second)
+		}
+		n.addAll(0, 20, 3*time.Second)
+		n.settle(5 * time.Minute)
+		if got := len(n.cloud.State.Truth()); got != 2 {
+			t.Errorf("%d ENIs remain, want this node's 2", got)
+		}
+	})
+}

@@ -1,0 +1,277 @@
+package nodenetworksupplier
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/source/enisource"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// releasing sets the operator's list of candidates.
+func releasing(list ...string) func(*v1alpha1.NodeNetwork) {
+	return func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = list }
+}
+
+// unassigned removes addresses that EC2 has taken.
+func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
+	return func(o *v1alpha1.NodeNetwork) {
+		for _, a := range list {
+			delete(o.Spec.IPAM.Available, a)
+			o.Spec.IPAM.Releasing = slices.DeleteFunc(o.Spec.IPAM.Releasing, func(r string) bool { return r == a })
+		}
+	}
+}
+
+// released waits until the daemon has confirmed exactly these addresses.
+func (m *machine) released(want ...string) {
+	m.T.Helper()
+	m.appears("released: "+cmp.Diff(nil, want), func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, want) })
+}
+
+func TestHandshake(t *testing.T) {
+	m := startMachine(t)
+	m.operator(give(10, 13))
+	m.add(1) // 10.0.0.10
+
+	m.operator(releasing("10.0.0.10", "10.0.0.12", "10.0.0.13"))
+	m.released("10.0.0.12", "10.0.0.13") // not that of a pod
+	inv, _, err := enisource.Files{Dir: m.Dir}.Load()
+	if err != nil || len(inv.Releasing) != 2 {
+		t.Errorf("recorded before it was confirmed: %+v, %v", inv.Releasing, err)
+	}
+	m.gets(2, 11)    // the only one that stays
+	m.getsNothing(3) // as the operator may take it at any time
+
+	m.operator(releasing("10.0.0.10", "10.0.0.13")) // 12 stays after all
+	m.gets(3, 12)
+	m.released("10.0.0.13")
+
+	m.operator(unassigned("10.0.0.13"))
+	m.released()
+	m.Release(key(1))
+	m.released("10.0.0.10") // once it has cooled
+	m.getsNothing(4)
+}
+
+func TestPrefixesGoBackWhole(t *testing.T) {
+	m := startMachine(t)
+	m.operator(func(o *v1alpha1.NodeNetwork) {
+		give(1, 0)(o)
+		o.Spec.IPAM.Available["10.0.0.32/28"] = v1alpha1.AvailableAddress{Resource: eth1}
+		o.Spec.IPAM.Available["10.0.0.64/28"] = v1alpha1.AvailableAddress{Resource: eth1}
+	})
+	m.gets(1, 32)
+	m.operator(releasing("10.0.0.32/28", "10.0.0.64/28"))
+	m.released("10.0.0.64/28")
+	m.Release(key(1))
+	m.released("10.0.0.32/28", "10.0.0.64/28")
+}
+
+// gate delays the daemon's reports.
+type gate struct {
+	mu   sync.Mutex    // guards both
+	shut chan struct{} // nil: open
+	held chan struct{} // gets one a request that is held back
+}
+
+func (g *gate) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+	g.mu.Lock()
+	shut := g.shut
+	g.mu.Unlock()
+	if shut != nil && r.Method == http.MethodPatch {
+		select {
+		case g.held <- struct{}{}:
+		default:
+		}
+		<-shut
+	}
+	return next.RoundTrip(r)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut, g.held = make(chan struct{}), make(chan struct{}, 1)
+}
+
+// await returns once a report is delayed.
+func (g *gate) await(t *testing.T) {
+	t.Helper()
+	select {
+	case <-g.held:
+	case <-time.After(longest):
+		g.open()
+		t.Fatal("no report came")
+	}
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.shut)
+	g.shut = nil
+}
+
+// The operator takes an address off the list and puts it back before the daemon's answer to the first
+// change has arrived. The address stays withdrawn all the time, as the operator may rely on the
+// confirmation that it still sees.
+func TestRelistedBeforeTheAnswer(t *testing.T) {
+	g := &gate{}
+	m := startMachine(t, harness.Through(g.do))
+	m.operator(give(10, 11))
+	m.operator(releasing("10.0.0.11"))
+	m.released("10.0.0.11")
+	m.add(1)
+	m.reports(1)
+
+	g.close()
+	m.operator(releasing())
+	g.await(t) // the answer is on its way
+	m.operator(releasing("10.0.0.11"))
+	m.getsNothing(2) // before the operator heard that it is not released
+	g.open()
+	m.getsNothing(2) // as the operator may take it
+	m.released("10.0.0.11")
+
+	m.operator(releasing())
+	m.gets(2, 11)
+	m.released()
+}
+
+// An address that vanishes while a pod has it stays with the pod, and is reported once.
+func TestAddressVanishesUnderAPod(t *testing.T) {
+	m := startMachine(t)
+	m.operator(give(10, 11))
+	m.add(1)
+	m.operator(unassigned("10.0.0.10"))
+	m.add(2)
+	m.reports(2)
+	m.operator(give(10, 10)) // to another pod, for all we know
+	m.operator(unassigned("10.0.0.10"))
+	m.getsNothing(3)
+	m.gets(1, 10) // still
+	m.Release(key(1))
+	m.reports(1)
+	if n := m.Log.Count("a running pod is cut off"); n < 1 || n > 2 {
+		t.Errorf("told of %d times", n)
+	}
+}
+
+// refusal answers the daemon's reports with an error, while it is on.
+type refusal struct {
+	mu   sync.Mutex // guards both
+	on   bool
+	last []byte // the last report refused
+}
+
+func (r *refusal) do(q *http.Request, next http.RoundTripper) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.on || q.Method != http.MethodPatch {
+		return next.RoundTrip(q)
+	}
+	var err error
+	if r.last, err = io.ReadAll(q.Body); err != nil {
+		return nil, err
+	}
+	return respond(q, http.StatusServiceUnavailable, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":503}`), nil
+}
+
+func (r *refusal) turn(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.on, r.last = on, nil
+}
+
+// refused reports whether a report on a state of the object was refused.
+func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Contains(r.last, fmt.Appendf(nil, `"resourceVersion":%q`, o.ResourceVersion))
+}
+
+// After a restart, a confirmed address is free again only once a report without it was accepted. That
+// holds if the file is lost, as after a reboot, if the report was made on an older state of the object,
+// and if both happen one after the other, as when someone empties the status. A refused report does not
+// count.
+func TestReleasedOverARestart(t *testing.T) {
+	fileLost := func(m *machine) {
+		if err := os.RemoveAll(m.Dir); err != nil {
+			m.T.Fatal(err)
+		}
+	}
+	reportLost := func(m *machine) {
+		m.operator(func(o *v1alpha1.NodeNetwork) { o.Status.IPAM.Released = nil })
+	}
+	nothing := func(*machine) {}
+	for name, tt := range map[string]struct{ before, after func(*machine) }{
+		"file lost":              {fileLost, nothing},
+		"report not seen":        {reportLost, nothing},
+		"report lost":            {nothing, reportLost},
+		"file lost, then report": {fileLost, reportLost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &refusal{}
+			m := startMachine(t, harness.Through(r.do))
+			m.operator(give(10, 10))
+			m.operator(releasing("10.0.0.10"))
+			m.released("10.0.0.10")
+			m.stop()
+			m.operator(releasing())
+			tt.before(m)
+			r.turn(true)
+			m.start()
+			m.until("a report is refused", func() bool { return r.refused(m.object()) })
+			tt.after(m)
+			m.until("another one is, on what the object is now", func() bool { return r.refused(m.object()) })
+			m.getsNothing(1) // before the operator heard that it is not released
+			r.turn(false)
+			m.add(1)
+			m.released()
+		})
+	}
+}
+
+// Reports and the handshake succeed although someone writes to the object without pause, and each
+// report holds for one state of the object only.
+func TestConflictStorm(t *testing.T) {
+	m := newMachine(t)
+	m.begin()
+	m.operator(give(10, 49))
+	stop := make(chan struct{})
+	var storm sync.WaitGroup
+	defer storm.Wait()
+	defer close(stop)
+	storm.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
+			body := fmt.Appendf(nil, `{"metadata":{"annotations":{"storm":"%d"}}}`, i)
+			_ = m.API.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body))
+		}
+	})
+	for i := 1; i <= 10; i++ {
+		m.add(i)
+		m.appears("a pod's address", func(o *v1alpha1.NodeNetwork) bool { return int(o.Status.IPAM.UsedCount) == i })
+	}
+	m.operator(func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.0.0.49"} })
+	m.appears("what is to go back", func(o *v1alpha1.NodeNetwork) bool { return len(o.Status.IPAM.Released) == 1 })
+}

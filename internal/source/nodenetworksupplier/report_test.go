@@ -1,0 +1,203 @@
+package nodenetworksupplier
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/internal/source/enisource"
+)
+
+// While there are enough addresses, changes are collected. Below half of the watermark, or while pods
+// wait, they are reported at once, but never too often, nor during a backoff.
+func TestWhenAReportIsDue(t *testing.T) {
+	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		p      pending
+		urgent bool
+		low    time.Duration // after t0, when the change was noted
+		high   time.Duration
+	}{
+		"enough":         {pending{}, false, coalesce / 2, coalesce * 3 / 2},
+		"too few":        {pending{}, true, gather, gather},
+		"told just now":  {pending{last: t0}, true, spacing, spacing},
+		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
+		"the API is ill": {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+	} {
+		for range 100 {
+			p := tt.p
+			p.note(t0)
+			p.note(t0.Add(time.Second)) // later changes put nothing off
+			if due := p.due(tt.urgent).Sub(t0); due < tt.low || due > tt.high {
+				t.Errorf("%s: due after %v, want %v to %v", name, due, tt.low, tt.high)
+			}
+		}
+	}
+}
+
+// A burst is one report.
+func TestReportsAreFew(t *testing.T) {
+	m := newMachine(t)
+	var reports atomic.Int32 // that were taken
+	clk := clock.NewFake(time.Now())
+	m.tune = func(c *Config) {
+		c.Clock = clk
+		c.Reported = func(result string, _ time.Duration) {
+			if result == "success" {
+				reports.Add(1)
+			}
+		}
+	}
+	m.start()
+	reported := func(pods int32) func(*v1alpha1.NodeNetwork) bool {
+		return func(o *v1alpha1.NodeNetwork) bool {
+			clk.Advance(coalesce) // time passes where the test waits
+			return o.Status.IPAM.UsedCount == pods
+		}
+	}
+	m.appears("the object", reported(0))
+	m.operator(give(10, 49))
+	m.add(1)
+	m.appears("the first pod", reported(1))
+
+	before := reports.Load()
+	for i := 3; i < 23; i++ {
+		m.add(i)
+	}
+	m.appears("the burst", reported(21))
+	if n := reports.Load() - before; n > 2 { // one of them may be the first pod's
+		t.Errorf("%d reports for a burst", n)
+	}
+}
+
+// stock is an allocator with some addresses.
+type stock struct {
+	allocator
+	uses    []enisource.Use
+	missing []string
+}
+
+func (s stock) MissingLinks() []string                    { return s.missing }
+func (s stock) Room() (free, waiting int)                 { return 100, 0 }
+func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
+
+// A pod's two addresses count once, and as one more where they are no pair.
+func TestUsedCountIsOfPods(t *testing.T) {
+	four, six := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")
+	use := func(a netip.Addr, id string) enisource.Use { return enisource.Use{Addr: a, ENI: id} }
+	for _, tt := range []struct {
+		uses []enisource.Use
+		want int32
+	}{
+		{nil, 0},
+		{[]enisource.Use{use(four, "eni-1"), use(four.Next(), "eni-1"), use(four.Next().Next(), "")}, 3},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1")}, 1},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1"), use(six.Next(), "eni-1")}, 2},
+		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-2")}, 2},
+	} {
+		if got := podsOf(tt.uses); got != tt.want {
+			t.Errorf("%v: %d, want %d", tt.uses, got, tt.want)
+		}
+	}
+}
+
+// A report that is due and says what the object has already makes no request.
+func TestNothingIsWrittenWithoutAChange(t *testing.T) {
+	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	s := newSupplier(&Config{InstanceID: instance, Clock: clk, Logger: slog.New(slog.DiscardHandler)}, nil).reports // and no API
+	pods := stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}}
+	s.allocator = pods
+	o := small()
+	o.Status.IPAM = v1alpha1.IPAMStatus{
+		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
+		UsedCount: 1, InstanceID: instance,
+	}
+	s.pending.note(clk.Now())
+	at := s.send(t.Context(), o, nil, nil)
+	clk.Advance(at.Sub(clk.Now()))
+	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
+		t.Errorf("another look at %v", at)
+	}
+	// A link that is gone is told at once.
+	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
+	s.pending.note(clk.Now())
+	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
+		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
+	}
+	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {
+		t.Errorf("missing links %v", got)
+	}
+}
+
+// A waiting pod is reported, and so is that it gave up.
+func TestWaitingPodsAreReported(t *testing.T) {
+	m := newMachine(t)
+	m.begin()
+	m.operator(give(1, 0)) // ENIs without addresses
+	done := make(chan error)
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	go func() {
+		_, err := m.Acquire(ctx, request(1))
+		done <- err
+	}()
+	m.appears("the pod that waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 1 })
+	giveUp()
+	if err := <-done; err == nil {
+		t.Error("a pod got an address out of nowhere")
+	}
+	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
+}
+
+// A name that no pod of Kubernetes can have does not keep the node from reporting.
+func TestLongNamesAreCut(t *testing.T) {
+	m := newMachine(t)
+	m.begin()
+	m.operator(give(10, 17))
+	r := request(1)
+	r.Pod.Name, r.Pod.UID = strings.Repeat("ä", 50_000), strings.Repeat("u", 1000)
+	if _, err := m.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	o := m.reports(1)
+	if u := o.Status.IPAM.Used["10.0.0.10"]; u.Owner != "ns/"+strings.Repeat("?", 314) || len(u.UID) != 64 {
+		t.Errorf("reported as %d bytes, UID %d", len(u.Owner), len(u.UID))
+	}
+}
+
+// The daemon creates its object, serves the addresses that the operator adds, and reports who uses
+// them, with the generated role.
+func TestServesFromTheObject(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.appears("the daemon makes the object", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	if err := m.Ready(); err == nil {
+		t.Error("ready without an address")
+	}
+	m.operator(give(10, 17))
+	l := m.add(1)
+	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
+		t.Errorf("the pod got %+v", l)
+	}
+	if err := m.Ready(); err != nil {
+		t.Error(err)
+	}
+	o := m.reports(1)
+	want := v1alpha1.IPAMStatus{
+		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
+		UsedCount: 1, InstanceID: instance,
+	}
+	if diff := cmp.Diff(want, o.Status.IPAM); diff != "" {
+		t.Error(diff)
+	}
+}

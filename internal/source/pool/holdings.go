@@ -1,0 +1,417 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/node/introspect"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
+)
+
+// policy is the settings that decide about blocks and addresses.
+type policy struct {
+	cooling      time.Duration // before a released address is used again
+	watermark    int           // percentage of a block that is to be free
+	releaseDelay time.Duration // how long a block is empty before it is returned
+	ignoreUntold bool          // pods whose annotations the runtime does not pass have none
+	nodeName     string        // the Node's
+}
+
+// holdings is what the node has of address pools, and what it knows about them. It is values in memory and does no
+// I/O; its owner locks it, and passes the time.
+type holdings struct {
+	policy   policy
+	sync     *kubeapi.Sync
+	node     types.UID    // of the Node; empty: there is none, or it was not listed yet
+	nodeHas  []netip.Addr // addresses that the node has itself
+	pools    pools
+	blocks   blocks
+	requests requests
+	leases   leases
+
+	filed       bool // the file said which blocks there are
+	unconfirmed bool // blocks came from the file, and the API server still has a moment to correct them
+	usable      bool // an address was assignable once
+}
+
+func newHoldings(p policy) *holdings {
+	return &holdings{
+		policy: p, sync: kubeapi.NewSync(), blocks: blocks{map[string]*heldBlock{}},
+		pools:    pools{byName: map[string]*poolState{}, namespaces: map[string]string{}, chosen: map[podInterface]string{}, cooling: p.cooling},
+		requests: requests{byName: map[string]*request{}, pending: map[string]bool{}, salts: map[slot]string{}},
+		leases:   leases{byKey: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, cooling: map[netip.Addr]time.Time{}},
+	}
+}
+
+// nodeMissing tells whether there is no Node.
+func (n *holdings) nodeMissing() bool { return n.sync.Listed(nodesResource) && n.node == "" }
+
+// mayChoose tells whether all that determines the pool of a pod was listed.
+func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespacesResource) }
+
+// mayPlan tells whether the blocks, the requests and the Node are known. Nothing is requested before.
+func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
+
+// forget drops deleted pools that are no longer used here.
+func (n *holdings) forget() {
+	left := false
+	for _, s := range n.pools.byName {
+		left = left || !s.known
+	}
+	if !left {
+		return
+	}
+	used := map[string]bool{}
+	for _, b := range n.blocks.byName {
+		used[b.pool] = true
+	}
+	for _, h := range n.leases.byKey {
+		used[h.allocatedIn] = true
+	}
+	for _, r := range n.requests.byName {
+		used[r.pool] = true
+	}
+	for name, s := range n.pools.byName {
+		if _, cools := s.alloc.NextExpiry(); !s.known && !used[name] && s.queue.Len() == 0 && !cools {
+			delete(n.pools.byName, name)
+		}
+	}
+}
+
+// expire ends the cooling of addresses whose time is over.
+func (n *holdings) expire(now time.Time) {
+	for _, s := range n.pools.byName {
+		s.alloc.Expire(now)
+	}
+	for a, since := range n.leases.cooling {
+		if !since.Add(n.policy.cooling).After(now) {
+			delete(n.leases.cooling, a)
+		}
+	}
+}
+
+// restore takes over a lease from a record, whether the node has its block yet or not.
+func (n *holdings) restore(req source.Request, lease source.Lease, now time.Time) error {
+	if len(lease.Addrs()) == 0 {
+		return errors.New("the lease has no address")
+	}
+	if _, ok := n.leases.byKey[req.Key]; ok {
+		return errors.New("the attachment already has a lease")
+	}
+	for _, a := range lease.Addrs() {
+		if other, taken := n.leases.byAddr[a]; taken {
+			return fmt.Errorf("%s is held by %s", a, other)
+		}
+	}
+	h := hold{Lease: lease, pod: req.Pod}
+	if b, first := n.blocks.holding(lease.Addrs()[0]); b != nil {
+		if err := n.pools.get(b.pool).alloc.Hold(req.Key, first, now); err != nil {
+			return err
+		}
+		h.allocatedIn, h.Pool, h.Block = b.pool, b.pool, b.name
+	}
+	n.keep(req.Key, h)
+	n.usable = true
+	return nil
+}
+
+// keep stores a lease.
+func (n *holdings) keep(key attachment.Key, h hold) {
+	n.leases.add(key, h)
+	if h.pod.UID != "" && h.Pool != "" && !mayChoose(n.sync) {
+		n.pools.chosen[interfaceOf(key, h.pod)] = h.Pool
+	}
+}
+
+// restoreCooling notes since when an address cools, and with it the other one of its pair. If the cooling is over, the
+// address is used after those of which nothing is known. Without its block, only an address that still cools matters.
+func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
+	if since.After(now) {
+		since = now // the wall clock was set back: do not cool longer than a period
+	}
+	n.usable = true
+	if b, first := n.blocks.holding(a); b != nil {
+		n.pools.get(b.pool).alloc.Cool(first, since, now)
+		return
+	}
+	if since.Add(n.policy.cooling).After(now) {
+		n.leases.cool(a, since)
+	}
+}
+
+// admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
+// pod can have no pool.
+func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
+	w := n.pools.undecided.Push(req)
+	n.decide(w, now)
+	return w
+}
+
+// decide moves a waiter to the queue of its pool, if the pool is known.
+func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
+	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
+	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
+		name = before // chosen when the API server answered, which it does not now
+	}
+	switch {
+	case name != "":
+		s := n.pools.get(name)
+		w.Move(&s.queue)
+		n.serve(s, now)
+	case final:
+		w.Fail(why)
+	}
+}
+
+// decideAll decides again about waiters whose pool is not known. Once namespaces and pools were listed, they determine the
+// pool, and no longer what was chosen before.
+func (n *holdings) decideAll(now time.Time) {
+	if mayChoose(n.sync) {
+		clear(n.pools.chosen)
+	}
+	for _, w := range n.pools.undecided.All() {
+		n.decide(w, now)
+	}
+}
+
+// serve hands out addresses of a pool in the order of arrival while any are free. Nothing else hands out addresses.
+func (n *holdings) serve(s *poolState, now time.Time) {
+	for s.queue.Len() > 0 && !n.unconfirmed {
+		w := s.queue.Front()
+		a, ok := s.alloc.Take(w.Request.Key, now)
+		if !ok {
+			return
+		}
+		lease := source.Lease{Origin: introspect.Origin{Pool: s.name, Block: a.Group}}
+		for _, addr := range n.blocks.byName[a.Group].addresses(a.Addr) {
+			if addr.Is4() {
+				lease.IPv4 = addr
+			} else {
+				lease.IPv6 = addr
+			}
+		}
+		n.keep(w.Request.Key, hold{Lease: lease, pod: w.Request.Pod, allocatedIn: s.name})
+		w.Grant(lease)
+	}
+}
+
+// serveAll serves every pool.
+func (n *holdings) serveAll(now time.Time) {
+	for _, s := range n.pools.byName {
+		n.serve(s, now)
+	}
+}
+
+// release ends a lease; its addresses cool from now on.
+func (n *holdings) release(key attachment.Key, now time.Time) bool {
+	h, ok := n.leases.drop(key)
+	if !ok {
+		return false
+	}
+	if h.allocatedIn == "" {
+		for _, a := range h.Addrs() {
+			n.leases.cool(a, now)
+		}
+		return true
+	}
+	s := n.pools.byName[h.allocatedIn]
+	s.alloc.Release(key, now)
+	n.serve(s, now) // without a cooling period the address is free at once
+	return true
+}
+
+// cancel ends a lease whose addresses no pod ever had.
+func (n *holdings) cancel(key attachment.Key, now time.Time) bool {
+	h, ok := n.leases.drop(key)
+	if ok && h.allocatedIn != "" {
+		s := n.pools.byName[h.allocatedIn]
+		s.alloc.Cancel(key)
+		n.serve(s, now)
+	}
+	return ok
+}
+
+// setBlock stores a block that this node has according to the API server (listed) or the file.
+func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
+	h, ok := n.blocks.byName[f.name]
+	if ok && !h.same(f) {
+		n.removeBlock(f.name, now)
+		ok = false
+	}
+	if !ok {
+		h = &heldBlock{}
+		n.blocks.byName[f.name] = h
+	}
+	sameWithheld := ok && slices.Equal(h.withheld, f.withheld)
+	h.blockFacts, h.listed, h.lost = f, listed, false
+	switch {
+	case !ok:
+		n.addToAllocator(h, now)
+	case !sameWithheld:
+		n.withhold(h)
+	}
+	n.refresh(h)
+}
+
+// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool.
+func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
+	h.conflict = ""
+	for _, name := range n.blocks.names() {
+		if o := n.blocks.byName[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
+			h.conflict = name
+			return
+		}
+	}
+	s := n.pools.get(h.pool)
+	for key, lease := range n.leases.byKey {
+		for _, a := range lease.Addrs() {
+			if first, ok := h.place(a); ok && lease.allocatedIn == "" {
+				if err := s.alloc.Hold(key, first, now); err == nil {
+					lease.allocatedIn, lease.Pool, lease.Block = s.name, s.name, h.name
+					n.leases.byKey[key] = lease
+				}
+				break
+			}
+		}
+	}
+	for a, since := range n.leases.cooling {
+		if first, ok := h.place(a); ok {
+			s.alloc.Cool(first, since, now)
+		}
+	}
+	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
+	n.withhold(h)
+}
+
+// refresh tells the allocator whether a block's addresses may be handed out.
+func (n *holdings) refresh(h *heldBlock) {
+	if h.conflict != "" {
+		return
+	}
+	n.pools.get(h.pool).alloc.SetReady(h.name, h.serves())
+	n.usable = n.usable || h.serves()
+}
+
+// loseBlock notes that the API server no longer has a block, and returns how many pods have addresses of it. Normally
+// there are none. If there are, the block stays for these pods.
+func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
+	h, ok := n.blocks.byName[name]
+	if !ok {
+		return 0
+	}
+	if pods = n.pools.usedIn(h); pods > 0 {
+		h.listed, h.lost, h.finalizers = false, true, nil
+		n.refresh(h)
+		return pods
+	}
+	n.removeBlock(name, now)
+	return 0
+}
+
+// removeBlock forgets a block. Leases and cooling addresses of it are kept.
+func (n *holdings) removeBlock(name string, now time.Time) {
+	h := n.blocks.byName[name]
+	delete(n.blocks.byName, name)
+	if h.conflict != "" {
+		return
+	}
+	n.dropFromAllocator(h)
+	for _, other := range n.blocks.names() {
+		if o := n.blocks.byName[other]; o.conflict == name {
+			n.addToAllocator(o, now)
+			n.refresh(o)
+		}
+	}
+}
+
+// dropFromAllocator removes a block's addresses from its pool's allocator.
+func (n *holdings) dropFromAllocator(h *heldBlock) {
+	s := n.pools.get(h.pool)
+	var held []attachment.Key
+	for v := range s.alloc.Busied() {
+		if v.Group != h.name {
+			continue
+		}
+		if v.Used {
+			held = append(held, v.Key)
+			continue
+		}
+		for _, a := range h.addresses(v.Addr) {
+			n.leases.cooling[a] = v.Since
+		}
+	}
+	for _, key := range held {
+		s.alloc.Cancel(key)
+		lease := n.leases.byKey[key]
+		lease.allocatedIn = ""
+		n.leases.byKey[key] = lease
+	}
+	s.alloc.LoseGroup(h.name)
+}
+
+// review updates since when blocks are empty, withdraws those that are deleted and empty, and forgets lost ones that are
+// no longer used.
+func (n *holdings) review(now time.Time) {
+	for name, h := range n.blocks.byName {
+		busy := 0
+		if h.conflict == "" {
+			c := n.pools.counts(h)
+			busy = c.Used + c.Cooling
+		}
+		switch {
+		case busy > 0:
+			h.emptySince = time.Time{}
+		case h.lost:
+			n.removeBlock(name, now)
+			continue
+		case h.emptySince.IsZero():
+			h.emptySince = now
+		}
+		if busy == 0 && h.draining && h.listed && h.release == notReleased {
+			h.release = withdrawn
+			n.refresh(h)
+		}
+	}
+}
+
+// each calls do with the blocks of a list that the node still has.
+func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
+	for _, b := range list {
+		if h, ok := n.blocks.byName[b.name]; ok && h.same(b) {
+			do(h)
+			n.refresh(h)
+		}
+	}
+}
+
+// withhold withholds the addresses of a block that something else, or the node itself, has. It returns those of the first
+// family that no pod has.
+func (n *holdings) withhold(h *heldBlock) []netip.Addr {
+	if h.conflict != "" {
+		return nil
+	}
+	places := h.withheldPlaces()
+	for _, a := range n.nodeHas {
+		if first, ok := h.place(a); ok {
+			places = append(places, first)
+		}
+	}
+	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
+}
+
+// earlier returns the earlier of two times; zero stands for none.
+func earlier(x, y time.Time) time.Time {
+	if x.IsZero() || !y.IsZero() && y.Before(x) {
+		return y
+	}
+	return x
+}

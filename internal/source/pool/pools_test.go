@@ -1,0 +1,189 @@
+package pool
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// wishFor is that of a pod that names a pool; empty: none.
+func wishFor(pool string) source.PodOptions { return named(pool, "") }
+
+// named is wishFor where the network's configuration names one too.
+func named(pool, network string) source.PodOptions {
+	return source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}, NetworkPool: network}
+}
+
+// What a user wrote and cannot be a pool's name is refused, and is in no message as it is.
+func TestCheckWish(t *testing.T) {
+	s := &Source{}
+	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
+		for wish, want := range map[*source.PodOptions]string{
+			new(wishFor(pool)):                        "the pod's annotation berth.dev/pool is ",
+			new(source.PodOptions{NetworkPool: pool}): "pool of the network's configuration is ",
+			new(named("public", pool)):                "pool of the network's configuration is ",
+		} {
+			err := s.CheckOptions(*wish)
+			if err == nil {
+				t.Errorf("%+v is taken", wish)
+			} else if m := err.Error(); !strings.HasPrefix(m, want) || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
+				t.Errorf("message %q", m)
+			}
+		}
+	}
+	for _, wish := range []source.PodOptions{{}, {AnnotationsKnown: true}, wishFor(""), wishFor(strings.Repeat("a", 63)), named("public", "in-2")} {
+		if err := s.CheckOptions(wish); err != nil {
+			t.Errorf("%+v: %s", wish, err)
+		}
+	}
+}
+
+// Who chooses: the pod where the pool lets its namespace, else the namespace,
+// else nobody.
+func TestPoolChoice(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 4, nil, "10.0.0.0/24")
+	m.pool("global", 4, nil, "10.1.0.0/24")
+	m.pool("inner", 4, []string{namespace}, "10.2.0.0/24")
+	m.startOperator()
+	m.start()
+	keys := 0
+	get := func(ns string, wish source.PodOptions, within time.Duration) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		keys++
+		l, err := m.Acquire(ctx, source.Request{Key: key(keys), Pod: attachment.Pod{Namespace: ns, Name: "p"}, Options: wish})
+		return l.Pool, err
+	}
+	expect := func(ns string, wish source.PodOptions, pool, message string) {
+		t.Helper()
+		var got string
+		var err error
+		m.until("an answer for a pod of "+ns, func() bool {
+			if message == "" {
+				got, err = get(ns, wish, longest)
+				return true
+			}
+			got, err = get(ns, wish, time.Second) // the first may come before what it depends on is known
+			return err == nil || strings.Contains(err.Error(), message)
+		})
+		if got != pool || (err == nil) != (message == "") || err != nil && !strings.Contains(err.Error(), message) {
+			t.Errorf("%s %+v: pool %q, %v; want %q, %q", ns, wish, got, err, pool, message)
+		}
+	}
+	m.podNamed(namespace, "in", "inner") // of which the operator knows that it chose
+	expect(namespace, wishFor(""), "default", "")
+	expect(namespace, wishFor("inner"), "inner", "")
+	expect(namespace, wishFor("global"), "", "does not list namespace ns")
+	expect(namespace, wishFor("globe"), "", "AddressPool globe, which the pod's annotation berth.dev/pool names, does not exist")
+	expect(namespace, source.PodOptions{}, "", "the container runtime does not pass")
+	m.namespace("rich", "global")
+	m.known("rich", "global")
+	m.podNamed("rich", "p", "")
+	expect("rich", wishFor(""), "global", "")
+	expect("rich", source.PodOptions{}, "global", "") // its pods have no choice
+	m.namespace("mistaken", "globe")
+	m.known("mistaken", "globe")
+	expect("mistaken", wishFor(""), "", "AddressPool globe, which the namespace's annotation")
+
+	// What is chosen is so for pods that start.
+	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")
+	m.known("rich", "")
+	expect("rich", wishFor(""), "default", "")
+}
+
+// A pod of a namespace that is not known yet waits, and goes on when it is.
+func TestPodsThatAreNotKnownWait(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 4, nil, "10.0.0.0/24")
+	m.startOperator()
+	m.start()
+	m.until("a warm block", func() bool { return m.Ready() == nil })
+	m.state.mu.Lock()
+	delete(m.state.holdings.pools.namespaces, namespace)
+	m.state.mu.Unlock()
+	got := make(chan error, 1)
+	go func() {
+		_, err := m.try(0, longest)
+		got <- err
+	}()
+	m.until("it waits, and why is told", func() bool {
+		s := m.Snapshot()
+		return s.Waiting == 1 && strings.Contains(s.LastError, "has not listed namespace ns")
+	})
+	m.fails(1, "namespace-unknown")
+	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, "default")
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	m.add(1)
+}
+
+func TestChoose(t *testing.T) {
+	w := pools{
+		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
+		byName: map[string]*poolState{
+			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
+			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
+		},
+	}
+	for _, tc := range []struct {
+		namespace    string
+		wish         source.PodOptions
+		want, reason string
+		final        bool
+	}{
+		{"plain", wishFor(""), "default", "", true},
+		{"global", wishFor(""), "public", "", true},
+		{"global", wishFor("inner"), "inner", "", true},
+		{"plain", wishFor("inner"), "inner", "", true},
+		{"plain", wishFor("public"), "", "pool-not-allowed", true},
+		{"plain", wishFor("default"), "default", "", true}, // what would be its pool anyway needs no permission
+		{"global", wishFor("public"), "public", "", true},
+		{"global", wishFor("default"), "", "pool-not-allowed", true},
+		{"plain", wishFor("publik"), "", "pool-unknown", false},
+		{"lost", wishFor(""), "", "namespace-unknown", false},
+		{"lost", wishFor("default"), "", "namespace-unknown", false},
+		{"", wishFor(""), "", "pod-unnamed", true},
+
+		// A runtime that does not tell annotations.
+		{"other", source.PodOptions{}, "default", "", true},
+		{"lent", source.PodOptions{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
+		{"plain", source.PodOptions{}, "", "annotations-untold", true},
+		{"global", source.PodOptions{}, "", "annotations-untold", true},
+		{"lost", source.PodOptions{}, "", "namespace-unknown", false},
+
+		// The network's configuration comes first, told or not.
+		{"plain", source.PodOptions{NetworkPool: "inner"}, "inner", "", true},
+		{"plain", named("public", "inner"), "inner", "", true},
+		{"plain", named("inner", "default"), "default", "", true},
+		{"other", source.PodOptions{NetworkPool: "inner"}, "", "pool-not-allowed", true},
+		{"plain", source.PodOptions{NetworkPool: "publik"}, "", "pool-unknown", false},
+		{"lost", source.PodOptions{NetworkPool: "inner"}, "", "namespace-unknown", false},
+	} {
+		pod := attachment.Pod{Namespace: tc.namespace, Name: "p"}
+		if tc.namespace == "" {
+			pod.Name = ""
+		}
+		got, final, why := w.choose(pod, tc.wish)
+		reason := ""
+		if why != nil {
+			reason = why.Reason
+		}
+		if got != tc.want || final != tc.final || reason != tc.reason {
+			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.wish, got, final, reason, tc.want, tc.final, tc.reason)
+		}
+	}
+	w.byName = nil
+	if _, final, why := w.choose(attachment.Pod{Namespace: "plain", Name: "p"}, source.PodOptions{}); final || why.Reason != "pool-unknown" {
+		t.Errorf("before the pools are known: final %v, %v", final, why)
+	}
+}

@@ -1,0 +1,144 @@
+package iam
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// condition is one operator on one key. All of a statement must hold.
+type condition struct {
+	key      string // in lower case
+	values   []string
+	set      string // "forallvalues", "foranyvalue", or ""
+	ifExists bool
+	null     bool // the operator Null
+	negated  bool
+	match    func(pattern, value string) bool
+}
+
+// operators are the supported operators, without IfExists and the set prefixes.
+var operators = map[string]struct {
+	negated bool
+	match   func(pattern, value string) bool
+}{
+	"StringEquals":              {false, func(p, v string) bool { return p == v }},
+	"StringNotEquals":           {true, func(p, v string) bool { return p == v }},
+	"StringEqualsIgnoreCase":    {false, strings.EqualFold},
+	"StringNotEqualsIgnoreCase": {true, strings.EqualFold},
+	"StringLike":                {false, glob},
+	"StringNotLike":             {true, glob},
+	"ArnEquals":                 {false, arnLike},
+	"ArnNotEquals":              {true, arnLike},
+	"ArnLike":                   {false, arnLike},
+	"ArnNotLike":                {true, arnLike},
+	"Bool":                      {false, strings.EqualFold},
+}
+
+// The condition keys that a Request may have. Names of keys, and of tags in
+// them, are compared without regard to case.
+const (
+	TagKeys      = "aws:TagKeys" // of the tags in the request; a list
+	CreateAction = "ec2:CreateAction"
+	VPC          = "ec2:Vpc"    // an ARN
+	Subnet       = "ec2:Subnet" // an ARN
+)
+
+// ResourceTag and RequestTag are the keys of one tag: what the resource
+// carries, and what the call gives it.
+func ResourceTag(tag string) string { return "aws:ResourceTag/" + tag }
+
+// RequestTag is described at ResourceTag.
+func RequestTag(tag string) string { return "aws:RequestTag/" + tag }
+
+// known reports whether a key is supported, and whether it is a list.
+func known(key string) (list, ok bool) {
+	lower := strings.ToLower(key)
+	for _, prefix := range []string{"aws:resourcetag/", "aws:requesttag/", "ec2:resourcetag/"} {
+		if tag, found := strings.CutPrefix(lower, prefix); found {
+			return false, tag != ""
+		}
+	}
+	return lower == "aws:tagkeys", slices.Contains([]string{"aws:tagkeys", "ec2:createaction", "ec2:vpc", "ec2:subnet"}, lower)
+}
+
+func parseConditions(data []byte) (out []condition, err error) {
+	var block map[string]map[string]json.RawMessage
+	if err := json.Unmarshal(data, &block); err != nil {
+		return nil, bad(".Condition", "%s, expected operators with keys and values", brief(data))
+	}
+	for _, operator := range slices.Sorted(maps.Keys(block)) {
+		for _, key := range slices.Sorted(maps.Keys(block[operator])) {
+			c, err := parseCondition(operator, key, block[operator][key])
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+func parseCondition(operator, key string, data []byte) (condition, error) {
+	path := ".Condition." + operator
+	c := condition{key: strings.ToLower(key)}
+	// One key stands for both names (EC2 User Guide, "Condition keys for Amazon EC2").
+	if tag, ok := strings.CutPrefix(c.key, "ec2:resourcetag/"); ok {
+		c.key = "aws:resourcetag/" + tag
+	}
+	name := operator
+	if set, rest, ok := strings.Cut(name, ":"); ok {
+		c.set, name = strings.ToLower(set), rest
+		if c.set != "forallvalues" && c.set != "foranyvalue" {
+			return c, bad(path, "not understood; before the colon expected ForAllValues or ForAnyValue")
+		}
+	}
+	name, c.ifExists = strings.CutSuffix(name, "IfExists")
+	o, ok := operators[name]
+	c.negated, c.match, c.null = o.negated, o.match, name == "Null" && c.set == "" && !c.ifExists
+	if !ok && !c.null {
+		return c, bad(path, "not understood; known are Null and %s, with ForAllValues:, ForAnyValue: and IfExists",
+			strings.Join(slices.Sorted(maps.Keys(operators)), ", "))
+	}
+	list, ok := known(key)
+	switch {
+	case !ok:
+		return c, bad(path+"."+key, "the condition key is not understood; known are aws:ResourceTag/TAG, ec2:ResourceTag/TAG, aws:RequestTag/TAG, %s, %s, %s, %s",
+			TagKeys, CreateAction, VPC, Subnet)
+	case list && c.set == "" && !c.null:
+		return c, bad(path+"."+key, "the key has many values: expected ForAllValues: or ForAnyValue: before the operator")
+	}
+	var err error
+	if c.values, err = texts(data); err != nil || len(c.values) == 0 {
+		return c, bad(path+"."+key, "%s, expected text or a list of it", brief(data))
+	}
+	if c.null || name == "Bool" {
+		for _, v := range c.values {
+			if v != "true" && v != "false" {
+				return c, bad(path+"."+key, "%q, expected true or false", v)
+			}
+		}
+	}
+	return c, nil
+}
+
+// holds evaluates the condition for the request's values of its key.
+func (c condition) holds(keys map[string][]string) bool {
+	have, exists := keys[c.key]
+	if c.null {
+		return slices.Contains(c.values, map[bool]string{true: "false", false: "true"}[exists])
+	}
+	if !exists {
+		// With nothing to compare, every comparison of a set holds for all and
+		// for none of its values.
+		return c.ifExists || c.set == "forallvalues" || c.set == "" && c.negated
+	}
+	one := func(value string) bool {
+		return c.negated != slices.ContainsFunc(c.values, func(pattern string) bool { return c.match(pattern, value) })
+	}
+	if c.set == "foranyvalue" {
+		return slices.ContainsFunc(have, one)
+	}
+	return !slices.ContainsFunc(have, func(v string) bool { return !one(v) })
+}

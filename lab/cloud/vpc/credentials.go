@@ -1,0 +1,137 @@
+package vpc
+
+import (
+	"encoding/base64"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/lab/cloud/iam"
+	"github.com/berthnet/berth/lab/cloud/spec"
+)
+
+// Principal is the caller of the API.
+type Principal struct {
+	ARN    string
+	Policy iam.Policy
+}
+
+// Key is a credential. Token and Expires are zero for a static one.
+type Key struct {
+	ID, Secret, Token string
+	Issued, Expires   time.Time
+	Principal         Principal
+}
+
+// Keys are the credentials that the endpoint knows, and the permissions of roles. The world's lock
+// guards them.
+type Keys struct {
+	world   *world
+	store   *store
+	account string
+	rng     *rand.Rand
+	keys    map[string]Key // by ID
+	roles   map[string]iam.Policy
+	ttl     time.Duration     // of role keys
+	current map[string]string // the role key that an instance was given last
+}
+
+func newKeys(s spec.Spec, seed uint64, st *store) (*Keys, error) {
+	ks := &Keys{
+		world: st.world, store: st, account: s.Account, rng: rand.New(rand.NewPCG(seed, 0x6b657973)),
+		keys: map[string]Key{}, roles: map[string]iam.Policy{}, ttl: s.IMDS.CredentialTTL.D(), current: map[string]string{},
+	}
+	for _, k := range s.AccessKeys {
+		actions := k.Actions
+		if actions == nil && k.Policy == "" {
+			actions = []string{"*"}
+		}
+		policy, err := policyOf(actions, k.Policy)
+		if err != nil {
+			return nil, err
+		}
+		ks.keys[k.ID] = Key{ID: k.ID, Secret: k.Secret, Principal: Principal{
+			ARN: fmt.Sprintf("arn:aws:iam::%s:user/%s", s.Account, strings.ToLower(k.ID)), Policy: policy,
+		}}
+	}
+	for _, r := range s.Roles {
+		policy, err := policyOf(r.Actions, r.Policy)
+		if err != nil {
+			return nil, err
+		}
+		ks.roles[r.Name] = policy
+	}
+	return ks, nil
+}
+
+// policyOf joins a list of actions and a policy document.
+func policyOf(actions []string, document string) (iam.Policy, error) {
+	if document == "" {
+		return iam.Allow(actions...), nil
+	}
+	p, err := iam.Parse([]byte(document))
+	return iam.Join(iam.Allow(actions...), p), err
+}
+
+// text is random text of so many bytes, in base64.
+func (ks *Keys) text(n int) string {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(ks.rng.Uint32())
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// Find finds a credential by its access key ID, expired ones included.
+func (ks *Keys) Find(id string) (k Key, ok bool) {
+	ks.world.read(func() { k, ok = ks.keys[id] })
+	return k, ok
+}
+
+// SetRoleActions replaces the permissions of a role, even for credentials that were issued already.
+func (ks *Keys) SetRoleActions(role string, actions []string) {
+	ks.world.read(func() {
+		ks.roles[role] = iam.Allow(actions...)
+		for id, k := range ks.keys {
+			if strings.Contains(k.Principal.ARN, ":assumed-role/"+role+"/") {
+				k.Principal.Policy = iam.Allow(actions...)
+				ks.keys[id] = k
+			}
+		}
+	})
+}
+
+// SetCredentialTTL changes the lifetime of role credentials. Each instance gets new ones at its next
+// request.
+func (ks *Keys) SetCredentialTTL(ttl time.Duration) {
+	ks.world.read(func() { ks.ttl, ks.current = ttl, map[string]string{} })
+}
+
+// RoleCredentials returns the current credentials of an instance's role. They
+// are replaced once half of their life is over; the old ones stay valid until
+// they expire. False when the instance has no role.
+func (ks *Keys) RoleCredentials(instanceID string) (role string, k Key, ok bool) {
+	ks.world.read(func() {
+		i := ks.store.instances.get(instanceID)
+		if i == nil || i.Role == "" {
+			return
+		}
+		role, ok = i.Role, true
+		now := ks.world.clock.Now()
+		if k = ks.keys[ks.current[instanceID]]; k.ID != "" && now.Before(k.Issued.Add(k.Expires.Sub(k.Issued)/2)) {
+			return
+		}
+		k = Key{
+			ID: "ASIA" + strings.ToUpper(fmt.Sprintf("%016x", ks.rng.Uint64())), Secret: ks.text(30), Token: ks.text(96),
+			Issued: now, Expires: now.Add(ks.ttl).Truncate(time.Second),
+			Principal: Principal{
+				ARN:    fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", ks.account, role, instanceID),
+				Policy: ks.roles[role],
+			},
+		}
+		ks.keys[k.ID], ks.current[instanceID] = k, k.ID
+		ks.world.eventually(k.Expires.Sub(now)+time.Hour, func() { delete(ks.keys, k.ID) })
+	})
+	return role, k, ok
+}

@@ -1,0 +1,247 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/portcloud"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// branchProofs are those of a lab whose nodes have trunks, after the others of operator mode.
+var branchProofs = []proof{
+	{inOperator, "a pod's first interface is a branch with its own group", branchUp},
+	{inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm},
+	{inOperator, "nobody reaches it until its group allows it, not even its node", branchGroups},
+	{inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled},
+	{inOperator, "its branch is deleted with the pod, the trunk is not", branchGone},
+	{inOperator, "kernel, records, objects and EC2 agree about branches", agreement},
+}
+
+// The pods of the branches demo, and the type of its nodes.
+const (
+	vault    = "vault"    // whose group allows nobody at first
+	neighbor = "neighbor" // on its node, with an address of the node's ENIs
+	// nextVault is like the vault, on its node.
+	nextVault = "next-vault"
+	stranger  = "stranger" // the same on another node
+	// branchType is an instance type that may have a trunk.
+	branchType = "m5.large"
+)
+
+var branchOperatorArgs = []string{"--branch-cooling=2s", "--listing-interval=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+
+// ofBranches reports whether a lab is one of branches.
+func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
+
+// branchLab is the lab of the branches in the place of another.
+func branchLab(o lab.Options) lab.Options {
+	s := lab.DefaultSpec(2, branchType)
+	for i := range s.Instances {
+		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // branches are in a zone
+	}
+	return lab.Options{
+		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
+		VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorCount: 2, RestartOperators: true, OperatorArgs: branchOperatorArgs,
+		IPFamilies: ipfamily.Dual,
+	}
+}
+
+// lacksVLANs returns why this machine cannot show branches, or nil.
+func lacksVLANs() error {
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, and its namespace with it, ends with the function
+		made <- makeVLAN()
+	}()
+	err := <-made
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches shows it in a virtual machine")
+	}
+	if err != nil {
+		return fmt.Errorf("try whether the kernel has VLANs: %w", err)
+	}
+	return nil
+}
+
+// makeVLAN makes a VLAN in a network namespace of the thread's own.
+func makeVLAN() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	under, over := netlink.NewLinkAttrs(), netlink.NewLinkAttrs()
+	under.Name, over.Name = "under", "over"
+	veth := netlink.NewVeth(under)
+	veth.PeerName = "peer"
+	if err := netlink.LinkAdd(veth); err != nil {
+		return err
+	}
+	over.ParentIndex = veth.Attrs().Index
+	return netlink.LinkAdd(&netlink.Vlan{LinkAttrs: over, VlanId: 1, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q})
+}
+
+// branches is the lab of the branches demo.
+type branches struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+}
+
+// branchOf is the branch of a pod by its PodNIC, once that is Active.
+func (s *branches) branchOf(ctx context.Context, p *node.Pod) (e vpc.ENI) {
+	await(ctx, "the branch of pod "+p.Name, func() {
+		nics, enis := must(s.lab.Kube.PodNICs(ctx)), s.lab.Snapshot().ENIs
+		i := slices.IndexFunc(nics, func(n v1alpha1.PodNIC) bool { return n.Status.Pod != nil && n.Status.Pod.UID == p.UID })
+		if i < 0 || nics[i].Status.Phase != v1alpha1.PhaseActive {
+			fail("it has no PodNIC that is Active")
+		}
+		k := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.ID == nics[i].Status.PortID })
+		if k < 0 || enis[k].Trunk == nil {
+			fail("EC2 has no branch %s", nics[i].Status.PortID)
+		}
+		e = enis[k]
+	})
+	return e
+}
+
+// addVault adds a pod whose first interface is a branch with a group.
+func (s *branches) addVault(ctx context.Context, name, group string) *node.Pod {
+	return must(s.nodes[0].AddPod(ctx, name, node.PodOptions{Annotations: map[string]string{
+		v1alpha1.AnnotationVPC: lab.BranchVPC, v1alpha1.AnnotationNICs: fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", group),
+	}}))
+}
+
+// branchUp adds the pods of the demo.
+func branchUp(ctx context.Context, s *stage) string {
+	group := must(s.lab.Ports.AddGroup(ctx, vault))
+	began := time.Now()
+	p := s.branches.addVault(ctx, vault, group)
+	took := since(began)
+	e := s.branches.branchOf(ctx, p)
+	if own := append([]netip.Addr{e.Primary}, e.IPv6...); !slices.Equal(e.Groups, []string{group}) || len(own) != 2 || !slices.Equal(p.Addrs, own) {
+		fail("pod %s has %v, and its branch %v and the groups %v, want %s", vault, p.Addrs, own, e.Groups, group)
+	}
+	for i, name := range []string{neighbor, stranger} {
+		must(s.nodes[i].AddPod(ctx, name, node.PodOptions{}))
+	}
+	return fmt.Sprintf("%s and %s by VLAN %d of the trunk, after %s", p.Addrs[0], p.Addrs[1], e.Trunk.VLAN, took)
+}
+
+// branchWarm adds a pod like the vault while EC2 is away, and deletes it again.
+func branchWarm(ctx context.Context, s *stage) string {
+	first := must(s.nodes[0].Pod(vault))
+	groups := s.branches.branchOf(ctx, first).Groups
+	await(ctx, "a branch for the next pod of "+s.nodes[0].Name, func() {
+		if !slices.ContainsFunc(must(s.lab.Ports.Ports(ctx)), func(p portcloud.Port) bool {
+			_, warm := p.WarmFor()
+			return warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, groups)
+		}) {
+			fail("none is ready")
+		}
+	})
+	s.lab.Cloud.API.Outage(true)
+	defer s.lab.Cloud.API.Outage(false)
+	began := time.Now()
+	next := s.branches.addVault(ctx, nextVault, groups[0])
+	took := since(began)
+	if next.Addr() == first.Addr() {
+		fail("%s and %s have %s", vault, nextVault, next.Addr())
+	}
+	s.lab.Cloud.API.Outage(false)
+	check(s.nodes[0].DelPod(ctx, nextVault))
+	return fmt.Sprintf("%s, after %s", next.Addr(), took)
+}
+
+// caller asks the vault from a network namespace at an address.
+type caller struct {
+	who, netns string
+	vault      netip.Addr
+}
+
+// ask returns nil if there is an answer.
+func (c caller) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := echo.Ask(ctx, c.netns, "tcp", port(c.vault), netip.Addr{}, "hello")
+	return err
+}
+
+// callers are all that ask the vault, at each of its addresses.
+func (s *branches) callers() (list []caller) {
+	for who, netns := range map[string]string{
+		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
+		"a pod of its node": must(s.nodes[0].Pod(neighbor)).Netns(), "a pod of another": must(s.nodes[1].Pod(stranger)).Netns(),
+	} {
+		for _, a := range must(s.nodes[0].Pod(vault)).Addrs {
+			list = append(list, caller{fmt.Sprintf("%s by %s", who, ipfamily.Of(a)), netns, a})
+		}
+	}
+	return list
+}
+
+// branchGroups asks the pod before and after its group allows callers.
+func branchGroups(ctx context.Context, s *stage) string {
+	callers := s.branches.callers()
+	for _, c := range callers {
+		if c.ask(ctx) == nil {
+			fail("%s gets an answer, which the group does not allow", c.who)
+		}
+	}
+	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
+	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
+	for _, c := range callers {
+		await(ctx, c.who+" gets an answer", func() { check(c.ask(ctx)) })
+	}
+	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers))
+}
+
+// branchKilled has the pod answer while no program of Berth runs.
+func branchKilled(ctx context.Context, s *stage) string {
+	check(s.nodes[0].Kill())
+	for _, o := range s.lab.Operators() {
+		check(o.Kill())
+	}
+	answers := 0
+	for range 20 {
+		for _, c := range s.branches.callers() {
+			checkf(c.ask(ctx), "%s got no answer", c.who)
+			answers++
+		}
+	}
+	for _, o := range s.lab.Operators() {
+		s.operators.revive(o)
+	}
+	check(errors.Join(s.nodes[0].Start(), s.nodes[0].WaitReady(ctx)))
+	return fmt.Sprintf("%d of %d answers meanwhile", answers, answers)
+}
+
+// branchGone deletes the pod.
+func branchGone(ctx context.Context, s *stage) string {
+	e := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault)))
+	check(s.nodes[0].DelPod(ctx, vault))
+	began := time.Now()
+	has := func(id string) bool {
+		return slices.ContainsFunc(s.lab.Snapshot().ENIs, func(o vpc.ENI) bool { return o.ID == id })
+	}
+	await(ctx, "the branch", func() {
+		if has(e.ID) {
+			fail("EC2 still has %s", e.ID)
+		}
+		if !has(e.Trunk.TrunkID) {
+			fail("EC2 has no trunk %s", e.Trunk.TrunkID)
+		}
+	})
+	return fmt.Sprintf("%s deleted %s after the pod, cooled", e.ID, since(began))
+}

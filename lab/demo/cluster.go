@@ -1,0 +1,403 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/addons"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// clusterProofs are those of a lab with kubelets, in the order in which they are shown.
+var clusterProofs = []proof{
+	{inClusters, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
+	{inClusters, "Berth installed: nodes are Ready as soon as it serves", installed},
+	{inClusters, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
+	{inClusters, "names and Services from a pod; logs and exec", namesAndServices},
+	{inClusters, "NodePort of every node, from the host outside", nodePorts},
+	{inOperator, "kubectl shows NodeNetworks", showObjects},
+	{inPool, "kubectl shows pools and blocks", showObjects},
+	{inPort, "kubectl shows VPCs and PodNICs", showObjects},
+	{inPort, "pods come up with default, chosen, fixed and users' ports", clusterSamples},
+	{inPort, "kubectl apply rejects a wrong annotation", refusedAtOnce},
+	{inPort, "a NICPolicy gives pods a subnet and a group by their labels", byPolicy},
+	{inPort, "a StatefulSet keeps its NIC on another node", statefulSet},
+	{inPort, "a port deleted in the cloud is created again", remade},
+	{inPort, "pods are deleted, with their ports but not the user's", givenBack},
+	{inClusters, "Berth rolled under traffic: no request is lost", rolled},
+	{inClusters, "a node drained, and back", drained},
+	{inClusters, "a node rebooted: its pods start again", rebooted},
+	{inClusters, "a node killed: its pods run elsewhere", killed},
+	{inClusters, "every pod has an address of its own, and berthd knows it", agreed},
+}
+
+// What the demo puts into the cluster.
+const (
+	webName     = "web"
+	earlyPods   = 6 // of web, created before the plugin is installed
+	webReplicas = 30
+	webNodePort = 30080
+	webPort     = 8080
+	clientName  = "client"
+	inDefault   = metav1.NamespaceDefault
+	agnhost     = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
+)
+
+// Which node the demo does not touch, and which it drains, reboots and kills.
+const (
+	clientNode   = "node-1"
+	drainedNode  = "node-2"
+	rebootedNode = "node-2"
+	killedNode   = "node-3"
+)
+
+// web is a Deployment of HTTP servers that answer with their names, its Service, and a pod to
+// ask from. The servers answer for a while after SIGTERM, as servers that may not lose a request
+// do, since proxies learn of it a moment later. They are spread evenly over the nodes, with at most
+// half of them on one, which the first node that is Ready would get; they leave a lost node within
+// seconds, where Kubernetes' default is five minutes.
+const web = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: default}
+spec:
+  replicas: {{.Early}}
+  selector: {matchLabels: {app: web}}
+  strategy: {rollingUpdate: {maxUnavailable: 2}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 10
+      tolerations:
+        - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 2}
+        - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 2}
+      topologySpreadConstraints:
+        - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: web}}, nodeTaintsPolicy: Honor}
+        - {maxSkew: {{.Most}}, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, minDomains: 3, labelSelector: {matchLabels: {app: web}}, nodeTaintsPolicy: Honor}
+      containers:
+        - name: web
+          image: {{.Image}}
+          imagePullPolicy: Never
+          args: [netexec, --http-port={{.Port}}, --delay-shutdown=4]
+          readinessProbe: {httpGet: {path: /healthz, port: {{.Port}}}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 5}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  type: NodePort
+  ipFamilyPolicy: PreferDualStack
+  selector: {app: web}
+  ports: [{port: 80, targetPort: {{.Port}}, nodePort: {{.NodePort}}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: default}
+spec:
+  nodeSelector: {kubernetes.io/hostname: {{.ClientNode}}}
+  terminationGracePeriodSeconds: 1
+  dnsConfig: {{.DNS}}
+  containers: [{name: client, image: {{.Image}}, imagePullPolicy: Never, args: [pause]}]
+`
+
+// cluster is a lab with kubelets, seen through its Kubernetes API.
+type cluster struct {
+	lab   *lab.Lab
+	nodes []*node.Node
+	quote func(text string) // shows what a program printed; may be nil
+}
+
+// kubectl runs kubectl and returns what it prints.
+func (s *cluster) kubectl(ctx context.Context, args ...string) string {
+	return must(s.lab.Kube.Kubectl(ctx, args...))
+}
+
+// apply applies a manifest, which is a template.
+func (s *cluster) apply(ctx context.Context, manifest string, with any) (out string, err error) {
+	f := must(os.CreateTemp("", "manifest-*.yaml"))
+	defer os.Remove(f.Name())
+	t := must(template.New("manifest").Parse(manifest))
+	checkf(errors.Join(t.Execute(f, with), f.Close()), "write %s", filepath.Base(f.Name()))
+	return s.lab.Kube.Kubectl(ctx, "apply", "--filename="+f.Name())
+}
+
+// sh runs a shell script in the client and returns what it prints.
+func (s *cluster) sh(ctx context.Context, script string) string {
+	return s.kubectl(ctx, "exec", clientName, "--", "sh", "-c", script)
+}
+
+// shut fails if an address answers the client.
+func (s *cluster) shut(ctx context.Context, address string) {
+	if attempt(func() { s.sh(ctx, "curl -s -m 2 "+hostname(address)) }) == nil {
+		fail("%s answers, which its group does not allow", address)
+	}
+}
+
+// hostname is the URL at which a server answers with its name.
+func hostname(address string) string {
+	return "http://" + net.JoinHostPort(address, strconv.Itoa(webPort)) + "/hostname"
+}
+
+// pods are those of the Deployment that do not terminate.
+func (s *cluster) pods(ctx context.Context) []corev1.Pod {
+	list := &corev1.PodList{}
+	checkf(s.lab.Kube.Client.List(ctx, list, client.InNamespace(inDefault), client.MatchingLabels{"app": webName}), "list pods")
+	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+}
+
+// podsOn are the names of the Deployment's pods on a node.
+func (s *cluster) podsOn(ctx context.Context, node string) (names []string) {
+	for _, p := range s.pods(ctx) {
+		if p.Spec.NodeName == node {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// scale returns once the Deployment has so many pods, all Ready.
+func (s *cluster) scale(ctx context.Context, replicas int) {
+	s.kubectl(ctx, "scale", "deployment/"+webName, fmt.Sprintf("--replicas=%d", replicas))
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
+}
+
+// ready is the condition Ready of a Node.
+func (s *cluster) ready(ctx context.Context, name string) corev1.NodeCondition {
+	n := &corev1.Node{}
+	check(s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n))
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if i < 0 {
+		fail("node %s has no condition Ready", name)
+	}
+	return n.Status.Conditions[i]
+}
+
+// readySince is since when a Node is Ready.
+func (s *cluster) readySince(ctx context.Context, name string) time.Time {
+	c := s.ready(ctx, name)
+	if c.Status != corev1.ConditionTrue {
+		fail("node %s is not Ready", name)
+	}
+	return c.LastTransitionTime.Time
+}
+
+// withoutPlugin creates the pods before there is a network plugin, and checks nodes
+// and pods once the scheduler has rejected them.
+func withoutPlugin(ctx context.Context, st *stage) string {
+	s := st.cluster
+	must(s.apply(ctx, web, map[string]any{
+		"Early": earlyPods, "Most": webReplicas / 2, "Image": agnhost, "Port": webPort, "NodePort": webNodePort, "ClientNode": clientNode,
+		"DNS": string(must(json.Marshal(s.lab.Mode.DNSConfig()))),
+	}))
+	var message string
+	await(ctx, "pods without nodes", func() {
+		rejected := 0
+		for _, p := range s.pods(ctx) {
+			if p.Spec.NodeName != "" {
+				fail("pod %s is bound to %s", p.Name, p.Spec.NodeName)
+			}
+			for _, c := range p.Status.Conditions {
+				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+					rejected++
+				}
+			}
+		}
+		if rejected < earlyPods {
+			fail("the scheduler has rejected %d of %d pods", rejected, earlyPods)
+		}
+		for _, n := range s.nodes {
+			c := s.ready(ctx, n.Name)
+			if message = c.Message; c.Status != corev1.ConditionFalse {
+				fail("%s: want condition Ready to be False: %+v", n.Name, c)
+			}
+		}
+	})
+	if _, after, ok := strings.Cut(message, "Network plugin returns error: "); ok {
+		message, _, _ = strings.Cut(after, ",")
+	}
+	return fmt.Sprintf("%d nodes: %s; %d pods wait", len(s.nodes), message, earlyPods)
+}
+
+// installed installs Berth and measures from there, and from when berthd's container
+// ran, to the nodes' condition.
+func installed(ctx context.Context, st *stage) string {
+	s := st.cluster
+	began := time.Now()
+	check(s.lab.Chart.Install(ctx, nil))
+	took := since(began)
+	check(s.lab.Kube.WaitNodesReady(ctx, s.lab.Nodes()...))
+	ready, longest := since(began), time.Duration(0)
+	pods := &corev1.PodList{}
+	check(s.lab.Kube.Client.List(ctx, pods, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "berthd"}))
+	for _, n := range s.nodes {
+		i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool {
+			return p.Spec.NodeName == n.Name && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil
+		})
+		if i < 0 {
+			fail("berthd does not run on %s", n.Name)
+		}
+		longest = max(longest, s.readySince(ctx, n.Name).Sub(pods.Items[i].Status.ContainerStatuses[0].State.Running.StartedAt.Time))
+	}
+	const promised = 10 * time.Second // times in objects are whole seconds
+	if longest > promised {
+		fail("a node was Ready only %v after berthd ran: want %v at most", longest, promised)
+	}
+	how := "the chart applied"
+	if s.lab.Kubelets.Helm != "" {
+		how = "helm install"
+	}
+	return fmt.Sprintf("%s in %s; all Ready after %s, at most %.0f s after berthd began", how, took, ready, longest.Seconds())
+}
+
+// thirtyPods waits for the pods that were created before, scales them to thirty, and checks
+// where they came up and when.
+func thirtyPods(ctx context.Context, st *stage) string {
+	s := st.cluster
+	check(s.lab.Kube.WaitDeployment(ctx, inDefault, webName))
+	began := time.Now()
+	s.scale(ctx, webReplicas)
+	took := since(began)
+	perNode := map[string]int{}
+	for _, p := range s.pods(ctx) {
+		perNode[p.Spec.NodeName]++
+		ready, bound := s.readySince(ctx, p.Spec.NodeName), conditionTime(p, corev1.PodScheduled)
+		if bound.Before(ready) {
+			fail("pod %s was bound to %s at %v, which was Ready at %v only", p.Name, p.Spec.NodeName, bound, ready)
+		}
+	}
+	if len(perNode) != len(s.nodes) {
+		fail("the pods run on %v: want some on each of %d nodes", perNode, len(s.nodes))
+	}
+	events := &corev1.EventList{}
+	checkf(s.lab.Kube.Client.List(ctx, events, client.InNamespace(inDefault)), "list events")
+	for _, e := range events.Items {
+		if e.Reason == "FailedCreatePodSandBox" {
+			fail("the kubelet could not create a sandbox: %s", e.Message)
+		}
+	}
+	var spread []string
+	for _, name := range slices.Sorted(maps.Keys(perNode)) {
+		spread = append(spread, fmt.Sprint(perNode[name]))
+	}
+	return fmt.Sprintf("%s pods; %d more were Ready after %s; no sandbox failed", strings.Join(spread, "+"), webReplicas-earlyPods, took)
+}
+
+func conditionTime(p corev1.Pod, kind corev1.PodConditionType) time.Time {
+	for _, c := range p.Status.Conditions {
+		if c.Type == kind && c.Status == corev1.ConditionTrue {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+// namesAndServices asks by names from a pod, where the cluster's DNS and every pod of a
+// Service answer, and wants logs and commands to pass through the API server.
+func namesAndServices(ctx context.Context, st *stage) string {
+	s := st.cluster
+	check(s.lab.Kube.WaitDeployment(ctx, addons.Namespace, addons.DNS))
+	s.kubectl(ctx, "wait", "--for=condition=Ready", "pod/"+clientName, "--timeout=60s")
+	const calls = 60
+	all, families := map[string]bool{}, s.lab.PodFamilies().Families()
+	for _, family := range families {
+		// The name of each pod that answers, one a line.
+		out := s.sh(ctx, fmt.Sprintf("for i in $(seq %d); do curl %s -sf -m 5 http://%s/hostname || exit 1; echo; done", calls, curlFamily[family], webName))
+		answered := map[string]bool{}
+		for _, name := range strings.Fields(out) {
+			answered[name], all[name] = true, true
+		}
+		if len(answered) < webReplicas/2 {
+			fail("%d calls by %s were answered by %d pods only", calls, family, len(answered))
+		}
+	}
+	s.sh(ctx, "curl -sfk -m 5 https://kubernetes.default.svc.cluster.local/livez")
+	if logs := s.kubectl(ctx, "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name=berthd", "--tail=1"); strings.TrimSpace(logs) == "" {
+		fail("berthd's log is empty")
+	}
+	return fmt.Sprintf("%d calls of http://%s by each of %v answered by %d pods; kubernetes.default resolved", calls, webName, families, len(all))
+}
+
+// curlFamily is the option of curl for a family.
+var curlFamily = [ipfamily.Number]string{"-4", "-6"}
+
+// nodePorts asks every node from the host outside.
+func nodePorts(ctx context.Context, st *stage) string {
+	s := st.cluster
+	const each = 5
+	answered, calls := map[string]bool{}, 0
+	for _, n := range s.nodes {
+		for range each {
+			for _, name := range s.askNode(ctx, n) {
+				answered[name] = true
+				calls++
+			}
+		}
+	}
+	return fmt.Sprintf("%d of %d calls by %v answered, by %d pods", calls, calls, s.lab.PodFamilies().Families(), len(answered))
+}
+
+// askNode asks a node for the Service from the host outside, by each family that pods have, and
+// returns the names of the pods that answered.
+func (s *cluster) askNode(ctx context.Context, n *node.Node) (names []string) {
+	for _, url := range s.nodePortURLs(n) {
+		name, err := ns.Get(ctx, s.lab.OutsidePath(), url)
+		checkf(err, "ask %s from outside", n.Name)
+		names = append(names, name)
+	}
+	return names
+}
+
+// nodePortURLs are the Service's on a node, by each family that pods have.
+func (s *cluster) nodePortURLs(n *node.Node) (urls []string) {
+	for _, a := range s.lab.NodeAddrs(n) {
+		urls = append(urls, "http://"+netip.AddrPortFrom(a, webNodePort).String()+"/hostname")
+	}
+	return urls
+}
+
+// showObjects shows Berth's objects as kubectl does.
+func showObjects(ctx context.Context, st *stage) string {
+	s := st.cluster
+	kinds := map[lab.Mode]string{lab.OperatorMode: "nodenetworks", lab.PoolMode: "addresspools,addressblocks", lab.PortMode: "vpcs,podnics"}[s.lab.Mode]
+	table := s.kubectl(ctx, "get", kinds)
+	if s.quote != nil {
+		s.quote(beginning(table, shownLines))
+	}
+	for _, n := range s.nodes {
+		if !strings.Contains(table, n.Name) {
+			fail("kubectl get %s does not name %s:\n%s", kinds, n.Name, table)
+		}
+	}
+	return "kubectl get " + kinds
+}
+
+// shownLines are enough of a table to know what it looks like.
+const shownLines = 12
+
+// beginning is the first lines of a text, and how many more there are.
+func beginning(text string, lines int) string {
+	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
+	if len(all) <= lines {
+		return text
+	}
+	return strings.Join(all[:lines], "") + fmt.Sprintf("... and %d more lines\n", len(all)-lines)
+}

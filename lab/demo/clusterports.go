@@ -1,0 +1,312 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/portcloud"
+)
+
+// portClusterArgs are settings of operators that keep the demo short.
+var portClusterArgs = []string{"--listing-interval=2s", "--unplug-grace=5s"}
+
+var inClusters = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode, lab.PortMode}
+
+// pod reads a pod, and its PodNICs by interface.
+func (s *cluster) pod(ctx context.Context, name string) (*corev1.Pod, map[string]v1alpha1.PodNIC) {
+	p := &corev1.Pod{}
+	check(s.lab.Kube.Client.Get(ctx, client.ObjectKey{Namespace: inDefault, Name: name}, p))
+	nics := map[string]v1alpha1.PodNIC{}
+	for _, n := range must(s.lab.Kube.PodNICs(ctx)) {
+		if n.Status.Pod != nil && n.Status.Pod.UID == string(p.UID) {
+			nics[n.Status.Interface] = n
+		}
+	}
+	return p, nics
+}
+
+// addressOf is the first address of a PodNIC.
+func addressOf(n v1alpha1.PodNIC) string {
+	if len(n.Status.Addresses) == 0 {
+		fail("PodNIC %s has no address", n.Name)
+	}
+	address, _, _ := strings.Cut(n.Status.Addresses[0].CIDR, "/")
+	return address
+}
+
+// fivePods are the kinds of pods with NICs.
+const fivePods = `
+{{range .Pods}}
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {{.Name}}
+  annotations:
+    berth.dev/vpc: {{$.VPC}}
+    {{with .NICs}}berth.dev/nics: |
+{{.}}{{end}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - {name: web, image: {{$.Image}}, imagePullPolicy: Never, args: [netexec, --http-port={{$.Port}}]}
+---
+{{end}}`
+
+// usersPorts is what the names of the ports that a user made begin with.
+const usersPorts = "users-port-"
+
+type samplePod struct {
+	Name, NICs string
+	have       map[string]string // addresses by interface; an empty one is any
+}
+
+// clusterSamples creates the five pods by kubectl, checks their interfaces from inside, and
+// asks each whose group allows it.
+func clusterSamples(ctx context.Context, st *stage) string {
+	s := st.cluster
+	firewall := must(s.lab.Ports.AddGroup(ctx, "cluster-firewall"))
+	first, second := st.ports.addPort(ctx, usersPorts+"1", "192.168.0.140"), st.ports.addPort(ctx, usersPorts+"2", "192.168.0.141")
+	pods := []samplePod{
+		{"pod1", "", map[string]string{"eth0": ""}},
+		{"pod2", "      - subnet: subnet-2", map[string]string{"eth0": "192.168.1."}},
+		{"pod3", "      - subnet: subnet-1\n        ip: 192.168.0.112", map[string]string{"eth0": "192.168.0.112/24"}},
+		{"pod4", "      - portID: " + first.ID, map[string]string{"eth0": "192.168.0.140/24"}},
+		{
+			"pod5", "      - subnet: subnet-1\n        ip: 192.168.0.113\n        securityGroup: " + firewall + "\n      - portID: " + second.ID,
+			map[string]string{"eth0": "192.168.0.113/24", "eth1": "192.168.0.141/24"},
+		},
+	}
+	began := time.Now()
+	must(s.apply(ctx, fivePods, map[string]any{"Pods": pods, "VPC": s.lab.VPCs[0].Name, "Image": agnhost, "Port": webPort}))
+	s.kubectl(ctx, "wait", "--for=condition=Ready", "pod/pod1", "pod/pod2", "pod/pod3", "pod/pod4", "pod/pod5", "--timeout=120s")
+	took := since(began)
+	for _, p := range pods {
+		_, nics := s.pod(ctx, p.Name)
+		if len(nics) != len(p.have) {
+			fail("pod %s has %d PodNICs, want %d", p.Name, len(nics), len(p.have))
+		}
+		for link, want := range p.have {
+			inside, nic := s.kubectl(ctx, "exec", p.Name, "--", "ip", "-o", "addr", "show", "dev", link), nics[link]
+			if len(nic.Status.Addresses) == 0 || !strings.HasPrefix(nic.Status.Addresses[0].CIDR, want) || !strings.Contains(inside, "inet "+nic.Status.Addresses[0].CIDR+" ") {
+				fail("%s of pod %s has %v by its PodNIC, want %q, and inside:\n%s", link, p.Name, nic.Status.Addresses, want, inside)
+			}
+		}
+		if p.Name == "pod5" {
+			continue // its first interface is closed
+		}
+		if name := s.sh(ctx, "curl -sf -m 5 --retry 3 --retry-all-errors "+hostname(addressOf(nics["eth0"]))); name != p.Name {
+			fail("%s of pod %s is answered by %q", addressOf(nics["eth0"]), p.Name, name)
+		}
+	}
+	s.shut(ctx, "192.168.0.113")
+	return fmt.Sprintf("5 pods with 6 NICs Ready after %s; a closed group keeps callers out", took)
+}
+
+// wrongPod asks for the address of its subnet's gateway.
+const wrongPod = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: wrong
+  annotations:
+    berth.dev/vpc: {{.}}
+    berth.dev/nics: '[{subnet: subnet-1, ip: 192.168.0.1}]'
+spec:
+  containers: [{name: pause, image: ` + agnhost + `, imagePullPolicy: Never}]
+`
+
+// refusedAtOnce has the webhook, which the API server reaches by its Service and trusts by the
+// bundle that the operator keeps, reject a pod.
+func refusedAtOnce(ctx context.Context, st *stage) string {
+	s := st.cluster
+	bundle := s.kubectl(ctx, "get", "validatingwebhookconfiguration", "berth-ports", "--output=jsonpath={.webhooks[*].clientConfig.caBundle}")
+	if len(strings.Fields(bundle)) != 2 {
+		fail("want a bundle for each of 2 webhooks: %s", bundle)
+	}
+	out, err := s.apply(ctx, wrongPod, s.lab.VPCs[0].Name)
+	const want = "metadata.annotations[berth.dev/nics][0].ip: 192.168.0.1 is the gateway of subnet subnet-1 (192.168.0.0/24)"
+	if err == nil || !strings.Contains(out, want) {
+		fail("kubectl apply printed %q, want an error with %q", out, want)
+	}
+	return "“192.168.0.1 is the gateway of subnet subnet-1”"
+}
+
+// policyOfLabels gives pods with the label role=vault a NIC of their own.
+const policyOfLabels = `
+apiVersion: berth.dev/v1alpha1
+kind: NICPolicy
+metadata: {name: vault, namespace: default}
+spec:
+  podSelector: {matchLabels: {role: vault}}
+  subnet: subnet-2
+  securityGroups: [{{.Group}}]
+`
+
+// vaultDeployment is one of a pod that says nothing of NICs.
+const vaultDeployment = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: vault, namespace: default}
+spec:
+  replicas: 1
+  selector: {matchLabels: {role: vault}}
+  template:
+    metadata: {labels: {role: vault}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - {name: vault, image: ` + agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
+`
+
+// byPolicy has a pod of a Deployment get a subnet and a closed group by its labels; it answers
+// once its group allows callers.
+func byPolicy(ctx context.Context, st *stage) string {
+	s := st.cluster
+	group := must(s.lab.Ports.AddGroup(ctx, "vault"))
+	must(s.apply(ctx, policyOfLabels, map[string]string{"Group": group}))
+	s.kubectl(ctx, "wait", "--for=condition=Ready", "nicpolicy/vault", "--timeout=60s")
+	must(s.apply(ctx, vaultDeployment, nil))
+	s.kubectl(ctx, "rollout", "status", "deployment/vault", "--timeout=120s")
+	p, nics := s.pod(ctx, s.kubectl(ctx, "get", "pods", "--selector=role=vault", "--output=jsonpath={.items[0].metadata.name}"))
+	nic := nics["eth0"]
+	if len(nics) != 1 || !slices.Equal(nic.Spec.SecurityGroups, []string{group}) || len(nic.Status.Addresses) != 1 || !strings.HasPrefix(nic.Status.Addresses[0].CIDR, "192.168.1.") {
+		fail("pod %s has the NICs %+v, want one in subnet-2 with group %s", p.Name, nics, group)
+	}
+	s.shut(ctx, addressOf(nic))
+	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
+	s.sh(ctx, "curl -sf -m 5 --retry 5 --retry-all-errors "+hostname(addressOf(nic)))
+	by := p.Annotations[v1alpha1.AnnotationNICPolicy]
+	if by != "NICPolicy/vault" {
+		fail("the annotation %s is %q", v1alpha1.AnnotationNICPolicy, by)
+	}
+	s.kubectl(ctx, "delete", "deployment/vault", "nicpolicy/vault", "--timeout=60s")
+	return fmt.Sprintf("%s by %s: closed, and open once its group allows callers", addressOf(nic), by)
+}
+
+// database is a StatefulSet whose pod has a NIC of the user's.
+const database = `
+apiVersion: berth.dev/v1alpha1
+kind: PodNIC
+metadata: {name: db-0, namespace: default}
+spec:
+  vpc: {{.}}
+  addresses: [{subnet: subnet-1, ip: 192.168.0.150}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: db, namespace: default}
+spec:
+  clusterIP: None
+  selector: {app: db}
+  ports: [{port: 8080}]
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db, namespace: default}
+spec:
+  replicas: 1
+  serviceName: db
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata:
+      labels: {app: db}
+      annotations: {berth.dev/vpc: {{.}}, berth.dev/nics: '[{nic: db-0}]'}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+        - {name: db, image: ` + agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
+`
+
+// statefulSet has the pod of a StatefulSet move to another node.
+func statefulSet(ctx context.Context, st *stage) string {
+	s := st.cluster
+	must(s.apply(ctx, database, s.lab.VPCs[0].Name))
+	at := func() (*corev1.Pod, v1alpha1.PodNICStatus) {
+		s.kubectl(ctx, "rollout", "status", "statefulset/db", "--timeout=120s")
+		p, nics := s.pod(ctx, "db-0")
+		nic := nics["eth0"]
+		if p.Status.PodIP != "192.168.0.150" || nic.Name != "db-0" || nic.Status.NodeName != p.Spec.NodeName {
+			fail("pod db-0 on %s has the address %s and the PodNIC %q on %q", p.Spec.NodeName, p.Status.PodIP, nic.Name, nic.Status.NodeName)
+		}
+		s.sh(ctx, "curl -sf -m 5 --retry 3 --retry-all-errors http://db-0.db:8080/hostname")
+		return p, nic.Status
+	}
+	old, before := at()
+	s.kubectl(ctx, "cordon", before.NodeName)
+	err := attempt(func() {
+		s.kubectl(ctx, "delete", "pod", "db-0")
+		await(ctx, "another pod db-0", func() {
+			if p, _ := s.pod(ctx, "db-0"); p.UID == old.UID {
+				fail("it is the same")
+			}
+		})
+	})
+	s.kubectl(ctx, "uncordon", before.NodeName)
+	check(err)
+	_, after := at()
+	if after.NodeName == before.NodeName || after.PortID != before.PortID || after.MAC != before.MAC {
+		fail("port %s with %s was on %s, and port %s with %s is on %s", before.PortID, before.MAC, before.NodeName, after.PortID, after.MAC, after.NodeName)
+	}
+	return fmt.Sprintf("192.168.0.150, port %.8s on %s, then on %s", after.PortID, before.NodeName, after.NodeName)
+}
+
+// remade deletes the port of a running pod in the cloud.
+func remade(ctx context.Context, st *stage) string {
+	s := st.cluster
+	portID := func() string { _, nics := s.pod(ctx, "pod3"); return nics["eth0"].Status.PortID }
+	before, after := portID(), ""
+	check(s.lab.Ports.RemovePort(ctx, before))
+	began := time.Now()
+	await(ctx, "another port for pod3", func() {
+		if after = portID(); after == "" || after == before {
+			fail("its port is %q", after)
+		}
+		s.sh(ctx, "curl -sf -m 2 "+hostname("192.168.0.112"))
+	})
+	return fmt.Sprintf("port %.8s in place of %.8s; 192.168.0.112 answers again after %s", after, before, since(began))
+}
+
+// givenBack deletes the pods of the last proofs. The user's PodNIC and ports remain.
+func givenBack(ctx context.Context, st *stage) string {
+	s := st.cluster
+	users, berths := map[string]bool{}, map[string]bool{} // by ID of the port
+	for _, p := range must(s.lab.Ports.Ports(ctx)) {
+		users[p.ID] = strings.HasPrefix(p.Name, usersPorts)
+	}
+	pods := 0
+	for _, n := range must(s.lab.Kube.PodNICs(ctx)) {
+		if n.Spec.Pod == nil {
+			users[n.Status.PortID] = true
+		} else if n.Status.Pod != nil && strings.HasPrefix(n.Status.Pod.Name, "pod") && !users[n.Status.PortID] {
+			berths[n.Status.PortID] = true
+			pods++
+		}
+	}
+	s.kubectl(ctx, "delete", "statefulset/db", "pod/pod1", "pod/pod2", "pod/pod3", "pod/pod4", "pod/pod5", "--timeout=60s")
+	await(ctx, "ports", func() {
+		left := 0
+		for _, p := range must(s.lab.Ports.Ports(ctx)) {
+			switch {
+			case users[p.ID]:
+				left++
+				if p.Host != "" {
+					fail("port %s is bound to %s", p.ID, p.Host)
+				}
+			case berths[p.ID]:
+				fail("port %s exists", p.ID)
+			}
+		}
+		if left != 3 {
+			fail("%d of the user's ports are left, want 2 and that of PodNIC db-0", left)
+		}
+	})
+	return fmt.Sprintf("%d ports deleted; 2 of the user's and that of PodNIC db-0 remain, bound to nothing", pods)
+}

@@ -1,0 +1,213 @@
+package demo
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berthd", "berth", "berth-operator", "berth-egress"))
+}
+
+func options(t *testing.T, out *bytes.Buffer) Options {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s is still there", dir)
+		}
+		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	})
+	// A leader stays one also where the machine stands still for longer than a
+	// person who looks on would wait for another.
+	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
+	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
+}
+
+// TestEveryProofPasses raises one demo in each gate; together with TestAnInterruptedDemoCleansUp
+// a gate has one control plane for demos.
+func TestEveryProofPasses(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		mode     lab.Mode
+		families ipfamily.Set // the demo's own when empty
+		slices   []int
+	}{
+		{lab.NodeMode, "", []int{0, 5}}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}},
+		{lab.OperatorMode, "", []int{1, 7}}, {lab.OperatorMode, ipfamily.OnlyIPv6, []int{9}},
+		{lab.PoolMode, "", []int{2, 6}},
+		{lab.PortMode, "", []int{3, 8}},
+	} {
+		mode, families := tc.mode, cmp.Or(tc.families, familiesIn(tc.mode))
+		t.Run(strings.Trim(fmt.Sprintf("%s/%s", mode, families), "/"), func(t *testing.T) {
+			t.Parallel()
+			harness.Rotate(t, tc.slices...)
+			harness.CanRun(t, mode)
+			harness.Slot(t)
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
+			if err := Run(t.Context(), o); err != nil {
+				t.Errorf("%v\n%s", err, &out)
+			}
+			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families})), 0
+			if mode == lab.OperatorMode {
+				if lacksVLANs() == nil {
+					proofs += len(branchProofs)
+				} else {
+					omitted = 1
+				}
+			}
+			if got := strings.Count(out.String(), "  ✓ "); got != proofs {
+				t.Errorf("%d ticks for %d proofs:\n%s", got, proofs, &out)
+			}
+			if got := strings.Count(out.String(), "NOT RUN: "); got != omitted || omitted > 0 != strings.Contains(out.String(), "  NOT RUN    1\n") {
+				t.Errorf("%d NOT RUN, want %d, and the summary to count it:\n%s", got, omitted, &out)
+			}
+		})
+	}
+}
+
+func TestDualProofsAreAdded(t *testing.T) {
+	for _, mode := range lab.Modes {
+		without, with := proofsOf(lab.Options{Mode: mode}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.Dual})
+		want := 0
+		if familiesIn(mode) != "" {
+			want = len(dualProofs)
+		}
+		if len(with)-len(without) != want {
+			t.Errorf("%s: dual stack adds %d proofs, want %d", mode, len(with)-len(without), want)
+		}
+	}
+}
+
+// A demo of IPv6-only pods leaves nothing out, and shows what is special to them.
+func TestProofsOfIPv6Alone(t *testing.T) {
+	for _, mode := range withVPC {
+		of4, of6 := proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv4}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv6})
+		named := func(list []proof, name string) bool {
+			return slices.ContainsFunc(list, func(p proof) bool { return p.name == name })
+		}
+		for _, p := range of4 {
+			if !named(of6, p.name) != (p.name == afterProof) {
+				t.Errorf("%s: %q is shown for IPv6-only pods: %t", mode, p.name, named(of6, p.name))
+			}
+		}
+		for _, p := range append(slices.Clone(onlyIPv6Proofs), nitroProof) {
+			if !named(of6, p.name) || named(of4, p.name) {
+				t.Errorf("%s: %q is to be shown for IPv6-only pods, and only there", mode, p.name)
+			}
+		}
+	}
+}
+
+// The demo of branches has both families, and rejects IPv6 only.
+func TestNoBranchesOfIPv6Alone(t *testing.T) {
+	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
+	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatToAskTheInternet(t *testing.T) {
+	for families, want := range map[ipfamily.Set]string{
+		"": " curl -s 203.0.113.10:8080/ ", ipfamily.Dual: " curl -s 203.0.113.10:8080/ ", ipfamily.OnlyIPv6: " curl -s 'http://[2001:db8:ffff::10]:8080/' ",
+	} {
+		var out bytes.Buffer
+		PrintNext(&out, "vpclab", lab.Status{Dir: lab.DefaultDir, Mode: lab.NodeMode, Families: families, Nodes: []lab.NodeStatus{{Name: "node-1"}}})
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q: want%s\n%s", families, want, &out)
+		}
+	}
+}
+
+// TestProofsNotice breaks what a proof is about, and wants it to fail and the
+// next not to.
+func TestProofsNotice(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		families    ipfamily.Set
+		arg, failed string
+		slices      []int
+	}{
+		"no SNAT":          {"", "--external-snat", "pod to internet", []int{0, 3, 6, 9}},
+		"no cooling":       {"", "--cooling-period=0s", "address cools", []int{1, 4, 7}},
+		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service", []int{2, 5, 8}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time it waits for answers that do not come
+			harness.Rotate(t, tc.slices...)
+			harness.Slot(t)
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.IPFamilies, o.Lab.DaemonArgs = tc.families, []string{tc.arg}
+			err := Run(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), tc.failed) {
+				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
+			}
+			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
+				t.Errorf("want a tick for on-premises and a cross:\n%s", &out)
+			}
+		})
+	}
+}
+
+func TestAnInterruptedDemoCleansUp(t *testing.T) {
+	t.Parallel()
+	// Where TestEveryProofPasses is in node mode, the other modes, which have a control plane.
+	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}
+	for _, mode := range lab.Modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			harness.Rotate(t, turns[mode]...)
+			harness.CanRun(t, mode)
+			harness.Slot(t)
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode = mode
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			o.Out = writerFunc(func(b []byte) (int, error) {
+				if bytes.Contains(b, []byte("✓")) { // in the middle of the demo
+					interrupt()
+				}
+				return out.Write(b)
+			})
+			if err := Run(ctx, o); err == nil {
+				t.Error("an interrupted demo claims success")
+			}
+		})
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+func TestAFailureIsTold(t *testing.T) {
+	var out bytes.Buffer
+	o := options(t, &out)
+	o.Lab.BinDir = t.TempDir() // no berthd to start
+	err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "berthd") {
+		t.Errorf("got %v", err)
+	}
+	_ = os.RemoveAll(o.Lab.Dir) // a lab that did not come up leaves its logs
+}

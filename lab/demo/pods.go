@@ -1,0 +1,135 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// onSeveralENIs adds the pods, all at once on every node, and checks that each
+// node has some on a secondary ENI.
+func onSeveralENIs(ctx context.Context, s *stage) string {
+	took := s.add(ctx, nil, names("pod", s.size.pods))
+	onPrimary := 0
+	for _, n := range s.nodes {
+		used := map[int]bool{}
+		for _, p := range n.Pods() {
+			i := s.index(n, p.Addr())
+			if i == 0 {
+				onPrimary++
+			}
+			used[i] = true
+		}
+		if len(used) < 2 {
+			fail("all pods of %s are on one ENI; %d should need a second one", n.Name, s.size.pods)
+		}
+	}
+	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary)
+}
+
+// names are pod names that begin alike: web-1, web-2 and so on.
+func names(stem string, count int) []string {
+	var out []string
+	for i := range count {
+		out = append(out, fmt.Sprintf("%s-%d", stem, i+1))
+	}
+	return out
+}
+
+// add adds pods of these names to a node, or to each node if n is nil, all at once. It returns
+// how long each took, in order.
+func (s *stage) add(ctx context.Context, n *node.Node, names []string) []time.Duration {
+	nodes := []*node.Node{n}
+	if n == nil {
+		nodes = s.nodes
+	}
+	took, errs := make([]time.Duration, len(nodes)*len(names)), make([]error, len(nodes)*len(names))
+	var wg sync.WaitGroup
+	for i := range took {
+		wg.Go(func() {
+			began := time.Now()
+			_, errs[i] = nodes[i/len(names)].AddPod(ctx, names[i%len(names)], node.PodOptions{})
+			took[i] = time.Since(began)
+		})
+	}
+	wg.Wait()
+	check(errors.Join(errs...))
+	slices.Sort(took)
+	return took
+}
+
+// spread describes sorted times.
+func spread(took []time.Duration) string {
+	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
+}
+
+// lead is the family that the demo asks by: IPv4 where pods have it.
+func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
+
+func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
+
+func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
+
+// primary is a node's own address of the family that the demo asks by.
+func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
+
+// enis are a node's, the primary one first.
+func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Snapshot().InstanceENIs(n.InstanceID) }
+
+// index is the device index of the ENI that has an address.
+func (s *stage) index(n *node.Node, a netip.Addr) int {
+	for _, e := range s.enis(n) {
+		if e.Owns(a) {
+			return e.Attachment.DeviceIndex
+		}
+	}
+	fail("EC2 has not assigned %s to %s", a, n.Name)
+	return 0
+}
+
+// first is a pod of a node.
+func (s *stage) first(n *node.Node) *node.Pod {
+	if len(n.Pods()) == 0 {
+		fail("%s has no pod", n.Name)
+	}
+	return n.Pods()[0]
+}
+
+// onSecondary is a pod of a node that is not on the primary ENI.
+func (s *stage) onSecondary(n *node.Node) *node.Pod {
+	i := slices.IndexFunc(n.Pods(), func(p *node.Pod) bool { return s.index(n, p.Addr()) > 0 })
+	if i < 0 {
+		fail("%s has no pod on a secondary ENI", n.Name)
+	}
+	return n.Pods()[i]
+}
+
+// next is one more node like the first.
+func (s *stage) next() spec.Instance {
+	i := s.lab.Cloud.Spec().Instances[0]
+	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}
+}
+
+// launch adds a node and returns once it is ready.
+func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
+	must(s.lab.Cloud.Instances.Launch(i))
+	s.lab.WaitEvents()
+	n := must(s.lab.Node(i.Name))
+	s.nodes = append(s.nodes, n)
+	check(n.WaitReady(ctx))
+	return n
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
+
+// since is the time since then, in seconds.
+func since(then time.Time) string { return fmt.Sprintf("%.1f s", time.Since(then).Seconds()) }

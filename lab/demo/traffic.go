@@ -1,0 +1,117 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/run/node"
+)
+
+// traffic is conversations that go on while something else happens. Each asks
+// a question once, waits for its answer, and asks the next.
+type traffic struct {
+	running  sync.WaitGroup
+	talks    int
+	answered atomic.Int64
+
+	mu    sync.Mutex // guards all below
+	worst time.Duration
+	errs  []error // one a lost answer
+}
+
+// converse adds a conversation from a namespace with an echo server.
+func (t *traffic) converse(ctx context.Context, path, network string, to netip.Addr) {
+	conn := must(echo.Connect(ctx, path, network, port(to), netip.Addr{}))
+	t.talks++
+	t.running.Go(func() {
+		defer conn.Close()
+		for i := 0; ctx.Err() == nil && t.question(conn, i); i++ {
+			<-time.After(2 * time.Millisecond) // the pace of the traffic
+		}
+	})
+}
+
+// question asks once; false when its answer did not come.
+func (t *traffic) question(conn *echo.Conn, i int) bool {
+	began := time.Now()
+	text := fmt.Sprintf("question %d", i)
+	r, err := conn.Once(text, answerWithin)
+	took := time.Since(began)
+	if err == nil && r.Text != text {
+		err = fmt.Errorf("asked %q, was answered %q", text, r.Text)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		t.errs = append(t.errs, fmt.Errorf("%s to %s: %w", conn.LocalAddr(), conn.RemoteAddr(), err))
+		return false
+	}
+	t.worst = max(t.worst, took)
+	t.answered.Add(1)
+	return true
+}
+
+// flow returns once enough more answers have come.
+func (t *traffic) flow(ctx context.Context) {
+	for want := t.answered.Load() + answersEach; t.answered.Load() < want; {
+		select {
+		case <-ctx.Done():
+			fail("no more answers: %w", ctx.Err())
+		case <-time.After(5 * time.Millisecond): // as often as answers come
+		}
+	}
+}
+
+// underTraffic calls do while conversations go on that do starts, and fails if an answer is lost.
+func underTraffic(ctx context.Context, do func(context.Context, *traffic) string) (figures string, t *traffic) {
+	ctx, stop := context.WithCancel(ctx)
+	t = &traffic{}
+	err := attempt(func() { figures = do(ctx, t) })
+	stop()
+	t.running.Wait()
+	check(errors.Join(append(t.errs, err)...))
+	return figures, t
+}
+
+// fromPods has each pod of a node talk to a far one, and to a host outside by UDP if there is one.
+func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip.Addr) {
+	for _, p := range n.Pods() {
+		t.converse(ctx, p.Netns(), "tcp", far)
+		if outside.IsValid() {
+			t.converse(ctx, p.Netns(), "udp", outside)
+		}
+	}
+}
+
+// killUnderTraffic kills the first node's daemon while its pods talk to another node's and to
+// the internet, lets them talk without it, starts it again, and adds a pod after that.
+func killUnderTraffic(ctx context.Context, s *stage) string {
+	n, far, outside := s.nodes[0], s.first(s.nodes[1]).Addr(), netip.Addr{}
+	if s.lab.Ports == nil {
+		outside = s.internet()
+	}
+	figures, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
+		t.fromPods(ctx, n, outside, far)
+		t.flow(ctx)
+		check(n.Kill())
+		checkf(attempt(func() { t.flow(ctx) }), "while berthd was dead")
+		began := time.Now()
+		check(errors.Join(n.Start(), n.WaitReady(ctx)))
+		ready := time.Since(began)
+		p := must(n.AddPod(ctx, "after-kill", node.PodOptions{}))
+		_, err := p.Ask(ctx, "tcp", far, "hello")
+		checkf(err, "the pod that was added after")
+		checkf(attempt(func() { t.flow(ctx) }), "after the restart")
+		return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr())
+	})
+	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures)
+}
+
+// answersEach phase of a crash must bring.
+const answersEach = 1000

@@ -1,0 +1,255 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/berthnet/berth/lab/cloud/vpc"
+)
+
+// follower turns the events of the cloud into machines, links and routes. CatchUp waits for it.
+type follower struct {
+	lab    *Lab
+	cancel func() // ends the subscription
+
+	following sync.Mutex // held while one event is followed; guards machines' dark
+
+	mu       sync.Mutex // guards all below; never held across I/O
+	moved    *sync.Cond // on mu; when followed or closed changed
+	followed uint64     // the last event that was followed
+	closed   bool
+}
+
+func newFollower(l *Lab) *follower {
+	f := &follower{lab: l, cancel: func() {}}
+	f.moved = sync.NewCond(&f.mu)
+	return f
+}
+
+// close returns once no event is followed any more.
+func (f *follower) close() {
+	f.mu.Lock()
+	f.closed = true
+	f.moved.Broadcast()
+	f.mu.Unlock()
+	f.cancel()
+	f.following.Lock() // an event that is being followed ends first
+	defer f.following.Unlock()
+}
+
+// follow brings the fabric to the state of the cloud and keeps it there: every
+// later event of the cloud is turned into links, routes and machines. CatchUp
+// waits for that.
+func (f *follower) follow() error {
+	f.following.Lock()
+	defer f.following.Unlock()
+	var from uint64
+	f.cancel = f.lab.Cloud.Subscribe(func(ev vpc.Event) {
+		f.following.Lock()
+		defer f.following.Unlock()
+		defer f.follows(ev.Seq)
+		f.mu.Lock()
+		skip := f.closed || ev.Seq <= from
+		f.mu.Unlock()
+		if skip {
+			return
+		}
+		if err := f.apply(ev); err != nil {
+			f.lab.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
+		}
+	})
+	books := f.lab.Cloud.Snapshot()
+	from = books.Seq
+	f.follows(from)
+	if err := f.lab.Fabric.SetGroups(books.Groups); err != nil {
+		return err
+	}
+	for _, i := range books.Instances {
+		if i.State != vpc.Running {
+			continue
+		}
+		if err := f.addMachine(i); err != nil {
+			return err
+		}
+		for _, e := range books.InstanceENIs(i.ID) {
+			if !e.Attachment.LinkUp {
+				continue
+			}
+			if err := f.attach(e); err != nil {
+				return err
+			}
+			for _, b := range books.Branches(e.ID) {
+				if err := f.lab.Fabric.Associate(b); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (f *follower) follows(seq uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.followed = max(f.followed, seq)
+	f.moved.Broadcast()
+}
+
+// catchUp implements Lab.CatchUp.
+func (f *follower) catchUp() {
+	if f.lab.Cloud == nil {
+		return
+	}
+	seq := f.lab.Cloud.Snapshot().Seq
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for f.followed < seq && !f.closed {
+		f.moved.Wait()
+	}
+}
+
+// apply turns one event into machines, links and routes.
+func (f *follower) apply(ev vpc.Event) error {
+	switch ev.Kind {
+	case vpc.InstanceLaunched:
+		return f.addMachine(ev.Instance)
+	case vpc.InstanceStopped:
+		m, err := f.removeMachine(ev.Instance.ID)
+		if m != nil && f.lab.modelled() {
+			f.lab.Kube.nodes.stopped(m.Name)
+		}
+		return err
+	case vpc.InstanceTerminated:
+		m, err := f.removeMachine(ev.Instance.ID)
+		if m != nil {
+			err = errors.Join(err, m.Scrap())
+		}
+		if f.lab.Kube != nil { // with kubelets this is a cloud's controller's too
+			f.lab.Kube.nodes.terminated(nameOf(ev.Instance))
+		}
+		return err
+	case vpc.ENIAttached:
+		return f.attach(ev.ENI)
+	case vpc.ENIDetached:
+		return f.lab.Fabric.Detach(ev.ENI.ID)
+	case vpc.ENIAssociated:
+		if m := f.lab.machines.ofInstance(ev.Instance.ID); m != nil && m.dark {
+			return nil // as its trunk, when it is plugged in
+		}
+		return f.lab.Fabric.Associate(ev.ENI)
+	case vpc.ENIDisassociated:
+		return f.lab.Fabric.Detach(ev.ENI.ID)
+	case vpc.AddressesChanged, vpc.GroupsChanged:
+		return f.lab.Fabric.Update(ev.ENI)
+	case vpc.RulesChanged:
+		return f.lab.Fabric.SetGroups(f.lab.Cloud.Snapshot().Groups)
+	}
+	return nil
+}
+
+// nameOf is the name of an instance's node.
+func nameOf(i vpc.Instance) string {
+	if i.Name == "" {
+		return i.ID
+	}
+	return i.Name
+}
+
+// addMachine turns an instance's power on.
+func (f *follower) addMachine(i vpc.Instance) error {
+	name := nameOf(i)
+	if err := f.lab.machines.mayName(name); err != nil {
+		return fmt.Errorf("instance %s: %w", i.ID, err)
+	}
+	if err := f.lab.Fabric.AddNode(name); err != nil {
+		return err
+	}
+	if _, err := f.lab.machines.create(name, i.ID, f.lab.Fabric.NodePath(name), nodeOf(name, i)); err != nil {
+		return errors.Join(err, f.lab.Fabric.RemoveNode(name))
+	}
+	return nil
+}
+
+// removeMachine powers an instance off and returns its machine;
+// nil when it did not run.
+func (f *follower) removeMachine(instanceID string) (*machine, error) {
+	m := f.lab.machines.ofInstance(instanceID)
+	if m == nil {
+		return nil, nil
+	}
+	f.lab.machines.remove(m.Name)
+	return m, errors.Join(m.PowerOff(), f.lab.Fabric.RemoveNode(m.Name))
+}
+
+// attach makes an ENI's link appear. With the primary one the machine has
+// booted.
+func (f *follower) attach(e vpc.ENI) error {
+	m := f.lab.machines.ofInstance(e.Attachment.InstanceID)
+	if m == nil {
+		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
+	}
+	if m.dark {
+		return nil // it gets the link when it is plugged in
+	}
+	if err := f.lab.Fabric.Attach(m.Name, e); err != nil {
+		return err
+	}
+	if !e.Attachment.Primary() {
+		return nil
+	}
+	return f.lab.machines.boot(m, fmt.Sprintf("node %s (%s) has %v", m.Name, e.Attachment.InstanceID, e.Own()))
+}
+
+// unplug removes a machine's network namespace with the state of its kernel.
+// The caller holds following.
+func (f *follower) unplug(m *machine) error {
+	if f.lab.Site != nil {
+		return f.lab.Site.RemoveNode(m.Name)
+	}
+	return f.lab.Fabric.RemoveNode(m.Name)
+}
+
+// plug creates a machine's network namespace again, with the links of the ENIs that are attached
+// now. On failure nothing is left of it.
+func (f *follower) plug(m *machine) error {
+	f.following.Lock()
+	defer f.following.Unlock()
+	if !m.dark {
+		return errors.New("it is powered on")
+	}
+	if err := f.addNetwork(m); err != nil {
+		return errors.Join(err, f.unplug(m))
+	}
+	m.dark = false
+	return nil
+}
+
+func (f *follower) addNetwork(m *machine) error {
+	if f.lab.Site != nil {
+		// It gets the number that it had: the first that is free.
+		if _, err := f.lab.Site.AddNode(m.Name); err != nil || f.lab.Ports == nil {
+			return err
+		}
+		_, err := f.lab.machines.joinPorts(m.Options)
+		return err
+	}
+	if err := f.lab.Fabric.AddNode(m.Name); err != nil {
+		return err
+	}
+	books := f.lab.Cloud.Snapshot()
+	for _, e := range books.InstanceENIs(m.InstanceID) {
+		if !e.Attachment.LinkUp {
+			continue
+		}
+		if err := f.lab.Fabric.Attach(m.Name, e); err != nil {
+			return err
+		}
+		for _, b := range books.Branches(e.ID) {
+			if err := f.lab.Fabric.Associate(b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,311 @@
+package lab
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// nodeObjects keep Nodes and Pods in the API as kubelets, a scheduler and a cloud's controllers do, in
+// a lab without kubelets.
+type nodeObjects struct {
+	options    Options
+	kube       *Cluster
+	beside     bool              // pods have ports beside the interface that the mode gives them
+	namespaces map[string]string // annotations of those that are created for pods
+	reports    *reports
+}
+
+// NodeLost reports that a node was lost, as Kubernetes notices when its kubelet has not reported
+// for a while: the Node is not ready, and its Pods go.
+func (c *Cluster) NodeLost(name string) { c.nodes.stopped(name) }
+
+// RegisterNode creates the Node of a node of a lab in pool mode again, as its kubelet does after
+// somebody deleted it.
+func (c *Cluster) RegisterNode(ctx context.Context, name string) error {
+	return c.nodes.register(ctx, hostNode(name))
+}
+
+// equip makes a node one of the cluster: its daemon gets the address of the API and, unless
+// it calls EC2 itself, not that of EC2, and its pods are objects.
+func (c *nodeObjects) equip(o *node.Options) {
+	if c.options.Mode != NodeMode {
+		o.EC2URL = ""
+	}
+	var args []string
+	switch {
+	case c.options.Mode == OperatorMode:
+		args = []string{"--ipam=eni-operator", "--auto-create-node-network"}
+	case !c.options.Mode.HasEC2():
+		args = []string{"--ipam=" + string(c.options.Mode)}
+	}
+	if c.beside {
+		args = append(args, "--vpc-ports")
+	}
+	if c.options.Egress {
+		args = append(args, "--egress")
+	}
+	if c.options.NodeNetworkTemplates {
+		args = append(args, "--node-network-templates")
+	}
+	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
+	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}
+}
+
+func daemonKubeconfig(nodeDir string) string {
+	return filepath.Join(nodeDir, "etc", "kubernetes", "berthd.kubeconfig")
+}
+
+// join registers a machine and gives it its daemon's token.
+func (c *nodeObjects) join(m *machine, n *corev1.Node) {
+	m.joined = make(chan struct{})
+	c.reports.add("register node "+m.Name, func(ctx context.Context) error {
+		if err := c.register(ctx, n.DeepCopy()); err != nil {
+			return err
+		}
+		if err := c.kube.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
+			return err
+		}
+		close(m.joined)
+		return nil
+	})
+}
+
+// stopped reports that a machine was powered off: its pods are gone, its Node is
+// not ready.
+func (c *nodeObjects) stopped(name string) {
+	c.reports.add("report that node "+name+" is off", func(ctx context.Context) error {
+		if err := c.setReady(ctx, name, corev1.ConditionUnknown); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		return c.removePods(ctx, name)
+	})
+}
+
+// terminated removes the Node of a machine that does not exist any more.
+func (c *nodeObjects) terminated(name string) {
+	c.reports.add("remove node "+name, func(ctx context.Context) error { return c.unregister(ctx, name) })
+}
+
+// nodeOf is the Node of an instance, as its kubelet makes it.
+func nodeOf(name string, i vpc.Instance) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+			corev1.LabelHostname: name, corev1.LabelInstanceTypeStable: i.Type, corev1.LabelTopologyZone: i.Zone,
+		}},
+		Spec: corev1.NodeSpec{ProviderID: "aws:///" + i.Zone + "/" + i.ID},
+	}
+}
+
+// register makes a Node that has come up.
+func (c *nodeObjects) register(ctx context.Context, n *corev1.Node) error {
+	if err := c.kube.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return c.setReady(ctx, n.Name, corev1.ConditionTrue)
+}
+
+// setReady reports a Node's condition Ready.
+func (c *nodeObjects) setReady(ctx context.Context, name string, status corev1.ConditionStatus) error {
+	n := &corev1.Node{}
+	if err := c.kube.Client.Get(ctx, client.ObjectKey{Name: name}, n); err != nil {
+		return err
+	}
+	pods := corev1.ResourceList{corev1.ResourcePods: resource.MustParse("110")}
+	n.Status.Capacity, n.Status.Allocatable = pods, pods
+	now := metav1.Now()
+	n.Status.Conditions = []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: status, Reason: "Lab", LastHeartbeatTime: now, LastTransitionTime: now,
+	}}
+	return c.kube.Client.Status().Update(ctx, n)
+}
+
+// unregister removes the Node of a terminated instance, and its Pods, as a
+// cloud's controller and the collector of pods do.
+func (c *nodeObjects) unregister(ctx context.Context, name string) error {
+	err := c.kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	return c.removePods(ctx, name)
+}
+
+// removePods removes the Pods that are bound to a node, without a grace period
+// that no kubelet would end.
+func (c *nodeObjects) removePods(ctx context.Context, node string) error {
+	pods := &corev1.PodList{}
+	if err := c.kube.Client.List(ctx, pods, client.MatchingFields{"spec.nodeName": node}); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		if err := c.kube.Client.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podObjects are the Pods of a node's pods. It implements node.PodObjects.
+type podObjects struct {
+	cluster *nodeObjects
+	node    string
+
+	mu   sync.Mutex        // guards uids; never held across I/O
+	uids map[podKey]string // of bound pods
+}
+
+type podKey struct{ namespace, name string }
+
+var _ node.PodObjects = (*podObjects)(nil)
+
+// objectName is a pod's name in the API: names are a node's own in the lab.
+func (o *podObjects) objectName(name string) string { return name + "-" + o.node }
+
+func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: k.namespace, Name: o.objectName(k.name)}
+}
+
+// Bind implements node.PodObjects. It waits while an object of the same name
+// is being removed, and while the API server is down.
+func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
+	k := podKey{namespace, name}
+	o.mu.Lock()
+	uid = o.uids[k]
+	o.mu.Unlock()
+	if uid != "" {
+		return uid, o.objectName(name), nil
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: o.meta(k),
+		Spec: corev1.PodSpec{
+			NodeName:   o.node,
+			Containers: []corev1.Container{{Name: "echo", Image: "echo"}},
+		},
+	}
+	pod.Annotations = maps.Clone(annotations)
+	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
+	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
+		return apierrors.IsAlreadyExists(err) || kube.Unavailable(err) // an object goes when its removal has been sent
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.uids[k] = uid
+	return uid, o.objectName(name), nil
+}
+
+// bindingAnnotation identifies the request that created an object: its reply may be lost when
+// the API server dies, and another object of the name may be left from before.
+const bindingAnnotation = "vpclab/binding"
+
+// create makes a pod, unless it has done so before, and its namespace first where
+// that is missing.
+func (c *nodeObjects) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
+	binding := pod.Annotations[bindingAnnotation]
+	err := c.kube.Client.Create(ctx, pod)
+	if apierrors.IsNotFound(err) {
+		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace, Annotations: c.namespaces}}
+		if err := c.kube.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		err = c.kube.Client.Create(ctx, pod)
+	}
+	if apierrors.IsAlreadyExists(err) {
+		there := &corev1.Pod{}
+		if getErr := c.kube.Client.Get(ctx, client.ObjectKeyFromObject(pod), there); getErr == nil && there.Annotations[bindingAnnotation] == binding {
+			pod, err = there, nil
+		}
+	}
+	*uid = string(pod.UID)
+	return err
+}
+
+// Running implements node.PodObjects.
+func (o *podObjects) Running(p *node.Pod) {
+	what := fmt.Sprintf("report that pod %s runs on %s", p.Name, o.node)
+	o.cluster.reports.add(what, func(ctx context.Context) error {
+		pod := &corev1.Pod{}
+		key := client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}
+		if err := o.cluster.kube.Client.Get(ctx, key, pod); err != nil {
+			return client.IgnoreNotFound(err) // it was deleted
+		}
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.PodIPs = nil
+		for _, a := range p.Addrs {
+			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: a.String()})
+		}
+		pod.Status.PodIP = p.Addr().String()
+		return client.IgnoreNotFound(o.cluster.kube.Client.Status().Update(ctx, pod))
+	})
+}
+
+// Gone implements node.PodObjects.
+func (o *podObjects) Gone(namespace, name string) {
+	k := podKey{namespace, name}
+	o.mu.Lock()
+	delete(o.uids, k)
+	o.mu.Unlock()
+	o.cluster.reports.add(fmt.Sprintf("remove pod %s of %s", name, o.node), func(ctx context.Context) error {
+		return client.IgnoreNotFound(o.cluster.kube.Client.Delete(ctx, &corev1.Pod{ObjectMeta: o.meta(k)}, client.GracePeriodSeconds(0)))
+	})
+}
+
+// AnnotatePod gives the object of a pod an annotation, as a user does once the pod runs: what
+// is asked for before, it is made with.
+func (c *Cluster) AnnotatePod(ctx context.Context, p *node.Pod, key, value string) error {
+	err := poll.Until(ctx, func() error {
+		o := &corev1.Pod{}
+		err := c.Client.Get(ctx, client.ObjectKey{Namespace: p.Namespace, Name: p.ObjectName}, o)
+		if err == nil && o.Status.Phase != corev1.PodRunning {
+			err = fmt.Errorf("it is %s", o.Status.Phase)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("wait until pod %s/%s runs: %w", p.Namespace, p.ObjectName, err)
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{key: value}}})
+	if err != nil {
+		return err
+	}
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.ObjectName}}
+	if err := c.Client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		return fmt.Errorf("annotate pod %s/%s: %w", p.Namespace, p.ObjectName, err)
+	}
+	return nil
+}
+
+// BindPods makes the objects of pods and binds them to a node, as a scheduler
+// does, before anybody makes the pods themselves. The namespace is "default".
+func BindPods(ctx context.Context, n *node.Node, names ...string) error {
+	if n.Objects == nil {
+		return errors.New("bind pods: there are no objects in node mode")
+	}
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name, nil) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

@@ -1,0 +1,145 @@
+package openstack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/run/proc"
+)
+
+// database is the URL of a database as SQLAlchemy has it.
+func (o Options) database(name string) string {
+	return "mysql+pymysql://root@localhost/" + name + "?charset=utf8&unix_socket=" + o.databaseSocket()
+}
+
+func (o Options) databaseSocket() string { return o.in(databaseDir, "sql") }
+
+// startDatabase starts MariaDB with empty databases. Who needs one waits for it.
+//
+// It has no tables of its own (mariadb-install-db takes seconds to make them), so no users
+// and no rights: whoever opens its socket, root's, is who he says. Nothing is to survive the
+// machine, so it does not wait for disks.
+func (c *programs) startDatabase() error {
+	if err := os.MkdirAll(c.in(databaseDir, "data"), 0o700); err != nil {
+		return err
+	}
+	if err := os.Chmod(c.in(databaseDir), 0o700); err != nil {
+		return err
+	}
+	var statements []string
+	for _, name := range []string{"neutron", "keystone"} {
+		statements = append(statements, "CREATE DATABASE "+name+" CHARACTER SET utf8mb3;")
+	}
+	init := c.in(databaseDir, "init.sql")
+	if err := os.WriteFile(init, []byte(strings.Join(statements, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	_, err := c.service(program{what: "MariaDB", name: "mariadbd", args: []string{
+		"--no-defaults", "--user=root", "--datadir=" + c.in(databaseDir, "data"), "--socket=" + c.databaseSocket(), "--pid-file=" + c.in(databaseDir, "pid"),
+		"--skip-networking", "--skip-grant-tables", "--init-file=" + init, "--skip-log-bin", "--skip-name-resolve", "--performance-schema=off",
+		"--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--innodb-stats-persistent=0", "--innodb-flush-method=nosync",
+	}})
+	return err
+}
+
+const (
+	brokerPort = 5672
+	// Ports of Erlang's own, other than a RabbitMQ's of the machine.
+	epmdPort = 4379
+	distPort = 25673
+)
+
+// startRabbit starts RabbitMQ and returns once it takes connections. It is started with
+// Erlang's port mapper beside it, which it would else leave running, and as below systemd, where
+// its script becomes the server: one that waited for it would leave it running when it is killed.
+func (c *programs) startRabbit(ctx context.Context) error {
+	if err := os.MkdirAll(c.in(rabbitDir, "mnesia"), 0o755); err != nil {
+		return err
+	}
+	conf := fmt.Sprintf("listeners.tcp.default = %s:%d\nloopback_users = none\nvm_memory_high_watermark.absolute = 256MB\n", services.Addr(), brokerPort)
+	for name, text := range map[string]string{"rabbitmq.conf": conf, "plugins": "[].\n"} {
+		if err := os.WriteFile(c.in(rabbitDir, name), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	mapper := []string{"ERL_EPMD_ADDRESS=127.0.0.1", fmt.Sprintf("ERL_EPMD_PORT=%d", epmdPort)}
+	if _, err := c.service(program{what: "epmd", name: "epmd", env: mapper}); err != nil {
+		return err
+	}
+	p, err := c.service(program{what: "RabbitMQ", name: "rabbitmq-server", env: append(mapper,
+		"RUNNING_UNDER_SYSTEMD=true", "HOME="+c.in(rabbitDir), "RABBITMQ_NODENAME=lab@localhost", "RABBITMQ_CONFIG_FILE="+c.in(rabbitDir, "rabbitmq.conf"),
+		"RABBITMQ_MNESIA_BASE="+c.in(rabbitDir, "mnesia"), "RABBITMQ_FEATURE_FLAGS_FILE="+c.in(rabbitDir, "features"), "ERL_CRASH_DUMP=/dev/null",
+		"RABBITMQ_LOG_BASE="+c.in(logDir), "RABBITMQ_ENABLED_PLUGINS_FILE="+c.in(rabbitDir, "plugins"),
+		"RABBITMQ_PID_FILE="+c.in(rabbitDir, "pid"), fmt.Sprintf("RABBITMQ_DIST_PORT=%d", distPort), "RABBITMQ_CONF_ENV_FILE=/dev/null",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=+S 1:1 +sbwt none",
+	)})
+	if err != nil {
+		return err
+	}
+	return c.within(ctx, "RabbitMQ, which logs to "+p.LogFile(), func(ctx context.Context) error {
+		conn, err := ns.Dial(ctx, c.Netns, "tcp", netip.AddrPortFrom(services.Addr(), brokerPort), netip.Addr{})
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// Ports of OVN's databases (ovn-architecture(7)).
+const (
+	northboundPort = 6641
+	southboundPort = 6642
+)
+
+// startOVN starts OVN's databases and northd. Both databases get their first row before
+// anybody else could make it: northd and a controller that both do wait for each other for
+// ever.
+func (c *programs) startOVN(ctx context.Context) error {
+	if err := os.MkdirAll(c.in(ovnDir), 0o755); err != nil {
+		return err
+	}
+	for _, db := range []struct {
+		name, init string
+		port       int
+	}{{"nb", "ovn-nbctl", northboundPort}, {"sb", "ovn-sbctl", southboundPort}} {
+		file, socket := c.in(ovnDir, db.name+".db"), c.in(ovnDir, db.name)
+		if _, err := c.once(ctx, program{name: "ovsdb-tool", args: []string{"create", file, "/usr/share/ovn/ovn-" + db.name + ".ovsschema"}}); err != nil {
+			return err
+		}
+		p, err := c.service(program{what: "OVN " + db.name, name: "ovsdb-server", args: []string{
+			file, "--remote=punix:" + socket, fmt.Sprintf("--remote=ptcp:%d:%s", db.port, services.Addr()), "--unixctl=" + socket + ".ctl", "-vconsole:warn",
+		}})
+		if err != nil {
+			return err
+		}
+		if err := p.Wait(ctx, func() error { return proc.Listens(ctx, socket) }); err != nil {
+			return err
+		}
+		if _, err := c.once(ctx, program{name: db.init, args: []string{"--no-leader-only", "--db=unix:" + socket, "init"}}); err != nil {
+			return err
+		}
+	}
+	_, err := c.service(program{what: "northd", name: "ovn-northd", args: []string{
+		"--ovnnb-db=unix:" + c.in(ovnDir, "nb"), "--ovnsb-db=unix:" + c.in(ovnDir, "sb"), "--unixctl=" + c.in(ovnDir, "northd.ctl"), "-vconsole:warn",
+	}})
+	return err
+}
+
+// waitDriver returns once Neutron has written to OVN what ports need: its API answers before
+// that.
+func (c *programs) waitDriver(ctx context.Context, server *proc.Process) error {
+	const group = "neutron_pg_drop" // which drops what no rule allows
+	return server.Wait(ctx, func() error {
+		out, err := c.once(ctx, program{name: "ovn-nbctl", args: []string{
+			"--no-leader-only", "--db=unix:" + c.in(ovnDir, "nb"), "--bare", "--columns=name", "find", "Port_Group", "name=" + group,
+		}})
+		if err == nil && !strings.Contains(out, group) {
+			err = fmt.Errorf("OVN has no port group %s of it", group)
+		}
+		return err
+	})
+}

@@ -1,0 +1,229 @@
+// Package openstack runs a real OpenStack Networking (Neutron) for the lab, the demo and
+// tests: its server with MariaDB, OVN's databases and northd or RabbitMQ, Keystone if asked
+// for, and Open vSwitch with OVN's controller or Neutron's agent on each node that joins. All
+// are Debian's programs, started as processes of their own that die with their starter; their
+// packages are the group neutron of hack/deps.sh.
+//
+// Services run in one network namespace, on a bridge of their own. Each node is a network
+// namespace, which gets two links to that bridge: one by which it reaches the services, one
+// below Open vSwitch for tunnels to the other nodes. Packets are switched in user space,
+// since Open vSwitch's kernel module is not everywhere.
+//
+//	openstack.go  options, and the order of the start
+//	programs.go   where programs are, and how they run and end
+//	ground.go     the bridge and the links of nodes
+//	backends.go   the database, the message broker of the server and its agents, OVN's databases and northd
+//	server.go     Neutron's server
+//	keystone.go   Keystone
+//	node.go       nodes
+//	vswitch.go    Open vSwitch of a node, and what programs it
+//	call.go       requests
+//	resources.go  networks, subnets, groups, ports
+//	people.go     projects, users, application credentials
+package openstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Backend implements Neutron's networks on nodes.
+type Backend string
+
+// The backends.
+const (
+	OVN Backend = "ovn" // ML2's driver ovn: OVN's controller on each node, tunnels by Geneve
+	// Agent is ML2's driver openvswitch: Neutron's agent on each node, with the firewall
+	// iptables_hybrid, for which a port has a Linux bridge of its own; tunnels by VXLAN.
+	Agent Backend = "agent"
+)
+
+// Options describe an instance. Dir is needed.
+type Options struct {
+	// Dir holds data, sockets and logs. Its content is removed first. Keep it short, and
+	// to letters, digits and -_./: it stands in paths of sockets and in configurations.
+	Dir string
+	// Netns is the file of the network namespace of the services; the starter's own when empty.
+	Netns    string
+	Backend  Backend // OVN when empty
+	Keystone bool    // requests to Neutron need a token
+	// AgentDown is for how long Neutron believes in a node's agent that says nothing, in whole
+	// seconds; 30 s when zero.
+	AgentDown time.Duration
+	Progress  func(string) // called with one line a step, by several goroutines; may be nil
+}
+
+// Cloud is a running instance. Its methods may be called concurrently.
+type Cloud struct {
+	Options
+	ground   *ground
+	programs *programs // of the services
+	keystone *keystone // nil without
+	server   *server
+
+	mu      sync.Mutex // guards all below; never held across I/O
+	nodes   map[string]*Node
+	numbers map[int]bool // of nodes; what is true is used
+	closed  bool
+}
+
+// Start raises an instance without nodes and returns once Neutron answers, after about seven
+// seconds on a quiet machine. When ctx ends first, or a program fails, nothing is left but
+// logs.
+func Start(ctx context.Context, o Options) (*Cloud, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
+	p := &programs{Options: o}
+	c := &Cloud{Options: o, programs: p, server: &server{programs: p}, nodes: map[string]*Node{}, numbers: map[int]bool{}}
+	if err := c.raise(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start OpenStack in %s: %w", o.Dir, err), c.Close())
+	}
+	return c, nil
+}
+
+func (o Options) complete() (Options, error) {
+	if os.Geteuid() != 0 {
+		return o, errors.New("OpenStack's nodes are network namespaces: run it as root")
+	}
+	if o.Dir == "" {
+		return o, errors.New("directory of OpenStack: none given")
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return o, fmt.Errorf("directory of OpenStack: %w", err)
+	}
+	if strings.ContainsFunc(dir, unusual) {
+		return o, fmt.Errorf("directory of OpenStack: %s: want letters, digits and -_./ only, as it stands in configurations", dir)
+	}
+	// The longest path of a socket below it; the kernel takes 107 bytes (unix(7)).
+	if longest := filepath.Join(dir, nodesDir, strings.Repeat("n", longestName), "br-int.mgmt"); len(longest) > 107 {
+		return o, fmt.Errorf("directory of OpenStack: %s: want at most %d bytes, since sockets lie in it", dir, 107-len(longest)+len(dir))
+	}
+	o.Dir = dir
+	if o.Backend == "" {
+		o.Backend = OVN
+	}
+	if o.Backend != OVN && o.Backend != Agent {
+		return o, fmt.Errorf("backend: %q: want %s or %s", o.Backend, OVN, Agent)
+	}
+	if o.AgentDown == 0 {
+		o.AgentDown = 30 * time.Second
+	}
+	if o.AgentDown < 3*time.Second {
+		return o, fmt.Errorf("time in which an agent must say something: %v: want 3 s at least, as it does so each third of that", o.AgentDown)
+	}
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	return o, o.installed()
+}
+
+// unusual reports whether a character would have to be quoted in a configuration.
+func unusual(r rune) bool {
+	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./", r))
+}
+
+// raise starts all programs at once where one only waits for another: most of the time goes
+// by while Python loads.
+func (c *Cloud) raise(ctx context.Context) error {
+	if err := os.RemoveAll(c.Dir); err != nil {
+		return err
+	}
+	for _, dir := range []string{c.Dir, c.in(logDir), c.in(nodesDir)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	var err error
+	if c.ground, err = newGround(c.Netns); err != nil {
+		return err
+	}
+	if err := c.programs.startDatabase(); err != nil {
+		return err
+	}
+	tokens := "" // the section of Neutron's configuration
+	if c.Keystone {
+		if c.keystone, err = startKeystone(c.programs); err != nil {
+			return err
+		}
+		tokens = c.keystone.tokensConf()
+	}
+	g, groupCtx := errgroup.WithContext(ctx)
+	if c.Keystone {
+		g.Go(func() error { return c.keystone.wait(groupCtx) })
+	}
+	if c.Backend == Agent { // the server waits for it
+		g.Go(func() error { return c.programs.startRabbit(groupCtx) })
+	}
+	c.Progress(c.summary())
+	g.Go(func() error {
+		if c.Backend == OVN {
+			if err := c.programs.startOVN(groupCtx); err != nil {
+				return err
+			}
+		}
+		return c.server.start(groupCtx, tokens)
+	})
+	return g.Wait()
+}
+
+// summary says what starts.
+func (o Options) summary() string {
+	parts := []string{"MariaDB", "OVN's databases", "neutron-server"}
+	if o.Backend == Agent {
+		parts[1] = "RabbitMQ"
+	}
+	if o.Keystone {
+		parts = append(parts, "Keystone")
+	}
+	return "starting " + strings.Join(parts, ", ")
+}
+
+// Close ends every program and removes all but the logs. A second Close does nothing.
+func (c *Cloud) Close() error {
+	c.mu.Lock()
+	closed := c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if closed {
+		return nil
+	}
+	var errs []error
+	for _, n := range c.Nodes() {
+		errs = append(errs, n.remove())
+	}
+	errs = append(errs, end(c.programs.running()))
+	if c.ground != nil {
+		errs = append(errs, c.ground.close())
+	}
+	for _, name := range []string{databaseDir, ovnDir, rabbitDir, nodesDir, keysDir, lockDir} {
+		errs = append(errs, os.RemoveAll(c.in(name)))
+	}
+	return errors.Join(errs...)
+}
+
+// Folders of an instance.
+const (
+	logDir      = "log"
+	databaseDir = "mysql"
+	ovnDir      = "ovn"
+	rabbitDir   = "rabbit"
+	nodesDir    = "n"
+	keysDir     = "keys"
+	lockDir     = "lock"
+)
+
+// in is a path in the instance's directory.
+func (o Options) in(parts ...string) string {
+	return filepath.Join(append([]string{o.Dir}, parts...)...)
+}

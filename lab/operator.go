@@ -1,0 +1,225 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/run/kube"
+	"github.com/berthnet/berth/lab/run/proc"
+)
+
+// maxOperators is how many a lab can have.
+const maxOperators = 9
+
+// firstOperatorPort is where the first operator's metrics are; each has the
+// next.
+const firstOperatorPort = 61680
+
+// Operator is one process of berth-operator. It runs in the router's namespace,
+// as it would on a machine that is none of the nodes.
+type Operator struct {
+	*proc.Process
+	Name string // operator-1 and so on; its pod's
+
+	netns    string
+	address  string // of its metrics and probes
+	restarts bool   // the lab starts it again when it ends by itself
+}
+
+// operators are the processes of berth-operator. The list does not change once they have started.
+type operators struct {
+	lab  *Lab
+	list []*Operator
+}
+
+// kill ends all.
+func (s *operators) kill() error {
+	var errs []error
+	for _, o := range s.list {
+		errs = append(errs, o.Kill())
+	}
+	return errors.Join(errs...)
+}
+
+// start starts as many as the options say, unless daemons are left to others.
+func (s *operators) start(ctx context.Context) error {
+	l := s.lab
+	logs := filepath.Join(l.Dir, "log")
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return err
+	}
+	for i := range l.OperatorCount {
+		name := fmt.Sprintf("operator-%d", i+1)
+		o := &Operator{
+			Name: name, netns: l.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
+			restarts: l.RestartOperators,
+		}
+		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
+		if err := kube.Retry(ctx, name, func() error { return l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, "") }); err != nil {
+			return err
+		}
+		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
+			return proc.Command{
+				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
+				Args: slices.Concat(o.args(kubeconfig, l.clusterName()), s.args(), l.OperatorArgs), Env: s.env(name),
+			}
+		})
+		s.list = append(s.list, o)
+		if l.NoDaemons {
+			continue
+		}
+		if err := o.Start(); err != nil {
+			return err
+		}
+	}
+	if l.RestartOperators {
+		go s.restart()
+	}
+	return nil
+}
+
+// restartPause is how long an operator that ended by itself stays away.
+const restartPause = time.Second
+
+func (s *operators) restart() {
+	l := s.lab
+	tick := time.NewTicker(restartPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.ended:
+			return
+		case <-tick.C:
+		}
+		for _, o := range s.list {
+			if !o.EndedByItself() {
+				continue
+			}
+			if err := o.Start(); err != nil {
+				l.Log.Warn("operator not restarted", "operator", o.Name, "err", err)
+			}
+		}
+	}
+}
+
+// args are the flags of every operator.
+func (o *Operator) args(kubeconfig, cluster string) []string {
+	return []string{
+		"--kubeconfig=" + kubeconfig,
+		"--cluster-name=" + cluster,
+		"--metrics-address=" + o.address,
+	}
+}
+
+// args are what follows from where pods' interfaces come from.
+func (s *operators) args() (args []string) {
+	l := s.lab
+	var from []string
+	switch l.Mode {
+	case NodeMode: // by the daemons only
+	case OperatorMode:
+		from, args = []string{"eni-operator"}, []string{"--ec2-endpoint=" + EC2URL}
+	default:
+		from = []string{string(l.Mode)}
+	}
+	if l.Kube.nodes.beside {
+		from, args = append(from, string(PortMode)), append(args, "--first-interface-is-port=false")
+	}
+	if l.Egress {
+		args = append(args, "--egress", "--egress-image="+gatewayImage)
+	}
+	return append(args, "--ipam="+strings.Join(from, ","))
+}
+
+func (s *operators) env(name string) []string {
+	env := []string{"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace}
+	of := s.credentials()
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		env = append(env, k+"="+of[k])
+	}
+	return env
+}
+
+// credentials are the variables by which an operator may call EC2, where
+// there is one, and those of Options over them.
+func (s *operators) credentials() map[string]string {
+	l := s.lab
+	env := map[string]string{}
+	if l.Cloud != nil && l.Mode == OperatorMode {
+		key := OperatorKey
+		for _, k := range l.Spec.AccessKeys {
+			if k.ID == key.ID {
+				key = k
+			}
+		}
+		env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], env["AWS_REGION"] = key.ID, key.Secret, l.Cloud.Region()
+	}
+	maps.Copy(env, l.OperatorEnv)
+	return env
+}
+
+// Get fetches a path of the operator's own address: /metrics, /readyz, /livez.
+func (o *Operator) Get(ctx context.Context, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return ns.Get(ctx, o.netns, "http://"+o.address+path)
+}
+
+// restartsAwaited is how often WaitReady awaits an operator that ended by itself.
+// One that cannot start at all exits each time.
+const restartsAwaited = 3
+
+// WaitReady returns once the operator calls itself ready, whether it leads or
+// stands by. One that ended by itself is awaited where the lab starts it again: it
+// may have lost its Lease while the machine stood still.
+func (o *Operator) WaitReady(ctx context.Context) error {
+	for before := o.Starts(); ; {
+		err := o.Wait(ctx, func() error { return o.ready(ctx) })
+		if err == nil || !o.restarts || o.Starts() >= before+restartsAwaited {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(restartPause):
+		}
+	}
+}
+
+func (o *Operator) ready(ctx context.Context) error {
+	_, err := o.Get(ctx, "/readyz")
+	return err
+}
+
+// leads reports whether the holder of a Lease is this operator; its name begins
+// with the pod's (--pod-name).
+func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }
+
+// leader returns the operator that leads, by the Lease; nil when none does.
+func (s *operators) leader(ctx context.Context) (*Operator, error) {
+	lease := &coordinationv1.Lease{}
+	// The Lease has the account's name.
+	if err := s.lab.Kube.Client.Get(ctx, operatorAccount, lease); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read the operators' Lease: %w", err)
+	}
+	if lease.Spec.HolderIdentity == nil {
+		return nil, nil
+	}
+	for _, o := range s.list {
+		if o.Running() && o.leads(*lease.Spec.HolderIdentity) {
+			return o, nil
+		}
+	}
+	return nil, nil
+}

@@ -1,0 +1,227 @@
+package kube
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+)
+
+// Files of the control plane's directory.
+const (
+	caCert          = "ca.crt"
+	serverCert      = "apiserver.crt"
+	serverKey       = "apiserver.key"
+	tokenKey        = "tokens.key" // signs service accounts' tokens
+	tokenPublicKey  = "tokens.pub"
+	adminKubeconfig = "admin.kubeconfig"
+
+	kubeletClientCert = "kubelet-client.crt" // by which the API server asks kubelets
+	kubeletClientKey  = "kubelet-client.key"
+)
+
+// authority signs the certificates of one control plane and its users.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte // cert
+}
+
+// writeCredentials makes what the programs authenticate themselves and others with.
+func (c *ControlPlane) writeCredentials() error {
+	ca, err := newAuthority()
+	if err != nil {
+		return fmt.Errorf("make a certificate authority: %w", err)
+	}
+	c.ca = ca
+	server, key, err := ca.issue(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: apiServer},
+		IPAddresses: []net.IP{c.Address.AsSlice(), ServiceCIDRs[c.Families.Families()[0]].Addr().Next().AsSlice()},
+		DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err != nil {
+		return fmt.Errorf("make the API server's certificate: %w", err)
+	}
+	// With the right to all that kubelets offer, as kubeadm gives it.
+	kubeletClient, kubeletKey, err := ca.issue(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return fmt.Errorf("make the API server's certificate for kubelets: %w", err)
+	}
+	signer, public, err := newTokenKey()
+	if err != nil {
+		return fmt.Errorf("make the key of tokens: %w", err)
+	}
+	for name, data := range map[string][]byte{
+		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer, tokenPublicKey: public,
+		kubeletClientCert: kubeletClient, kubeletClientKey: kubeletKey,
+	} {
+		if err := os.WriteFile(filepath.Join(c.Dir, name), data, 0o600); err != nil {
+			return err
+		}
+	}
+	if c.admin, err = c.ConfigFor("admin", "system:masters"); err != nil {
+		return err
+	}
+	return WriteKubeconfig(filepath.Join(c.Dir, adminKubeconfig), c.admin)
+}
+
+// Config is an administrator's, for clients of the starter's. It does not limit
+// the rate of requests.
+func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
+
+// AdminKubeconfig is a file with what Config returns, for other programs.
+func (o Options) AdminKubeconfig() string { return filepath.Join(o.Dir, adminKubeconfig) }
+
+// CA is the certificate, as PEM, by which the control plane and its users know each
+// other.
+func (c *ControlPlane) CA() []byte { return c.ca.pem }
+
+// ConfigFor is that of a user with groups, who may what RBAC says.
+func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
+	if c.remote {
+		return nil, fmt.Errorf("make a certificate for %s: %w", user, errRemote)
+	}
+	cert, key, err := c.ca.issue(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: user, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate for %s: %w", user, err)
+	}
+	cfg := c.anonymous()
+	cfg.CertData, cfg.KeyData = cert, key
+	return cfg, nil
+}
+
+// ConfigWithToken is that of whom a bearer token names; see Token.
+func (c *ControlPlane) ConfigWithToken(token string) *rest.Config {
+	cfg := c.anonymous()
+	cfg.BearerToken = token
+	return cfg
+}
+
+func (c *ControlPlane) anonymous() *rest.Config {
+	cfg := &rest.Config{Host: "https://" + c.address.String(), QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAData: c.ca.pem}}
+	if c.remote {
+		cfg.Host, cfg.ServerName = c.admin.Host, c.admin.ServerName
+	}
+	if c.Netns != "" {
+		cfg.Dial = dialer(c.Netns, c.address)
+	}
+	return cfg
+}
+
+// dialer connects to an address in a network namespace, whatever it is asked for.
+func dialer(netns string, to netip.AddrPort) func(ctx context.Context, network, _ string) (net.Conn, error) {
+	return func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return ns.Dial(ctx, netns, network, to, netip.Addr{})
+	}
+}
+
+// WriteKubeconfig writes a file from which other programs read cfg, as far as
+// this package makes one.
+func WriteKubeconfig(file string, cfg *rest.Config) error {
+	const name = "vpclab"
+	k := clientapi.NewConfig()
+	k.Clusters[name] = &clientapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData, TLSServerName: cfg.ServerName}
+	k.AuthInfos[name] = &clientapi.AuthInfo{
+		ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken, TokenFile: cfg.BearerTokenFile,
+	}
+	k.Contexts[name] = &clientapi.Context{Cluster: name, AuthInfo: name}
+	k.CurrentContext = name
+	if err := clientcmd.WriteToFile(*k, file); err != nil {
+		return fmt.Errorf("write %s: %w", file, err)
+	}
+	return nil
+}
+
+// A control plane does not live longer; clocks may differ by an hour.
+const lifetime = 365 * 24 * time.Hour
+
+func newAuthority() (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: "vpclab"},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	stamp(template)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	return &authority{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
+}
+
+// issue signs a certificate for a new key and returns both as PEM.
+func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err error) {
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	stamp(template)
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, k.Public(), a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	private, err := x509.MarshalECPrivateKey(k)
+	if err != nil {
+		return nil, nil, err
+	}
+	return encode("CERTIFICATE", der), encode("EC PRIVATE KEY", private), nil
+}
+
+func stamp(template *x509.Certificate) {
+	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
+	template.NotBefore = time.Now().Add(-time.Hour)
+	template.NotAfter = time.Now().Add(lifetime)
+}
+
+func newTokenKey() (private, public []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	priv, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	pub, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, nil, err
+	}
+	return encode("EC PRIVATE KEY", priv), encode("PUBLIC KEY", pub), nil
+}
+
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}

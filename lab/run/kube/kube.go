@@ -1,0 +1,335 @@
+// Package kube runs a real Kubernetes control plane for tests and the demo:
+// etcd, kube-apiserver and, when asked for, kube-controller-manager and
+// kube-scheduler, each a process of its own that dies with its starter.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
+)
+
+// Options describe a control plane. Assets and Dir are needed.
+type Options struct {
+	// Assets is the folder of the programs; hack/kubebox.sh prints one.
+	Assets string
+	// Dir gets certificates, data and logs. Data of an earlier control plane
+	// there is kept; its certificates and tokens are not.
+	Dir string
+	// Address is where the API server listens: one of the first of Families; that of
+	// this machine itself when not set. The port is chosen.
+	Address netip.Addr
+	// Netns is the path of the network namespace in which the programs run; the
+	// starter's own when empty.
+	Netns string
+
+	// Controllers and Scheduler start these programs too. Without controllers,
+	// pods need no service account, and nothing deletes what lost its owner.
+	Controllers, Scheduler bool
+
+	// Kubelets says that real nodes join: kubelets may do what the Node authorizer
+	// and NodeRestriction leave them, the API server has credentials to ask them,
+	// and pods reach it by the Service "kubernetes".
+	Kubelets bool
+
+	// Families are of which Services have addresses: with both, IPv4, and IPv6 too where they
+	// ask for it. Only IPv4 when empty.
+	Families ipfamily.Set
+
+	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
+	// folder). They are usable when Start returns.
+	CRDs fs.FS
+
+	// Further arguments of the programs, which win over those that are given here.
+	APIServerArgs, ControllerArgs, SchedulerArgs []string
+}
+
+// Workloads are the options of a control plane whose Deployments and such have pods that a caller
+// runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
+// ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
+// scheduler; pods need no service account.
+func (o Options) Workloads() Options {
+	o.Controllers, o.Scheduler, o.Families = true, true, ipfamily.Dual
+	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
+	o.APIServerArgs = append(o.APIServerArgs, "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition")
+	return o
+}
+
+// The programs, which are also the names of their logs.
+const (
+	etcd        = "etcd"
+	apiServer   = "kube-apiserver"
+	controllers = "kube-controller-manager"
+	scheduler   = "kube-scheduler"
+)
+
+// ControlPlane is a running one.
+type ControlPlane struct {
+	Options
+	address netip.AddrPort
+	ca      *authority
+	admin   *rest.Config
+	remote  bool // another process runs it
+
+	kinds    atomic.Pointer[meta.RESTMapper] // of the API, as they were listed last
+	restored bool                            // its data began as a snapshot's, with the CRDs
+
+	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
+	APIServer *proc.Process
+	programs  *programs
+}
+
+// Start raises a control plane and returns once it is ready to be used: what the API server makes
+// by itself is there, and with Controllers pods of namespace "default" are admitted. It starts
+// from a snapshot where Dir has no data, which spares it the definitions and the bootstrap of RBAC.
+// When ctx ends first, or a program fails, nothing is left running.
+func Start(ctx context.Context, o Options) (*ControlPlane, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
+	c := newControlPlane(o)
+	if c.restored = c.restore(ctx); c.restored {
+		soon, cancel := context.WithTimeout(ctx, restoredPatience)
+		err = c.raise(soon)
+		cancel()
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil { // the snapshot is not to blame
+			return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
+		}
+		if err := errors.Join(c.Stop(), c.forget()); err != nil {
+			return nil, fmt.Errorf("start a control plane in %s: %w", o.Dir, err)
+		}
+		c = newControlPlane(o) // a useless snapshot only costs time
+	}
+	if err := c.raise(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
+	}
+	return c, nil
+}
+
+func newControlPlane(o Options) *ControlPlane {
+	return &ControlPlane{Options: o, programs: &programs{}}
+}
+
+func (o Options) complete() (Options, error) {
+	for program, wanted := range map[string]bool{etcd: true, apiServer: true, controllers: o.Controllers, scheduler: o.Scheduler} {
+		if !wanted {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(o.Assets, program)); err != nil {
+			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their folder)", err)
+		}
+	}
+	var err error
+	if o.Assets, err = filepath.Abs(o.Assets); err != nil {
+		return o, fmt.Errorf("folder of the programs: %w", err)
+	}
+	if o.Dir == "" {
+		return o, errors.New("directory of a control plane: none given")
+	}
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return o, fmt.Errorf("directory of a control plane: %w", err)
+	}
+	first := o.Families.Families()[0]
+	if !o.Address.IsValid() {
+		o.Address = [ipfamily.Number]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}[first]
+	}
+	if ipfamily.Of(o.Address) != first { // the API server ends with an error in its log
+		return o, fmt.Errorf("address %s of the API server: want one of %s, as Services have", o.Address, first)
+	}
+	return o, nil
+}
+
+func (c *ControlPlane) raise(ctx context.Context) error {
+	if err := c.raiseAPI(ctx); err != nil {
+		return err
+	}
+	if c.Controllers {
+		if _, err := c.programs.start(c.Options, controllers, c.controllerArgs()); err != nil {
+			return err
+		}
+	}
+	if c.Scheduler {
+		if _, err := c.programs.start(c.Options, scheduler, c.schedulerArgs()); err != nil {
+			return err
+		}
+	}
+	return c.waitForController(ctx)
+}
+
+// raiseAPI starts etcd and the API server, and returns when all that the API server makes
+// by itself is there.
+func (c *ControlPlane) raiseAPI(ctx context.Context) error {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
+	port, err := freePort(c.Netns, c.Address)
+	if err != nil {
+		return err
+	}
+	c.address = netip.AddrPortFrom(c.Address, port)
+	if err := c.writeCredentials(); err != nil {
+		return err
+	}
+	if _, err := c.programs.start(c.Options, etcd, etcdArgs()); err != nil {
+		return err
+	}
+	if c.APIServer, err = c.programs.start(c.Options, apiServer, c.apiServerArgs(c.address.Port())); err != nil {
+		return err
+	}
+	// The API server takes CRDs before it calls itself ready.
+	g, groupCtx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.waitUntilReady(groupCtx) })
+	if c.CRDs != nil {
+		g.Go(func() error { return c.installCRDs(groupCtx, c.CRDs, c.restored) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return c.waitForBootstrap(ctx)
+}
+
+// URL is the API server's.
+func (c *ControlPlane) URL() string { return c.admin.Host }
+
+// StartAPIServer starts the API server again, on the same port and with the
+// same data, and returns when it is ready.
+func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	if c.remote {
+		return errRemote
+	}
+	for tries := 1; ; tries++ {
+		if err := c.APIServer.Start(); err != nil {
+			return err
+		}
+		if err := c.waitUntilReady(ctx); err == nil || tries == starts || c.APIServer.Running() {
+			return err
+		}
+	}
+}
+
+// starts is how often an API server is started that ends by itself before it is
+// ready: one that gets no processor misses deadlines of its own.
+const starts = 3
+
+// KillAPIServer ends the API server at once, as a crash does: connections are
+// reset and the port refuses new ones. Etcd and the others keep running.
+func (c *ControlPlane) KillAPIServer() error {
+	if c.remote {
+		return errRemote
+	}
+	return c.APIServer.Kill()
+}
+
+// Stop ends every program and returns when all have exited. The directory stays. A
+// graceful end takes an API server more than a minute, so they are killed.
+func (c *ControlPlane) Stop() error {
+	// Etcd goes last, so that the others have nothing to complain of.
+	var errs []error
+	for _, p := range slices.Backward(c.programs.list) {
+		errs = append(errs, p.Kill())
+	}
+	return errors.Join(errs...)
+}
+
+// programs are the processes of a control plane, the one that others need first.
+type programs struct{ list []*proc.Process }
+
+// start starts a program, whose log has its name.
+func (s *programs) start(c Options, program string, args []string) (*proc.Process, error) {
+	p := proc.New(program, filepath.Join(c.Dir, program+".log"), func() proc.Command {
+		return proc.Command{Path: filepath.Join(c.Assets, program), Args: args, Dir: c.Dir, Netns: c.Netns}
+	})
+	s.list = append(s.list, p)
+	return p, p.Start()
+}
+
+// failed is the error of a program that ended by itself.
+func (s *programs) failed() error {
+	for _, p := range s.list {
+		if err := p.Failed(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// until calls is until it returns nil, ctx ends or a program fails.
+func (s *programs) until(ctx context.Context, what string, is func() error) error {
+	err := poll.Retry(ctx, is, func(error) bool { return s.failed() == nil })
+	if failed := s.failed(); err != nil && failed != nil {
+		return failed
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// Endpoint is where the API server listens.
+func (c *ControlPlane) Endpoint() netip.AddrPort { return c.address }
+
+// Export writes what Remote reads into dir, for programs that reach the API server by
+// another address, at the same port. It returns the file, which is an administrator's
+// kubeconfig.
+func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, err error) {
+	cfg := c.Config()
+	cfg.Host = "https://" + netip.AddrPortFrom(via, c.address.Port()).String()
+	cfg.ServerName = c.address.Addr().String() // that of the certificate
+	kubeconfig = filepath.Join(dir, adminKubeconfig)
+	return kubeconfig, WriteKubeconfig(kubeconfig, cfg)
+}
+
+// errRemote is for what only the process can do that started the control plane.
+var errRemote = errors.New("the control plane is another process's")
+
+// Remote is a control plane that another process runs, and wrote down in dir (Export),
+// such as one of the host for a virtual machine. It has users with tokens, but none with
+// certificates, and cannot be started or killed; Stop leaves it alone.
+func Remote(dir string) (*ControlPlane, error) {
+	c := newControlPlane(Options{Dir: dir})
+	c.remote = true
+	cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
+	if err != nil {
+		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+	}
+	cfg.QPS = -1
+	if c.address, err = netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://")); err != nil {
+		return nil, fmt.Errorf("read how to reach the control plane: %w", err)
+	}
+	c.admin, c.ca = cfg, &authority{pem: cfg.CAData}
+	return c, nil
+}
+
+// RemoteDir names an environment variable with a folder for Remote.
+const RemoteDir = "BERTH_CONTROL_PLANE"
+
+// In is the control plane as programs in a network namespace reach it, by an address there
+// at which a forwarder carries their connections to it.
+func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
+	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
+	other.Netns = netns
+	other.admin = c.Config()
+	other.admin.Host = "https://" + address.String()
+	other.admin.Dial = dialer(netns, address)
+	return other
+}

@@ -1,0 +1,439 @@
+package kube
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+func assets(t *testing.T) string {
+	t.Helper()
+	dir := os.Getenv("KUBEBUILDER_ASSETS")
+	if dir == "" {
+		t.Fatal("KUBEBUILDER_ASSETS is not set: run make test, or set it to what hack/kubebox.sh prints")
+	}
+	return dir
+}
+
+// up starts a control plane, which is stopped when the test ends.
+func up(t *testing.T, o Options) *ControlPlane {
+	t.Helper()
+	o.Assets, o.Dir = assets(t), t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	c, err := Start(ctx, o)
+	ok(t, err)
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func client(t *testing.T, cfg *rest.Config) *kubernetes.Clientset {
+	t.Helper()
+	api, err := kubernetes.NewForConfig(cfg)
+	ok(t, err)
+	return api
+}
+
+// crd is the least that a CustomResourceDefinition can be.
+const crd = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: things.test.berth.dev}
+spec:
+  group: test.berth.dev
+  scope: Cluster
+  names: {kind: Thing, plural: things, singular: thing, listKind: ThingList}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+func TestAControlPlane(t *testing.T) {
+	c := up(t, Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte("# comment\n---" + crd)}}})
+
+	t.Run("CRDs are usable at once", func(t *testing.T) {
+		api, err := dynamic.NewForConfig(c.Config())
+		ok(t, err)
+		thing := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
+		}}
+		things := api.Resource(schema.GroupVersionResource{Group: "test.berth.dev", Version: "v1", Resource: "things"})
+		began := time.Now()
+		if _, err := things.Create(t.Context(), thing, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
+		ok(t, err)
+		if age := began.Sub(since); age < creationPause {
+			t.Errorf("the first object had to wait: its kind was known for %v", age)
+		}
+	})
+
+	t.Run("RBAC decides", func(t *testing.T) {
+		nobody, err := c.ConfigFor("nobody", "testers")
+		ok(t, err)
+		_, err = client(t, nobody).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
+			t.Errorf("a user without a role lists nodes: %v", err)
+		}
+	})
+
+	t.Run("a token names the pod's node", func(t *testing.T) {
+		token, err := c.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "agent"}, "node-7")
+		ok(t, err)
+		claims, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
+		if err != nil || !strings.Contains(string(claims), `"node":{"name":"node-7"`) {
+			t.Errorf("claims %s, %v", claims, err)
+		}
+		_, err = client(t, c.ConfigWithToken(token)).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "system:serviceaccount:kube-system:agent") {
+			t.Errorf("who has the token lists nodes: %v", err)
+		}
+	})
+
+	t.Run("the kubeconfig works elsewhere", func(t *testing.T) {
+		cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
+		ok(t, err)
+		if _, err := client(t, cfg).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("strangers are refused", func(t *testing.T) {
+		if resp, err := http.Get(c.URL() + "/api"); err == nil {
+			resp.Body.Close()
+			t.Error("a client that does not know the authority was served")
+		}
+	})
+}
+
+// The API server goes away and comes back with what it knew.
+func TestAPIServerDown(t *testing.T) {
+	c := up(t, Options{})
+	api := client(t, c.Config()).CoreV1().Nodes()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	if _, err := api.Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, c.KillAPIServer())
+	if err := c.programs.until(t.Context(), "the port refuses", func() error { // after the connections that were open
+		_, err := api.Get(t.Context(), "node-1", metav1.GetOptions{})
+		if err == nil {
+			t.Fatal("an API server answers that was killed")
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, c.StartAPIServer(t.Context()))
+	if _, err := api.Get(t.Context(), "node-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("after its return: %v", err)
+	}
+	ok(t, c.Stop())
+	for _, p := range c.programs.list {
+		if p.Running() {
+			t.Errorf("%s runs after Stop", p)
+		}
+	}
+}
+
+// The controllers make a namespace's account and collect what lost its owner;
+// the scheduler finds a node. All of it goes by IPv6, if it is to, and Services have IPv6.
+func TestControllersAndScheduler(t *testing.T) {
+	c := up(t, Options{Controllers: true, Scheduler: true, Families: ipfamily.OnlyIPv6})
+	api := client(t, c.Config()).CoreV1()
+	if s, err := api.Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{}); err != nil || s.Spec.ClusterIP != "fd00:96::1" {
+		t.Errorf("the API server's Service has the address %q, want the first of IPv6; %v", s.Spec.ClusterIP, err)
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Status: corev1.NodeStatus{
+			Allocatable: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")},
+			Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}},
+		},
+	}
+	if _, err := api.Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	pods := api.Pods("default")
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "pod-1"},
+		Spec: corev1.PodSpec{
+			Containers:  []corev1.Container{{Name: "c", Image: "i"}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		},
+	}
+	if _, err := pods.Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.programs.until(ctx, "schedule it", func() error {
+		p, err := pods.Get(ctx, "pod-1", metav1.GetOptions{})
+		if err == nil && p.Spec.NodeName != "node-1" {
+			err = errors.New("not scheduled")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	t.Run("without programs", func(t *testing.T) {
+		_, err := Start(t.Context(), Options{Assets: t.TempDir(), Dir: t.TempDir()})
+		if err == nil || !strings.Contains(err.Error(), "hack/kubebox.sh") {
+			t.Errorf("error %v, want one that says how to get them", err)
+		}
+	})
+	t.Run("with a wrong argument", func(t *testing.T) {
+		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), APIServerArgs: []string{"--no-such-flag"}})
+		if err == nil || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
+			t.Errorf("error %v, want the program's own words", err)
+		}
+	})
+	t.Run("at an address of a family that Services have not", func(t *testing.T) {
+		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), Families: ipfamily.OnlyIPv6, Address: netip.MustParseAddr("127.0.0.1")})
+		if err == nil || !strings.Contains(err.Error(), "address 127.0.0.1 of the API server: want one of IPv6") {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("with another object among the CRDs", func(t *testing.T) {
+		files := fstest.MapFS{"a.yaml": {Data: []byte("{apiVersion: v1, kind: Node, metadata: {name: node-1}}")}}
+		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), CRDs: files})
+		if err == nil || !strings.Contains(err.Error(), `there is a Node "node-1" among them`) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// Applied objects are of any kind and scope, in the order of the files.
+func TestApply(t *testing.T) {
+	c := up(t, Options{})
+	files := fstest.MapFS{
+		"1.yaml": {Data: []byte("{apiVersion: v1, kind: Namespace, metadata: {name: here}}")},
+		"2.yaml": {Data: []byte("{apiVersion: v1, kind: ServiceAccount, metadata: {name: a, namespace: here}}\n---\n" +
+			"{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: r}, rules: []}")},
+		"README": {Data: []byte("not an object")},
+	}
+	for range 2 {
+		ok(t, c.Apply(t.Context(), files))
+	}
+	if _, err := client(t, c.Config()).CoreV1().ServiceAccounts("here").Get(t.Context(), "a", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	bad := fstest.MapFS{"1.yaml": {Data: []byte("{apiVersion: v1, kind: Nonsense, metadata: {name: x}}")}}
+	if err := c.Apply(t.Context(), bad); err == nil || !strings.Contains(err.Error(), "Nonsense x") {
+		t.Errorf("error %v, want one that names the object", err)
+	}
+}
+
+// A control plane ends with its starter, however that ends.
+func TestEndsWithItsStarter(t *testing.T) {
+	if dir := os.Getenv("KUBE_TEST_STARTER"); dir != "" {
+		c, err := Start(t.Context(), Options{Assets: assets(t), Dir: dir})
+		ok(t, err)
+		_ = os.WriteFile(filepath.Join(dir, "url"), []byte(c.URL()), 0o600)
+		os.Stdout.WriteString("up\n")
+		select {} // until killed
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestEndsWithItsStarter$")
+	cmd.Env = append(os.Environ(), "KUBE_TEST_STARTER="+dir)
+	out, err := cmd.StdoutPipe()
+	ok(t, err)
+	ok(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
+		rest, _ := io.ReadAll(out)
+		t.Fatalf("the starter said %q %s, %v", line, rest, err)
+	}
+	ok(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	url, err := os.ReadFile(filepath.Join(dir, "url"))
+	ok(t, err)
+	at := netip.MustParseAddrPort(strings.TrimPrefix(string(url), "https://"))
+	deadline, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	for {
+		ln, err := listen("", at)
+		if err == nil {
+			ln.Close()
+			break
+		}
+		select {
+		case <-deadline.Done():
+			t.Fatalf("the API server outlives its starter: %v", err)
+		case <-time.After(poll.Often):
+		}
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAway(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	unconfigured := apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy"))
+	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // as API servers say of all that policies deny
+	for _, tt := range []struct {
+		err  error
+		away bool
+	}{
+		{errors.New("connection refused"), true},
+		{apierrors.NewServiceUnavailable("etcd"), true},
+		{apierrors.NewForbidden(pods, "p", errors.New("not yet ready to handle request")), true},
+		{unconfigured, true},
+		{apierrors.NewForbidden(pods, "p", errors.New("no such right")), false},
+		{apierrors.NewNotFound(pods, "p"), false},
+		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
+	} {
+		if got := Unavailable(tt.err); got != tt.away {
+			t.Errorf("%v: away is %v, want %v", tt.err, got, tt.away)
+		}
+		tries := 0
+		err := Retry(t.Context(), "make a pod", func() error {
+			if tries++; tries > 1 {
+				return nil
+			}
+			return tt.err
+		})
+		if (err == nil) != tt.away || !tt.away && !errors.Is(err, tt.err) {
+			t.Errorf("%v: tried %d times, then %v", tt.err, tries, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Retry(ctx, "make a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the context's error", err)
+	}
+}
+
+// TestRemote reads what another process has written down of its control plane.
+func TestRemote(t *testing.T) {
+	own := &ControlPlane{
+		address: netip.MustParseAddrPort("127.0.0.1:6443"),
+		admin: &rest.Config{
+			Host: "https://127.0.0.1:6443", BearerToken: "administrator",
+			TLSClientConfig: rest.TLSClientConfig{CAData: []byte("authority")},
+		},
+	}
+	dir := t.TempDir()
+	if _, err := own.Export(dir, netip.MustParseAddr("198.51.100.2")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Remote(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token, cfg := range map[string]*rest.Config{"administrator": c.Config(), "user": c.ConfigWithToken("user")} {
+		if cfg.Host != "https://198.51.100.2:6443" || cfg.ServerName != "127.0.0.1" || string(cfg.CAData) != "authority" || cfg.BearerToken != token {
+			t.Errorf("%s has server %s (%s), authority %q, token %q", token, cfg.Host, cfg.ServerName, cfg.CAData, cfg.BearerToken)
+		}
+	}
+	if string(c.CA()) != "authority" {
+		t.Errorf("the authority is %q", c.CA())
+	}
+	_, err = c.ConfigFor("user")
+	for what, err := range map[string]error{"a certificate": err, "an end": c.KillAPIServer(), "a start": c.StartAPIServer(t.Context())} {
+		if !errors.Is(err, errRemote) {
+			t.Errorf("%s: got %v, want %v", what, err, errRemote)
+		}
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := Remote(t.TempDir()); err == nil {
+		t.Error("a folder without a control plane is no error")
+	}
+}
+
+// A control plane starts from the snapshot of an earlier one, and from nothing when
+// the snapshot is damaged, which goes.
+func TestSnapshot(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	o := Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte(crd)}}}
+	made := func() []string {
+		t.Helper()
+		snapshots, err := filepath.Glob(filepath.Join(cache, "berth", "control-planes", "*", "member"))
+		ok(t, err)
+		return snapshots
+	}
+	first := up(t, o)
+	if n := len(made()); !first.restored || n != 1 {
+		t.Fatalf("the first control plane was restored: %v, and there are %d snapshots, want one, which it began from", first.restored, n)
+	}
+	ok(t, first.Stop())
+
+	mine, err := first.snapshot()
+	ok(t, err)
+	first.CRDs = nil
+	if others, err := first.snapshot(); err != nil || others == mine {
+		t.Errorf("without the CRDs the snapshot is %s, with them %s, %v: want another", others, mine, err)
+	}
+
+	damaged := filepath.Join(made()[0], "snap", "db")
+	ok(t, os.WriteFile(damaged, []byte("no database of etcd"), 0o600))
+	second := up(t, o)
+	if _, err := client(t, second.Config()).Discovery().ServerResourcesForGroupVersion("test.berth.dev/v1"); err != nil {
+		t.Errorf("with a damaged snapshot: %v", err)
+	}
+	ok(t, second.Stop())
+	if left := made(); second.restored || len(left) != 0 {
+		t.Errorf("with a damaged snapshot the control plane was restored: %v, and it is still there: %q", second.restored, left)
+	}
+
+	old := filepath.Join(filepath.Dir(mine), "old")
+	ok(t, os.MkdirAll(old, 0o700))
+	ok(t, os.Chtimes(old, time.Time{}, time.Now().Add(-2*snapshotAge)))
+	young := filepath.Join(filepath.Dir(mine), "young")
+	ok(t, os.MkdirAll(young, 0o700))
+	ok(t, removeOld(filepath.Dir(mine)))
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("an old snapshot stays: %v", err)
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("a new snapshot goes: %v", err)
+	}
+}

@@ -1,0 +1,176 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/berthnet/berth/lab/run/poll"
+)
+
+// waitUntilReady waits for the API server to say so.
+func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
+	api, err := discovery.NewDiscoveryClientForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	return c.programs.until(ctx, "wait for the API server", func() error {
+		return api.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// waitForBootstrap waits for the objects that the API server makes by itself, some of them after
+// it has called itself ready.
+func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, metav1.NamespaceDefault} {
+		if err := c.programs.until(ctx, "wait for namespace "+name, func() error {
+			_, err := api.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return c.programs.until(ctx, "wait for Service default/kubernetes", func() error {
+		_, err := api.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err
+	})
+}
+
+// waitForController waits, with Controllers, for the default service account of namespace
+// "default", without which no pod is admitted there.
+func (c *ControlPlane) waitForController(ctx context.Context) error {
+	if !c.Controllers {
+		return nil
+	}
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	return c.programs.until(ctx, "wait for service account default/default", func() error {
+		_, err := api.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
+// returns when objects of their kinds can be created.
+func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
+	return c.installCRDs(ctx, files, false)
+}
+
+// installCRDs is InstallCRDs, which with keep does not apply CRDs that exist.
+func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) error {
+	objects, err := readObjects(files)
+	if err != nil {
+		return err
+	}
+	api, err := dynamic.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	var found *unstructured.UnstructuredList
+	if err := c.programs.until(ctx, "install CRDs", func() (err error) {
+		found, err = api.Resource(crds).List(ctx, metav1.ListOptions{})
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, o := range objects {
+		if o.GetKind() != "CustomResourceDefinition" {
+			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
+		}
+		if keep && slices.ContainsFunc(found.Items, func(f unstructured.Unstructured) bool { return f.GetName() == o.GetName() }) {
+			continue
+		}
+		if err := apply(ctx, api.Resource(crds), o); err != nil {
+			return err
+		}
+	}
+	var usable time.Time
+	for _, o := range objects {
+		established, err := c.programs.established(ctx, api, o.GetName())
+		if err != nil {
+			return err
+		}
+		if t := established.Add(creationPause); t.After(usable) {
+			usable = t
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("install CRDs: %w", ctx.Err())
+	case <-time.After(time.Until(usable)):
+		return nil
+	}
+}
+
+// creationPause is how long after a CRD was established the API server delays
+// each creation of its objects (apiextensions-apiserver, serveResource: two
+// seconds, for other API servers that may not know the CRD yet). A condition's
+// time is in whole seconds.
+const creationPause = 2 * time.Second
+
+// established waits until the CRD is established, and returns since when.
+func (s *programs) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
+	err = s.until(ctx, "install CRD "+name, func() error {
+		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+		for _, v := range conditions {
+			condition, _ := v.(map[string]any)
+			if condition["type"] == "Established" && condition["status"] == "True" {
+				since, err = time.Parse(time.RFC3339, fmt.Sprint(condition["lastTransitionTime"]))
+				return err
+			}
+		}
+		return fmt.Errorf("not established: %v", conditions)
+	})
+	return since, err
+}
+
+// notReady is the error of admission until it has read the objects, or the
+// kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
+// plugin/policy). It calls that forbidden, or invalid.
+var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
+
+// Unavailable reports whether an error is of an API server that cannot answer, such as one that is starved or
+// waits for etcd, from one that refuses.
+func Unavailable(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
+}
+
+// Retry retries a request while the API server is Unavailable and
+// ctx lasts. What names it in the error.
+func Retry(ctx context.Context, what string, do func() error) error {
+	if err := poll.Retry(ctx, do, Unavailable); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Token returns one of a service account's tokens, as the kubelet asks for it
+// on behalf of a pod, and creates the account if it is missing. With a pod of
+// the account's namespace the token is bound to it and names its node; without
+// one (nil) it is bound to nothing.
+func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return "", err
+	}
+	accounts := api.CoreV1().ServiceAccounts(account.Namespace)
+	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account.Name}}
+	if _, err := accounts.Create(ctx, sa, metav1.CreateOptions{}); exists(err) != nil {
+		return "", fmt.Errorf("make service account %s: %w", account, err)
+	}
+	seconds := int64(lifetime / time.Second) // it is not refreshed
+	request := &authenticationv1.TokenRequest{}
+	request.Spec.ExpirationSeconds = &seconds
+	if pod != nil {
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
+			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
+		}
+	}
+	reply, err := accounts.CreateToken(ctx, account.Name, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("ask for a token of %s: %w", account, err)
+	}
+	return reply.Status.Token, nil
+}
+
+// NodeToken returns a token as the pod of a DaemonSet on a node has it. It
+// makes the account and such a pod, named account-node, if they are not there;
+// the node need not exist.
+func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string) (string, error) {
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return "", err
+	}
+	// Before the pod, which is not admitted without its account.
+	if _, err := c.Token(ctx, account, nil); err != nil {
+		return "", err
+	}
+	pods := api.CoreV1().Pods(account.Namespace)
+	name := account.Name + "-" + node
+	_, err = pods.Create(ctx, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			NodeName: node, HostNetwork: true, ServiceAccountName: account.Name,
+			Containers:  []corev1.Container{{Name: account.Name, Image: account.Name}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		},
+	}, metav1.CreateOptions{})
+	if exists(err) != nil {
+		return "", fmt.Errorf("make pod %s/%s: %w", account.Namespace, name, err)
+	}
+	pod, err := pods.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", fmt.Errorf("read pod %s/%s: %w", account.Namespace, name, err)
+	}
+	return c.Token(ctx, account, pod)
+}
+
+// exists treats "already exists" as success.
+func exists(err error) error {
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}

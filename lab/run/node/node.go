@@ -1,0 +1,252 @@
+// Package node is one machine of the lab as a kubelet would have it: a network
+// namespace, a directory tree of its own for what lives under /run, /etc and
+// /opt elsewhere, a real berthd process, and pods that are made and removed
+// through libcni and the real plugin binary, as a container runtime does.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/run/proc"
+)
+
+// Options describe a node.
+type Options struct {
+	Name       string
+	InstanceID string
+	Netns      string // the file of its network namespace, which others make
+	Dir        string // its directory tree; an absolute path
+	BinDir     string // where berthd and berth are found
+	PodPrefix  string // begins the names of its pods' namespaces
+	Cluster    string // --cluster-name of its daemon
+	EC2URL     string // --ec2-endpoint of its daemon; empty: it calls no EC2
+	Args       []string
+	Env        map[string]string
+	Objects    PodObjects // nil: its pods are no objects of an API
+	Log        *slog.Logger
+}
+
+// Node is one machine. Its methods may be called concurrently. The process is
+// its daemon.
+type Node struct {
+	Options
+	*proc.Process
+	cni *libcni.CNIConfig
+
+	mu     sync.Mutex      // guards all below; never held across I/O
+	pods   map[string]*Pod // by name, with those that are being added or deleted
+	server *echo.Server    // nil until Serve
+}
+
+// pluginDirs are searched for the reference plugins that conflists chain.
+var pluginDirs = []string{"/usr/lib/cni", "/opt/cni/bin"}
+
+// maxSocketPath is the most that a Unix socket's address holds (unix(7): 108
+// with the final zero).
+const maxSocketPath = 107
+
+// New makes a node's directories, where they are missing, and links the
+// reference plugins. The daemon is not started.
+func New(o Options) (*Node, error) {
+	n := &Node{Options: o, pods: map[string]*Pod{}}
+	n.Process = proc.New("berthd of "+o.Name, filepath.Join(o.Dir, "log", "berthd.log"), n.berthd)
+	if s := n.Socket(); len(s) > maxSocketPath {
+		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, the kernel takes %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)
+	}
+	for _, d := range []string{n.StateDir(), n.ConfDir(), n.CNIBinDir(), n.cacheDir(), filepath.Dir(n.LogFile())} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, fmt.Errorf("node %s: %w", o.Name, err)
+		}
+	}
+	if err := n.linkPlugins(); err != nil {
+		return nil, fmt.Errorf("node %s: %w", o.Name, err)
+	}
+	n.cni = n.Runtime(n.cacheDir())
+	return n, nil
+}
+
+// StateDir holds the daemon's records, as /run/berth does elsewhere.
+func (o Options) StateDir() string { return filepath.Join(o.Dir, "run", "berth") }
+
+// Socket is where the plugin reaches the daemon.
+func (o Options) Socket() string { return filepath.Join(o.StateDir(), "berthd.sock") }
+
+// ConfDir holds the CNI configuration, as /etc/cni/net.d does elsewhere.
+func (o Options) ConfDir() string { return filepath.Join(o.Dir, "etc", "cni", "net.d") }
+
+// CNIBinDir holds the plugins, as /opt/cni/bin does elsewhere.
+func (o Options) CNIBinDir() string { return filepath.Join(o.Dir, "opt", "cni", "bin") }
+
+func (o Options) cacheDir() string { return filepath.Join(o.Dir, "var", "lib", "cni") }
+
+// linkPlugins makes the reference plugins of the machine, if it has any,
+// available to this node.
+func (o Options) linkPlugins() error {
+	for _, dir := range pluginDirs {
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list reference plugins: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() || e.Name() == "berth" {
+				continue
+			}
+			err := os.Symlink(filepath.Join(dir, e.Name()), filepath.Join(o.CNIBinDir(), e.Name()))
+			if err != nil && !errors.Is(err, os.ErrExist) {
+				return fmt.Errorf("link reference plugin: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Pods lists the pods that are up, by name.
+func (n *Node) Pods() []*Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []*Pod
+	for _, name := range slices.Sorted(maps.Keys(n.pods)) {
+		if p := n.pods[name]; p.up {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Pod returns a pod that is up.
+func (n *Node) Pod(name string) (*Pod, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p := n.pods[name]; p != nil && p.up {
+		return p, nil
+	}
+	return nil, fmt.Errorf("node %s has no pod %s", n.Name, name)
+}
+
+// PowerOff ends the node as a power failure does: the daemon and the pods
+// vanish without notice, and so does what is under run.
+func (n *Node) PowerOff() error {
+	errs := []error{n.Kill()}
+	n.mu.Lock()
+	pods := slices.Collect(maps.Values(n.pods))
+	clear(n.pods)
+	server := n.server
+	n.server = nil
+	n.mu.Unlock()
+	if server != nil {
+		errs = append(errs, server.Close())
+	}
+	for _, p := range pods {
+		errs = append(errs, p.vanish())
+	}
+	if err := os.RemoveAll(filepath.Join(n.Dir, "run")); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, os.MkdirAll(n.StateDir(), 0o755))
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveDisk removes the node's disk but for its logs.
+func (n *Node) RemoveDisk() error {
+	var errs []error
+	for _, d := range []string{"run", "etc", "opt", "var"} {
+		errs = append(errs, os.RemoveAll(filepath.Join(n.Dir, d)))
+	}
+	return errors.Join(errs...)
+}
+
+// Serve starts the node's own echo server, once its namespace has a network.
+func (n *Node) Serve() error {
+	s, err := echo.Serve(n.Netns)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.server = s
+	return nil
+}
+
+// Ask sends a message from the node itself to an echo server.
+func (n *Node) Ask(ctx context.Context, network string, to netip.Addr, text string) (echo.Reply, error) {
+	return echo.Ask(ctx, n.Netns, network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
+}
+
+// The daemon's addresses inside its node's namespace, its own defaults.
+const (
+	IntrospectionURL = "http://127.0.0.1:6666/ip-manager"
+	ReadyURL         = "http://127.0.0.1:61678/readyz"
+	MetricsURL       = "http://127.0.0.1:61678/metrics"
+)
+
+// berthd is the daemon as the node runs it now.
+func (n *Node) berthd() proc.Command {
+	return proc.Command{
+		Path: filepath.Join(n.BinDir, "berthd"), Args: n.daemonArgs(), Env: n.daemonEnv(), Netns: n.Netns,
+	}
+}
+
+func (o Options) daemonArgs() []string {
+	args := []string{
+		"--node-name=" + o.Name,
+		"--cluster-name=" + o.Cluster,
+		"--state-dir=" + o.StateDir(),
+		"--socket=" + o.Socket(),
+		"--install-cni",
+		"--cni-bin-dir=" + o.CNIBinDir(),
+		"--cni-conf-dir=" + o.ConfDir(),
+		"--cni-plugin=" + filepath.Join(o.BinDir, "berth"),
+	}
+	if o.EC2URL != "" {
+		args = append(args, "--ec2-endpoint="+o.EC2URL)
+	}
+	return append(args, o.Args...)
+}
+
+func (o Options) daemonEnv() []string {
+	var env []string
+	for k, v := range o.Env {
+		env = append(env, k+"="+v)
+	}
+	slices.Sort(env)
+	return env
+}
+
+// WaitReady returns once pods can be made: the CNI configuration is installed
+// and the daemon calls itself ready. The error of a daemon that ended, or that
+// is not ready when ctx ends, holds the end of its log.
+func (n *Node) WaitReady(ctx context.Context) error {
+	return n.Wait(ctx, func() error {
+		if _, err := n.conf(); err != nil {
+			return err
+		}
+		_, err := n.Get(ctx, ReadyURL)
+		return err
+	})
+}
+
+// Get fetches a URL with a literal address from inside the node, and fails
+// unless the status is 200. The body is returned in either case.
+func (n *Node) Get(ctx context.Context, url string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return ns.Get(ctx, n.Netns, url)
+}

@@ -1,0 +1,367 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab/network/echo"
+	"github.com/berthnet/berth/lab/network/guest"
+)
+
+// Pod is one sandbox with a network, in which an echo server answers.
+type Pod struct {
+	PodOptions
+	Node        string
+	Name        string // on its node
+	ObjectName  string // that the plugin gets: of its object, if it has one
+	UID         string
+	ContainerID string
+	Addrs       []netip.Addr // of eth0, as the plugin reported them
+	Result      types.Result // the whole answer to ADD
+
+	netns  string       // name of its namespace
+	up     bool         // guarded by Node.mu
+	guest  *guest.Guest // of VM
+	server *echo.Server
+}
+
+// PodOptions say what is special about a pod.
+type PodOptions struct {
+	Namespace   string            // default "default"
+	Ports       []PortMapping     // for the portmap plugin
+	Annotations map[string]string // of its object
+	// Once: return the first failure instead of trying again as a kubelet does.
+	Once bool
+	// Object is the pod's, where others have made it; else one is made, and removed with
+	// the pod.
+	Object *PodObject
+	// VM: what is in the pod is a virtual machine, which has its NICs.
+	VM bool
+}
+
+// PodObject names a Pod of the Kubernetes API.
+type PodObject struct{ Name, UID string }
+
+// PortMapping is one of a runtime's portMappings (CNI conventions document).
+type PortMapping struct {
+	HostPort      int    `json:"hostPort"`
+	ContainerPort int    `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+}
+
+// Netns is the file of the pod's namespace.
+func (p *Pod) Netns() string { return ns.Path(p.netns) }
+
+// Inside is the file of the namespace of what has the pod's addresses: the pod's, or that of
+// the machine in it.
+func (p *Pod) Inside() string {
+	if p.guest != nil {
+		return p.guest.Netns()
+	}
+	return p.Netns()
+}
+
+// Addr is the pod's first address.
+func (p *Pod) Addr() netip.Addr {
+	if len(p.Addrs) == 0 {
+		return netip.Addr{}
+	}
+	return p.Addrs[0]
+}
+
+// Ask sends a message from the pod to an echo server and returns its answer.
+func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text string) (echo.Reply, error) {
+	return echo.Ask(ctx, p.Inside(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
+}
+
+// PodObjects are the Pod objects of a node's pods.
+type PodObjects interface {
+	// Bind makes the object of a pod, bound to the node, unless there is one
+	// already, and returns its UID and its name.
+	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
+	// Running and Gone are a kubelet's reports that a pod came up, or that
+	// it was deleted. They do not wait.
+	Running(p *Pod)
+	Gone(namespace, name string)
+}
+
+var validPod = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,60}[a-z0-9])?$`)
+
+// retryDelay is how long a kubelet leaves a failed sandbox before the next;
+// shorter here than its second or more.
+const retryDelay = 250 * time.Millisecond
+
+// AddPod makes a pod and returns it once its network is up and its server
+// answers. What fails is taken down and tried again with a new sandbox until
+// ctx ends, as a kubelet does, unless o.Once.
+func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, error) {
+	if !validPod.MatchString(name) {
+		return nil, fmt.Errorf("pod name %q: want lower-case letters, digits, dots and dashes, at most 62", name)
+	}
+	if o.Namespace == "" {
+		o.Namespace = "default"
+	}
+	placeholder, err := n.reserve(name)
+	if err != nil {
+		return nil, err
+	}
+	uid, objectName, err := n.bind(ctx, o, name)
+	if err != nil {
+		n.settle(name, placeholder, nil)
+		return nil, err
+	}
+	var last error // what failed before ctx ended in the middle of an attempt
+	for {
+		p, err := n.tryPod(ctx, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
+		if err == nil {
+			n.settle(name, placeholder, p)
+			return p, nil
+		}
+		if ctx.Err() != nil && last != nil {
+			err = last
+		}
+		last = err
+		if o.Once || !pause(ctx, retryDelay) {
+			n.settle(name, placeholder, nil)
+			if n.Objects != nil && o.Object == nil {
+				n.Objects.Gone(o.Namespace, name)
+			}
+			return nil, fmt.Errorf("add pod %s on %s: %w", name, n.Name, err)
+		}
+		n.Log.Debug("pod is tried again", "node", n.Name, "pod", name, "err", err)
+	}
+}
+
+// bind returns what the plugin gets about a new pod.
+func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
+	if o.Object != nil {
+		return o.Object.UID, o.Object.Name, nil
+	}
+	if n.Objects == nil {
+		return randomHex(16), name, nil
+	}
+	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
+}
+
+// reserve takes a name, so that the same pod is not added twice.
+func (n *Node) reserve(name string) (*Pod, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.pods[name] != nil {
+		return nil, fmt.Errorf("node %s has a pod %s already", n.Name, name)
+	}
+	p := &Pod{}
+	n.pods[name] = p
+	return p, nil
+}
+
+// settle ends a reservation: with p when the pod is up, else with none. A node
+// that was powered off meanwhile has forgotten the reservation.
+func (n *Node) settle(name string, placeholder, p *Pod) {
+	n.mu.Lock()
+	known := n.pods[name] == placeholder
+	if known {
+		delete(n.pods, name)
+		if p != nil {
+			p.up = true
+			n.pods[name] = p
+		}
+	}
+	n.mu.Unlock()
+	switch {
+	case p == nil:
+	case !known:
+		_ = p.vanish()
+	case n.Objects != nil && p.Object == nil:
+		n.Objects.Running(p)
+	}
+}
+
+// tryPod is one attempt. A failed one leaves no state that the plugin
+// could remove.
+func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
+	list, err := n.conf()
+	if err != nil {
+		return nil, err
+	}
+	p := &pod
+	p.ContainerID = randomHex(32)
+	p.netns = n.PodPrefix + p.Name + "-" + p.ContainerID[:4]
+	if err := ns.Create(p.netns); err != nil {
+		return nil, err
+	}
+	if err := n.wire(ctx, list, p); err != nil {
+		// A runtime calls DEL after a failed ADD, and its own deadline is not the pod's.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		return nil, errors.Join(err, n.unwire(undo, p))
+	}
+	return p, nil
+}
+
+func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod) error {
+	if err := ns.Netlink(p.Netns(), func(h *netlink.Handle) error { return ns.LinkUp(h, "lo") }); err != nil {
+		return err
+	}
+	res, err := n.cni.AddNetworkList(ctx, list, p.runtimeConf())
+	if err != nil {
+		return err
+	}
+	p.Result = res
+	cur, err := types100.GetResult(res)
+	if err != nil {
+		return fmt.Errorf("read the plugin's result: %w", err)
+	}
+	for _, ip := range cur.IPs {
+		if i := ip.Interface; i != nil && *i < len(cur.Interfaces) && cur.Interfaces[*i].Name != firstInterface {
+			continue // a runtime knows a pod by the addresses of its first interface
+		}
+		if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
+			p.Addrs = append(p.Addrs, a.Unmap())
+		}
+	}
+	if p.VM {
+		if p.guest, err = guest.Start(p.Netns(), p.netns+"-vm", machineNICs(cur)); err != nil {
+			return err
+		}
+	}
+	p.server, err = echo.Serve(p.Inside())
+	return err
+}
+
+// machineNICs are the NICs of a machine in a pod, by the plugin's result.
+func machineNICs(r *types100.Result) (nics []guest.NIC) {
+	for i, in := range r.Interfaces {
+		if in.Sandbox == "" {
+			continue
+		}
+		mac, _ := net.ParseMAC(in.Mac) // one that is none is refused when it is set
+		nic := guest.NIC{Name: in.Name, MAC: mac}
+		for _, ip := range r.IPs {
+			addr, ok := netip.AddrFromSlice(ip.Address.IP)
+			if ip.Interface == nil || *ip.Interface != i || !ok {
+				continue
+			}
+			ones, _ := ip.Address.Mask.Size()
+			nic.Addrs = append(nic.Addrs, netip.PrefixFrom(addr.Unmap(), ones))
+			if via, ok := netip.AddrFromSlice(ip.Gateway); ok && in.Name == firstInterface {
+				nic.Gateways = append(nic.Gateways, via.Unmap())
+			}
+		}
+		nics = append(nics, nic)
+	}
+	return nics
+}
+
+// unwire runs DEL, with retries unless the pod is tried once only, and
+// removes the sandbox, whatever came of it.
+func (n *Node) unwire(ctx context.Context, p *Pod) error {
+	err := n.del(ctx, p)
+	for err != nil && !p.Once && pause(ctx, retryDelay) {
+		err = n.del(ctx, p)
+	}
+	return errors.Join(err, p.vanish())
+}
+
+// del runs CNI DEL.
+func (n *Node) del(ctx context.Context, p *Pod) error {
+	list, err := n.conf()
+	if err != nil {
+		return err
+	}
+	if err := n.cni.DelNetworkList(ctx, list, p.runtimeConf()); err != nil {
+		return fmt.Errorf("DEL of container %.12s: %w", p.ContainerID, err)
+	}
+	return nil
+}
+
+// pause waits between two attempts at a plugin; false when ctx ended instead.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// DelPod removes a pod: its processes, then its network by DEL, then its
+// namespace. A DEL that fails is tried again until ctx ends, as a kubelet
+// does; the pod then still exists.
+func (n *Node) DelPod(ctx context.Context, name string) error {
+	p, err := n.Pod(name)
+	if err != nil {
+		return err
+	}
+	p.stop()
+	for {
+		err := n.del(ctx, p)
+		if err == nil {
+			break
+		}
+		if !pause(ctx, retryDelay) {
+			return fmt.Errorf("delete pod %s on %s: %w", name, n.Name, err)
+		}
+	}
+	n.mu.Lock()
+	if n.pods[name] == p {
+		delete(n.pods, name)
+	}
+	n.mu.Unlock()
+	if n.Objects != nil && p.Object == nil {
+		n.Objects.Gone(p.Namespace, p.Name)
+	}
+	return p.vanish()
+}
+
+// DelAgain runs DEL once more for a pod that is gone, as a runtime may.
+func (n *Node) DelAgain(ctx context.Context, gone *Pod) error { return n.del(ctx, gone) }
+
+// stop ends what runs in the pod.
+func (p *Pod) stop() {
+	if p.server != nil {
+		_ = p.server.Close()
+	}
+}
+
+// turnOff ends the machine in the pod, if there is one.
+func (p *Pod) turnOff() error {
+	if p.guest == nil {
+		return nil
+	}
+	return p.guest.Close()
+}
+
+// vanish removes the pod's namespace without a word to any plugin.
+func (p *Pod) vanish() error {
+	p.stop()
+	if p.netns == "" {
+		return nil // not made yet
+	}
+	if err := p.turnOff(); err != nil {
+		return err
+	}
+	if _, err := ns.Kill(time.Minute, p.Netns()); err != nil {
+		return err
+	}
+	return ns.Remove(p.netns)
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,62 @@
+package controllers
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Merge changes an object as a person does, by a JSON merge patch. O itself stays as it is.
+func Merge(t *testing.T, o client.Object, format string, args ...any) {
+	t.Helper()
+	o = o.DeepCopyObject().(client.Object)
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...)), client.FieldOwner("a-person")))
+}
+
+// MergeStatus is Merge for the status, as c.
+func MergeStatus(t *testing.T, c client.Client, o client.Object, format string, args ...any) {
+	t.Helper()
+	o = o.DeepCopyObject().(client.Object)
+	harness.OK(t, c.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, args...))))
+}
+
+// DropFinalizers has an object go, or be deleted without anybody who sees to it.
+func DropFinalizers(t *testing.T, o client.Object) {
+	t.Helper()
+	Merge(t, o, `{"metadata":{"finalizers":null}}`)
+}
+
+// Bind binds a pod to a node, as the scheduler does.
+func Bind(t *testing.T, pod client.ObjectKey, node string) {
+	t.Helper()
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	b := &corev1.Binding{ObjectMeta: p.ObjectMeta, Target: corev1.ObjectReference{Kind: "Node", Name: node}}
+	harness.OK(t, harness.KubeClient(t).SubResource("binding").Create(t.Context(), p, b))
+}
+
+// DeletePod removes a pod at once, as a kubelet does that has ended it, or a person by force.
+func DeletePod(t *testing.T, pod client.ObjectKey) {
+	t.Helper()
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), p, client.GracePeriodSeconds(0)))
+}
+
+// Daemons are clients with the access of nodes' daemons, by node. It begins empty.
+type Daemons map[string]client.Client
+
+// Of is the client of a node's daemon.
+func (d Daemons) Of(t *testing.T, node string) client.Client {
+	t.Helper()
+	if d[node] == nil {
+		token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
+		harness.OK(t, err)
+		d[node] = harness.KubeClientFor(t, harness.ControlPlane.ConfigWithToken(token))
+	}
+	return d[node]
+}
