@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var t0 = time.Unix(1_000_000, 0)
@@ -84,17 +86,13 @@ func TestCancelGivesTheSameAddressNext(t *testing.T) {
 	a := newReady(Group{ID: "eni-a", Prefixes: prefixes("10.0.0.16/28")})
 	first := mustTake(t, a, "one", t0)
 	a.Cancel("one")
-	if again := mustTake(t, a, "two", t0); again != first {
-		t.Errorf("after a cancel %v, want %v", again, first)
-	}
+	check.Equal(t, mustTake(t, a, "two", t0), first, "after a cancel")
 }
 
 func TestUnlistedHoldIsNeverReassigned(t *testing.T) {
 	a := newReady(Group{ID: "eni-a", Addresses: addrs("10.0.0.1")})
 	lost := addrs("10.0.0.9")[0]
-	if err := a.Hold("pod", lost, t0); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, a.Hold("pod", lost, t0))
 	if err := a.Hold("other", lost, t0); err == nil {
 		t.Fatal("a second holder was accepted")
 	}
@@ -176,7 +174,5 @@ func TestGroupsThatAreAlikeTakeTurns(t *testing.T) {
 		a.Release(key, now)
 	}
 	want := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.3"}
-	if !slices.Equal(got, want) {
-		t.Errorf("handed out %v", got)
-	}
+	check.Equal(t, got, want, "handed out")
 }

@@ -2,9 +2,10 @@ package ipam
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Addresses that had cooled before a restart come after those that were never used, in the order of
@@ -41,9 +42,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 			for _, key := range []string{"a", "b", "c", "d"} {
 				got = append(got, mustTake(t, a, key, t0))
 			}
-			if !slices.Equal(got, c.want) {
-				t.Errorf("handed out %v, want %v", got, c.want)
-			}
+			check.Equal(t, got, c.want, "handed out")
 		})
 	}
 }

@@ -1,8 +1,9 @@
 package ipam
 
 import (
-	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // The formula cases of the operator: (available, used, pre-allocate, min-allocate, max-above-watermark)
@@ -20,12 +21,8 @@ func TestCiliumFormula(t *testing.T) {
 	} {
 		p := Policy{Dialect: Cilium, PreAllocate: c.pre, MinAllocate: c.min, MaxAboveWatermark: c.above}
 		d := p.Demand(14, true, Usage{Used: c.used})
-		if got := d.Want - c.available; got != c.needed {
-			t.Errorf("%+v: needed %d", c, got)
-		}
-		if got := d.Request - c.available; got != c.needed+c.above {
-			t.Errorf("%+v: requested %d, want %d", c, got, c.needed+c.above)
-		}
+		check.Equal(t, d.Want-c.available, c.needed, "%+v: needed", c)
+		check.Equal(t, d.Request-c.available, c.needed+c.above, "%+v: requested", c)
 	}
 }
 
@@ -63,9 +60,7 @@ func TestPrefixDelegationNeedsAnInstanceTypeThatHasIt(t *testing.T) {
 func TestValidateNamesTheFields(t *testing.T) {
 	err := Policy{Dialect: "x", WarmENI: -1, MinAllocate: 9, MaxAllocate: 3, FirstInterfaceIndex: -2}.Validate()
 	for _, word := range []string{"dialect", "WARM_ENI_TARGET -1", "min-allocate 9", "first-interface-index -2"} {
-		if err == nil || !strings.Contains(err.Error(), word) {
-			t.Errorf("error %v does not name %s", err, word)
-		}
+		check.ErrorSays(t, err, word)
 	}
 	for _, p := range []Policy{{}, DefaultAWS(), DefaultCilium()} {
 		if err := p.Validate(); err != nil {

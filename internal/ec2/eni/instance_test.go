@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A table of answers of the cloud about the instance, one after the other, and what follows from them.
@@ -46,9 +47,7 @@ func TestInstanceAnswers(t *testing.T) {
 				}
 			}
 			for _, s := range c.steps {
-				if got := i.answered(cloud.Instance{State: s.state, Type: "t3.small"}, s.err, unix(s.seconds)); got != s.want {
-					t.Errorf("at %d s: %v, want %v", s.seconds, got, s.want)
-				}
+				check.Equal(t, i.answered(cloud.Instance{State: s.state, Type: "t3.small"}, s.err, unix(s.seconds)), s.want, "at %d s", s.seconds)
 				if want := unix(s.askAt); s.askAt == 0 && !i.askAt.IsZero() || s.askAt > 0 && !i.askAt.Equal(want) {
 					t.Errorf("at %d s: asked once more at %v", s.seconds, i.askAt)
 				}
@@ -79,9 +78,7 @@ func TestInstanceIsMissed(t *testing.T) {
 		} else {
 			got = i.unlisted(unix(s.seconds))
 		}
-		if got != s.want {
-			t.Errorf("at %d s: %v", s.seconds, got)
-		}
+		check.Equal(t, got, s.want, "at %d s", s.seconds)
 	}
 }
 
@@ -99,9 +96,7 @@ func TestInstanceIsAskedFor(t *testing.T) {
 		{"the last answer may trail", &instance{uncertain: true, askAt: unix(11)}, false, false},
 		{"it has had its time", &instance{askAt: unix(10)}, true, true},
 	} {
-		if got := c.i.askDue(unix(10), c.waits); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
+		check.Equal(t, c.i.askDue(unix(10), c.waits), c.want, "%s", c.name)
 	}
 }
 

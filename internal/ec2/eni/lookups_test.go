@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestNextLookup(t *testing.T) {
@@ -47,9 +48,7 @@ func TestUnresolvedCall(t *testing.T) {
 		l := newLookups(0)
 		l.unresolved["a"] = c.call
 		l.seen("a", c.k, unix(c.seconds))
-		if got := !l.blocksGrowth("a"); got != c.resolved {
-			t.Errorf("%s: resolved %v", c.name, got)
-		}
+		check.Equal(t, !l.blocksGrowth("a"), c.resolved, "%s: resolved", c.name)
 		if again := l.at["a"]; c.resolved != again.IsZero() || !c.resolved && !again.Equal(unix(c.seconds+1)) {
 			t.Errorf("%s: described again at %v", c.name, again)
 		}
@@ -99,13 +98,9 @@ func TestLinksThatFlip(t *testing.T) {
 func TestDetachPoll(t *testing.T) {
 	for _, c := range []struct{ since, want time.Duration }{{0, 2 * second}, {8 * second, 2 * second}, {40 * second, 10 * second}, {time.Hour, time.Minute}} {
 		k := known{replied: unix(0)}
-		if got := k.detachPoll(unix(0).Add(c.since)); got != c.want {
-			t.Errorf("after %v: %v, want %v", c.since, got, c.want)
-		}
+		check.Equal(t, k.detachPoll(unix(0).Add(c.since)), c.want, "after %v", c.since)
 	}
-	if got := (&known{}).detachPoll(unix(0)); got != 10*second {
-		t.Errorf("begun by someone else: %v", got)
-	}
+	check.Equal(t, (&known{}).detachPoll(unix(0)), 10*second, "begun by someone else")
 }
 
 const second = time.Second
@@ -131,8 +126,6 @@ func TestProbesArePaced(t *testing.T) {
 		{34, 0, false}, // nobody waits any more
 		{50, 0, false},
 	} {
-		if got := p.next(step.waiting, unix(step.seconds)); got != step.want {
-			t.Errorf("at %d s with %d waiting: %v, want %v", step.seconds, step.waiting, got, step.want)
-		}
+		check.Equal(t, p.next(step.waiting, unix(step.seconds)), step.want, "at %d s with %d waiting", step.seconds, step.waiting)
 	}
 }

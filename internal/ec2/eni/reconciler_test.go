@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/parts"
 )
 
@@ -61,10 +61,7 @@ func TestDue(t *testing.T) {
 
 func TestWake(t *testing.T) {
 	fresh := func() *Reconciler {
-		r, err := New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := check.Must(New(Config{InstanceID: "i-1", Cluster: "test", Cloud: struct{ cloud.API }{}, Node: struct{ Node }{}, Clock: clock.NewFake(unix(0))}))(t)
 		r.view.freshness.observeAt = unix(60)
 		return r
 	}
@@ -89,9 +86,7 @@ func TestWake(t *testing.T) {
 	} {
 		r := fresh()
 		c.change(r)
-		if got := r.wake(unix(10)); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
+		check.Equal(t, r.wake(unix(10)), c.want, "%s", c.name)
 	}
 }
 
@@ -155,8 +150,6 @@ func TestDeleteOnTerminationOf(t *testing.T) {
 		{"one that leaves", []plan.Action{{Kind: plan.Detach, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "a"}, {Kind: plan.SetDeleteOnTermination, ENI: "b"}}, []string{"b"}},
 		{"another change", []plan.Action{{Kind: plan.Retag, ENI: "a"}}, nil},
 	} {
-		if got := deleteOnTerminationOf(c.plan); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
+		check.Equal(t, deleteOnTerminationOf(c.plan), c.want, "%s", c.name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // at returns an ENI that is attached to the node at a device index.
@@ -44,9 +45,7 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 				v.observed(0, one, two, three)
 				v.observed(1, tt.listed...)
 				for id, k := range v.enis {
-					if k.ambiguous != (id == tt.double) {
-						t.Errorf("%s is double: %v", id, k.ambiguous)
-					}
+					check.Equal(t, k.ambiguous, id == tt.double, "%s is double", id)
 				}
 				if k, ok := v.primary(); !ok || k.ID != tt.primary {
 					t.Fatalf("the primary is %v, want %s", k, tt.primary)
@@ -136,17 +135,11 @@ func TestDoubles(t *testing.T) {
 	}
 	mac := two
 	mac.MAC = one.MAC
-	if got := doubles(all(one), all(one, mac, three)); !slices.Equal(got, []string{"eni-2"}) {
-		t.Errorf("the MAC of eni-1 again: got %v, want eni-2, which is new", got)
-	}
-	if got := doubles(nil, all(one, mac, three)); !slices.Equal(got, []string{"eni-1", "eni-2"}) {
-		t.Errorf("both are new: got %v, want both", got)
-	}
+	check.Equal(t, doubles(all(one), all(one, mac, three)), []string{"eni-2"}, "the MAC of eni-1 again")
+	check.Equal(t, doubles(nil, all(one, mac, three)), []string{"eni-1", "eni-2"}, "both are new")
 	address := three
 	address.Primary = one.Primary
-	if got := doubles(all(one), all(one, two, address)); !slices.Equal(got, []string{"eni-3"}) {
-		t.Errorf("the primary address of eni-1 again: got %v, want eni-3", got)
-	}
+	check.Equal(t, doubles(all(one), all(one, two, address)), []string{"eni-3"}, "the primary address of eni-1 again")
 	bare := cloud.ENI{ID: "eni-4"} // such as EFA-only ones
 	if got := doubles(nil, all(bare, cloud.ENI{ID: "eni-5"})); got != nil {
 		t.Errorf("without addresses: got %v", got)
@@ -205,9 +198,7 @@ func TestOurs(t *testing.T) {
 		"just made":                     {made(func(e *cloud.ENI) { e.Attachment, e.Status = nil, "pending" }), true},
 		"the primary":                   {at(eniOf(1, "10.0.0.4"), 0, "a-1"), true},
 	} {
-		if got := factsOf(c.e, "test").ours(); got != c.want {
-			t.Errorf("%s: %v", name, got)
-		}
+		check.Equal(t, factsOf(c.e, "test").ours(), c.want, "%s", name)
 	}
 }
 

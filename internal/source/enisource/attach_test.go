@@ -8,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An ENI that EC2 refuses to attach is given up after a few tries: it is deleted, and another is
@@ -27,9 +28,7 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 				}
 				n.settle(time.Minute)
 				n.wantLayout("3,3")
-				if got := n.cloud.Front.Count("CreateENI"); got != 2 {
-					t.Errorf("%d ENIs made, want 2", got)
-				}
+				check.Equal(t, n.cloud.Front.Count("CreateENI"), 2, "ENIs made")
 				n.check()
 
 				n.cloud.Front.ClearFaults()
@@ -108,9 +107,7 @@ func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
 		n.start()
 		n.burst(3, 5, time.Minute)
 		n.settle(time.Minute)
-		if got := n.cloud.Front.Count("CreateENI"); got != 0 {
-			t.Errorf("%d ENIs made beside the detached one", got)
-		}
+		check.Equal(t, n.cloud.Front.Count("CreateENI"), 0, "ENIs made beside the detached one")
 		n.check()
 	})
 }

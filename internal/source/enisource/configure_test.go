@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // settingsOf returns the settings of a node, with changes.
@@ -64,15 +65,11 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 		}
 		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(2 * time.Minute)
-		if got := n.furtherSubnets(); !slices.Equal(got, []string{"subnet-2"}) {
-			t.Errorf("ENIs are in %v", got)
-		}
+		check.Equal(t, n.furtherSubnets(), []string{"subnet-2"}, "the subnets of ENIs")
 		if l := n.add(2, time.Minute); l.IPv4.String()[:7] != "100.64." {
 			t.Errorf("the second pod has %v", l.IPv4)
 		}
-		if got := n.document().Template; got != "NodeNetworkTemplate/pods" {
-			t.Errorf("the template is %q", got)
-		}
+		check.Equal(t, n.document().Template, "NodeNetworkTemplate/pods", "the template is")
 		n.del(2)
 		n.Configure(Desired{Settings: n.settingsOf(func(*eni.Settings) {})})
 		n.settle(10 * time.Minute)
@@ -214,9 +211,7 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 				n.cloud.State.AddSecurityGroup("sg-new", nil)
 				primary := n.secondary(0).ID
 				set := func(group string) {
-					if err := n.cloud.SetGroups(t.Context(), primary, []string{group}); err != nil {
-						t.Fatal(err)
-					}
+					check.OK(t, n.cloud.SetGroups(t.Context(), primary, []string{group}))
 				}
 				set("sg-old")
 				n.cloud.State.SetLag(3 * time.Second)

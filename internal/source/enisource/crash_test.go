@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // killer stops the daemon at an armed failpoint.
@@ -117,10 +118,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 							n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary,
 								map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
 						}
-						restore, err := failpoint.Set(point + "=error@1")
-						if err != nil {
-							t.Fatal(err)
-						}
+						restore := check.Must(failpoint.Set(point + "=error@1"))(t)
 						defer restore()
 						k := n.arm()
 						n.cloud.State.SetLag(lag)
@@ -145,9 +143,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 						}
 						n.finalCheck()
 						n.wantLayout(want)
-						if k.hits != 1 {
-							t.Errorf("the failpoint was hit %d times", k.hits)
-						}
+						check.Equal(t, k.hits, 1, "hits of the failpoint")
 					})
 				})
 			}

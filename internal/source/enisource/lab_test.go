@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -54,10 +55,7 @@ func labSpec() spec.Spec {
 
 func serve(t *testing.T, s spec.Spec) *endpoints.Cloud {
 	t.Helper()
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	return lab
 }
@@ -79,13 +77,9 @@ func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore,
 		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
 		Timing: eni.Timing{ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for i, l := range leases {
-		if err := n.Restore(sourcetest.Request(i), l); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, n.Restore(sourcetest.Request(i), l))
 	}
 	n.stop = sourcetest.Run(t, n)
 	return n
@@ -189,9 +183,7 @@ func TestLabMisbehaves(t *testing.T) {
 	n.pods(t, 0, 20)
 	n.until(t, "the books agree with 20 pods", n.agree)
 	n.mu.Lock()
-	if n.creates != 2 {
-		t.Errorf("%d ENIs were made for 20 pods, want 2", n.creates)
-	}
+	check.Equal(t, n.creates, 2, "ENIs were made for 20 pods")
 	n.mu.Unlock()
 	n.release(20)
 	n.until(t, "all surplus is back", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })

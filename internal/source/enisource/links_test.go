@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // secondary returns the ENI at a device index, as EC2 has it.
@@ -233,17 +234,13 @@ func TestAddressOfARunningPodUnassigned(t *testing.T) {
 		if !n.healthy(conditionAddresses) {
 			t.Error("told without a reason")
 		}
-		if err := n.cloud.UnassignAddresses(t.Context(), l.ENI, cloud.HostPrefixes(l.Addrs())); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, n.cloud.UnassignAddresses(t.Context(), l.ENI, cloud.HostPrefixes(l.Addrs())))
 		n.settle(2 * time.Minute)
 		n.wantTold("pod0 " + causeUnassigned)
 		if n.healthy(conditionAddresses) || !n.healthy(conditionLinks) {
 			t.Errorf("conditions: %+v", n.Snapshot().Conditions)
 		}
-		if got := n.Snapshot().Detail.(detail).cutOff[causeUnassigned]; got != 1 {
-			t.Errorf("%d pods are counted as cut off, want 1", got)
-		}
+		check.Equal(t, n.Snapshot().Detail.(detail).cutOff[causeUnassigned], 1, "pods are counted as cut off")
 		n.del(0)
 		n.settle(time.Minute)
 		if !n.healthy(conditionAddresses) {

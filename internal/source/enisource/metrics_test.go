@@ -4,12 +4,12 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -35,7 +35,5 @@ func TestMetricsAreRegistered(t *testing.T) {
 		`berth_reconciles_total{result="success"}`:                              1,
 		`berth_reconciles_total{result="throttled"}`:                            1,
 	}
-	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
-		t.Errorf("(-want +got):\n%s", d)
-	}
+	check.Same(t, sourcetest.Values(t, r, Reference), want)
 }

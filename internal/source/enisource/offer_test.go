@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/internal/ec2/eni"
@@ -18,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -88,9 +88,7 @@ func stopped(t *testing.T, store InventoryStore) *Source {
 	s, err := NewSupplied(Options{
 		InstanceID: instance, Datapath: newLinks(), Cooling: 30 * time.Second, Store: store,
 	}, idleSupplier{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return s
 }
 
@@ -239,9 +237,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
 		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
-		if err := (*reconcilerNode)(s).Publish(t.Context(), inv); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, (*reconcilerNode)(s).Publish(t.Context(), inv))
 		synctest.Wait()
 		lease, err := s.Acquire(t.Context(), source.Request{Key: key(0)})
 		if err != nil || lease.ENI != "eni-1" || lease.Uplink != 1 {
@@ -254,9 +250,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 			{ID: "eni-0", Primary: true, MAC: "02:00:00:00:00:09", Reason: "its device index is below first-interface-index"},
 			{ID: "eni-1", DeviceIndex: 1, MAC: "02:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1, Prefixes: 1},
 		}
-		if d := cmp.Diff(want, got.ENIs); d != "" {
-			t.Errorf("(-want +got):\n%s", d)
-		}
+		check.Same(t, got.ENIs, want)
 		if g := []source.Group{{Name: "eni-0"}, {Name: "eni-1", Uplink: 1, Capacity: 9}}; !slices.Equal(snap.Groups, g) {
 			t.Errorf("groups %+v, want %+v", snap.Groups, g)
 		}
@@ -296,9 +290,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 				}
 				n.settle(time.Minute)
 				n.wantLayout(tc.after)
-				if got := n.Snapshot().Count[source.Withdrawn]; got != 1 {
-					t.Errorf("%d addresses are not handed out, want 1", got)
-				}
+				check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "addresses are not handed out")
 				if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
 					t.Errorf("the operator is told of uses %+v", uses)
 				}
@@ -311,9 +303,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 						t.Fatalf("pod %d got %s, which the node has", i, l.IPv4)
 					}
 				}
-				if n.links.dumps != 1 {
-					t.Errorf("the links of the node were dumped %d times, and nobody said that one changed", n.links.dumps)
-				}
+				check.Equal(t, n.links.dumps, 1, "dumps of the node's links, of which none was reported as changed")
 				n.Withhold(nil)
 				if l := n.add(100, time.Minute); l.IPv4 != warm[0] {
 					t.Errorf("the pod that waited got %s, want %s", l.IPv4, warm[0])

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -115,9 +116,7 @@ func TestPodNeedsWhatYielded(t *testing.T) {
 		n.start()
 		n.add(0, 5*time.Second)
 		n.settle(3 * time.Second)
-		if got := n.cloud.Front.Count("CreateENI"); got != 1 {
-			t.Errorf("%d creations within 3 s, want the refused one", got)
-		}
+		check.Equal(t, n.cloud.Front.Count("CreateENI"), 1, "creations within 3 s")
 		n.addAll(1, 6, 3*time.Second)
 		n.check()
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var own = netip.MustParseAddr("10.0.0.9")
@@ -59,9 +60,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		held("a pod has it", s, path, true)
 
 		again := stopped(t, store)
-		if err := again.Restore(source.Request{Key: key(with)}, lease); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, again.Restore(source.Request{Key: key(with)}, lease))
 		path = again.opts.Datapath.(*links)
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -78,9 +77,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 
 		offer(t, again, withOwnAddress(true), nil)
 		held("it is for pods again", again, path, true)
-		if a := take(t, again, 6); a != own {
-			t.Errorf("a pod got %v", a)
-		}
+		check.Equal(t, take(t, again, 6), own, "a pod got")
 		offer(t, again, withOwnAddress(false), nil)
 		again.Cancel(key(6))
 		held("it was never used", again, path, false)
@@ -104,10 +101,7 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
-		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := check.Must(NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{}))(t)
 		go func() { _ = s.Run(t.Context()) }()
 		set := func() { <-d.begun; d.on <- struct{}{}; synctest.Wait() }
 		offer(t, s, inventoryOf("10.0.0.1"), nil)

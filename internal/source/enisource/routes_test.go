@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // subnetsOf returns the subnets of the secondary ENIs, by device index.
@@ -65,19 +66,13 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 				n.tune = c.tune
 				n.start()
 				n.settle(time.Second)
-				if got := n.cloud.Front.Count("RouteTables"); got != 0 {
-					t.Errorf("%d calls before an ENI is to be made", got)
-				}
+				check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is to be made")
 				for i := range 8 {
 					n.add(i, time.Minute)
 				}
 				n.settle(time.Second)
-				if got := n.subnetsOf(); got != c.want {
-					t.Errorf("new ENIs in %s, want %s", got, c.want)
-				}
-				if got := n.cloud.Front.Count("RouteTables"); got != c.calls {
-					t.Errorf("%d calls for route tables, want %d", got, c.calls)
-				}
+				check.Equal(t, n.subnetsOf(), c.want, "new ENIs in")
+				check.Equal(t, n.cloud.Front.Count("RouteTables"), c.calls, "calls for route tables")
 				n.check()
 			})
 		})

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n *node)) {
@@ -52,12 +53,8 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 		}
 		n.settle(time.Second)
 		n.wantLayout("29,29,29,14")
-		if got := n.cloud.Front.Count("AssignAddresses"); got != 1 {
-			t.Errorf("%d assign calls for the one ENI that was there", got)
-		}
-		if got := n.cloud.Front.Count(changes...); got != 1+3*3 {
-			t.Errorf("%d changes at EC2, want 1 assign and 3 for each of 3 new ENIs", got)
-		}
+		check.Equal(t, n.cloud.Front.Count("AssignAddresses"), 1, "assign calls for the one ENI that was there")
+		check.Equal(t, n.cloud.Front.Count(changes...), 1+3*3, "changes at EC2")
 		if got := len(n.cloud.Front.Calls()); got > 1+3*5 {
 			t.Errorf("%d EC2 calls for 3 new ENIs, want at most 5 each", got)
 		}
@@ -85,9 +82,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		}
 		n.settle(ipam.DefaultCooling)
 		for want := 10; want < 13; want++ {
-			if got := <-order; got != want {
-				t.Errorf("pod %d was served, want %d", got, want)
-			}
+			check.Equal(t, <-order, want, "the pod served")
 		}
 		n.check()
 	})
@@ -104,9 +99,7 @@ func TestGivingUpLeavesNoWaiter(t *testing.T) {
 		}
 		n.del(0)
 		_ = n.fails(9, time.Second, "cooling")
-		if got := n.Snapshot().Waiting; got != 0 {
-			t.Errorf("%d waiters left", got)
-		}
+		check.Equal(t, n.Snapshot().Waiting, 0, "waiters left")
 		n.settle(time.Minute)
 		if l, err := n.try(9, time.Millisecond); err != nil {
 			t.Errorf("after cooling: %v %v", l, err)
@@ -122,9 +115,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 		}
 		first := n.add(2, time.Second)
 		n.Cancel(key(2))
-		if again := n.add(3, time.Second); again != first {
-			t.Errorf("after a cancel %v, want %v", again, first)
-		}
+		check.Equal(t, n.add(3, time.Second), first, "after a cancel")
 	})
 }
 
@@ -185,9 +176,7 @@ func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 		n.cloud.Front.ResetCalls()
 		n.delAll(0, 10)
 		n.settle(20 * time.Second)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes at EC2 after a mass delete", got)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes at EC2 after a mass delete")
 		n.addAll(100, 110, 5*time.Second)
 		n.check()
 	})
@@ -309,10 +298,7 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 
 func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
 	t.Helper()
-	l, err := n.cloud.Limits(t.Context(), itype)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := check.Must(n.cloud.Limits(t.Context(), itype))(t)
 	return l
 }
 
@@ -345,9 +331,7 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.check()
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes at EC2 within an hour of rest", got)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes at EC2 within an hour of rest")
 		if l := n.add(100, time.Second); l.Uplink != 0 {
 			t.Errorf("the next pod got %v", l)
 		}
@@ -380,9 +364,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 				}
 				n.delAll(0, 2)
 				n.settle(20 * time.Second)
-				if l := len(n.cloud.State.Truth()); l != 3 {
-					t.Errorf("%d ENIs while addresses cool", l)
-				}
+				check.Equal(t, len(n.cloud.State.Truth()), 3, "ENIs while addresses cool")
 				n.settle(5 * time.Minute)
 				n.check()
 				for _, e := range n.cloud.State.Truth() {
@@ -390,9 +372,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 					}
 				}
-				if l := len(n.cloud.State.Truth()); l != 2 {
-					t.Errorf("%d ENIs in the end", l)
-				}
+				check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs in the end")
 			})
 		})
 	}

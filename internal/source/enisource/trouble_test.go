@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A throttled call is repeated as it was: no other ENI, no other action.
@@ -45,9 +46,7 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 						last = &c
 					}
 				}
-				if throttled != 4 {
-					t.Errorf("%d throttled calls, want the 4 injected", throttled)
-				}
+				check.Equal(t, throttled, 4, "throttled calls")
 			})
 		})
 	}
@@ -73,9 +72,7 @@ func TestLostReplies(t *testing.T) {
 					n.settle(6 * time.Minute)
 					n.wantLayout("1")
 					n.check()
-					if got := n.cloud.Front.Count("CreateENI") - failures(n, "CreateENI"); got != 1 {
-						t.Errorf("%d ENIs were created, want 1", got)
-					}
+					check.Equal(t, n.cloud.Front.Count("CreateENI")-failures(n, "CreateENI"), 1, "ENIs were created")
 				})
 			})
 		}
@@ -239,9 +236,7 @@ func TestOwnership(t *testing.T) {
 			n.cloud.State.AddENI(instance, 2, cloud.InterfaceOrdinary, tags)
 			n.start()
 			n.settle(5 * time.Minute)
-			if got := n.layout(); got != "3,3,0" {
-				t.Errorf("%s: addresses per ENI %s, want 3,3,0", name, got)
-			}
+			check.Equal(t, n.layout(), "3,3,0", "%s: addresses per ENI", name)
 		})
 	}
 }
@@ -296,9 +291,7 @@ func TestFullSubnetUsesWhatIsLeftAndRecovers(t *testing.T) {
 		n.start()
 		failed := n.burst(0, 40, 20*time.Second)
 		n.wantLayout("14,10")
-		if failed != 16 {
-			t.Errorf("%d of 40 pods failed, want the 16 beyond 14 and 10", failed)
-		}
+		check.Equal(t, failed, 16, "failed pods of 40")
 		n.check()
 	})
 }
@@ -362,9 +355,7 @@ func TestIdleCost(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if got := n.cloud.Front.Count(changes...); got != 0 {
-			t.Errorf("%d changes in an idle hour", got)
-		}
+		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes in an idle hour")
 		if got := len(n.cloud.Front.Calls()); got > 140 {
 			t.Errorf("%d calls in an idle hour", got)
 		}

@@ -2,7 +2,6 @@ package enisource
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
@@ -101,9 +101,7 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 		n.settle(5 * time.Minute)
 		n.wantLayout("3,3,3")
 		for _, e := range n.cloud.State.Truth() {
-			if !slices.Equal(e.Groups, []string{"sg-1"}) {
-				t.Errorf("%s at index %d has the groups %v", e.ID, index(e), e.Groups)
-			}
+			check.Equal(t, e.Groups, []string{"sg-1"}, "%s at index %d has the groups", e.ID, index(e))
 		}
 	})
 }
@@ -158,10 +156,7 @@ func TestPrimarySubnetFull(t *testing.T) {
 // tags show whose the detached ENI is.
 func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-		restore, err := failpoint.Set("eni.create.after=error@1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		restore := check.Must(failpoint.Set("eni.create.after=error@1"))(t)
 		defer restore()
 		n.arm()
 		n.start()
@@ -216,8 +211,6 @@ func TestPodsComeBeforeOrphans(t *testing.T) {
 		}
 		n.addAll(0, 20, 3*time.Second)
 		n.settle(5 * time.Minute)
-		if got := len(n.cloud.State.Truth()); got != 2 {
-			t.Errorf("%d ENIs remain, want this node's 2", got)
-		}
+		check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs remain")
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const period = 30 * time.Second
@@ -88,10 +89,7 @@ func TestWhoGetsANodeLocalAddress(t *testing.T) {
 				of = dual{fake}
 			}
 			s := New(of, tt.ipv4, tt.ipv6, clk)
-			first, err := s.Acquire(t.Context(), request("a"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			first := check.Must(s.Acquire(t.Context(), request("a")))(t)
 			if got := first.NodeLocal; got.IsValid() != tt.of.IsValid() || got.IsValid() && !tt.of.Contains(got) {
 				t.Errorf("node-local address %s, want one of %s", got, tt.of)
 			}
@@ -115,9 +113,7 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 
 	after := newBed(t, many(1200)...)
 	for name, l := range map[string]source.Lease{"kept": kept, "next": cancelled} {
-		if err := after.Restore(request(name), l); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, after.Restore(request(name), l))
 	}
 	after.RestoreCooling(released.NodeLocal, after.clock.Now().Add(-period/2))
 	if err := after.Restore(request("other"), source.Lease{IPv6: many(5)[4], NodeLocal: kept.NodeLocal}); err == nil {
@@ -153,9 +149,7 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 func TestRestoreOfADamagedRecord(t *testing.T) {
 	b := newBed(t, six)
 	local := Network4.Addr()
-	if err := b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, b.Restore(request("damaged"), source.Lease{IPv4: local, IPv6: six}))
 	if err := b.Restore(request("rest"), source.Lease{IPv4: local.Next()}); err != nil {
 		t.Errorf("of which nothing but the node-local address is left: %v", err)
 	}
@@ -179,9 +173,7 @@ func TestNodeLocalMetrics(t *testing.T) {
 			continue
 		}
 		var d dto.Metric
-		if err := m.Write(&d); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, m.Write(&d))
 		got[d.GetLabel()[0].GetValue()+" "+d.GetLabel()[1].GetValue()] = d.GetGauge().GetValue()
 	}
 	want := map[string]float64{"ipv4 used": 1, "ipv4 cooling": 1, "ipv6 used": 0, "ipv6 cooling": 0}

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/source/enisource"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
@@ -154,7 +155,5 @@ func killedAt(t *testing.T, failpoints string) {
 	m.until("the last pod has an address", func() bool { return m.Do("add 8") })
 	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
 	m.await("all is told", used(5))
-	if m.Deaths != 1 {
-		t.Errorf("the daemon died %d times", m.Deaths)
-	}
+	check.Equal(t, m.Deaths, 1, "deaths of the daemon")
 }

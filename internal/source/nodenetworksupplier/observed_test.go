@@ -3,7 +3,6 @@ package nodenetworksupplier
 import (
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Waiting pods are told the trouble nearest to the node.
@@ -88,9 +88,7 @@ func TestAPIServerOutage(t *testing.T) {
 	m.stop()
 	m.start()
 	for i, l := range kept {
-		if err := m.Restore(request(i), l); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, m.Restore(request(i), l))
 	}
 	for i := 4; i <= 6; i++ { // from the file: nobody else can tell
 		kept[i] = m.add(i)
@@ -111,9 +109,7 @@ func TestAPIServerOutage(t *testing.T) {
 			t.Errorf("%v is reported as %+v", l.IPv4, u)
 		}
 	}
-	if !slices.Equal(o.Status.IPAM.Released, []string{"10.0.0.15"}) {
-		t.Errorf("released: %v", o.Status.IPAM.Released)
-	}
+	check.Equal(t, o.Status.IPAM.Released, []string{"10.0.0.15"}, "released")
 	m.operator(releasing())
 	m.gets(7, 15)
 }

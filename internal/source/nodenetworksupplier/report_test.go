@@ -4,18 +4,16 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source/enisource"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // While there are enough addresses, changes are collected. Below half of the watermark, or while pods
@@ -105,9 +103,7 @@ func TestUsedCountIsOfPods(t *testing.T) {
 		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-1"), use(six.Next(), "eni-1")}, 2},
 		{[]enisource.Use{use(four, "eni-1"), use(six, "eni-2")}, 2},
 	} {
-		if got := podsOf(tt.uses); got != tt.want {
-			t.Errorf("%v: %d, want %d", tt.uses, got, tt.want)
-		}
+		check.Equal(t, podsOf(tt.uses), tt.want, "%v", tt.uses)
 	}
 }
 
@@ -134,9 +130,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
 		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
 	}
-	if got := s.status(nil).MissingLinks; !slices.Equal(got, []string{eth1}) {
-		t.Errorf("missing links %v", got)
-	}
+	check.Equal(t, s.status(nil).MissingLinks, []string{eth1}, "missing links")
 }
 
 // A waiting pod is reported, and so is that it gave up.
@@ -189,15 +183,11 @@ func TestServesFromTheObject(t *testing.T) {
 	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
 		t.Errorf("the pod got %+v", l)
 	}
-	if err := m.Ready(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, m.Ready())
 	o := m.reports(1)
 	want := v1alpha1.IPAMStatus{
 		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
 		UsedCount: 1, InstanceID: instance,
 	}
-	if diff := cmp.Diff(want, o.Status.IPAM); diff != "" {
-		t.Error(diff)
-	}
+	check.Same(t, o.Status.IPAM, want)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -13,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Settings become the object's spec in their dialect, and the API accepts it.
@@ -58,19 +58,12 @@ func TestSpecOfSettings(t *testing.T) {
 			m := newMachine(t)
 			flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
 			l := config.NewLoader(flags)
-			if err := flags.Parse(append(tt.args, "--ipam=eni-operator", "--auto-create-node-network")); err != nil {
-				t.Fatal(err)
-			}
-			c, err := l.Load(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, flags.Parse(append(tt.args, "--ipam=eni-operator", "--auto-create-node-network")))
+			c := check.Must(l.Load(nil))(t)
 			m.spec = SpecOf(&c, id)
 			got := m.begin().Spec
 			tt.want.VPCID, tt.want.AvailabilityZone = id.VPCID, id.Zone
-			if diff := cmp.Diff(v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want}, got); diff != "" {
-				t.Error(diff)
-			}
+			check.Same(t, got, v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want})
 		})
 	}
 }
@@ -121,9 +114,7 @@ func TestReported(t *testing.T) {
 	} {
 		o := &v1alpha1.NodeNetwork{}
 		o.Spec.IPAM.Available, o.Status.ENI = tt.available, tt.enis
-		if got := reported(o); got != tt.want {
-			t.Errorf("%s: %t", name, got)
-		}
+		check.Equal(t, reported(o), tt.want, "%s", name)
 	}
 }
 
@@ -150,8 +141,6 @@ func TestWatermark(t *testing.T) {
 		o := small()
 		o.Spec.ENI = tt.eni
 		o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, IPv6AddressesPerENI: tt.ipv6, Prefixes: tt.ipv6 == 0}
-		if got := watermark(o); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
-		}
+		check.Equal(t, watermark(o), tt.want, "%s", name)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/crashsource"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -64,9 +65,7 @@ type crashingNode struct {
 func newCrashingNode(t *testing.T, failpoints string) *crashingNode {
 	m := newMachine(t)
 	c := childConfig{Kubeconfig: filepath.Join(m.Dir, "kubeconfig"), Dir: m.Dir}
-	if err := kube.WriteKubeconfig(c.Kubeconfig, m.Config); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, kube.WriteKubeconfig(c.Kubeconfig, m.Config))
 	n := &crashingNode{m, crashsource.New(t, c, m.Log), c.leases()}
 	n.Launch(failpoints)
 	return n
@@ -227,10 +226,6 @@ func killedAt(t *testing.T, failpoints string) {
 	m.Do("del 6")
 	m.see("all is given back", func() bool { return len(m.blocks()) == 0 && len(m.requests()) == 0 })
 	stop()
-	if err := m.inspect(); err != nil {
-		t.Error(err)
-	}
-	if m.Deaths != 1 {
-		t.Errorf("the daemon died %d times", m.Deaths)
-	}
+	check.NoError(t, m.inspect())
+	check.Equal(t, m.Deaths, 1, "deaths of the daemon")
 }

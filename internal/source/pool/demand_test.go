@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestDemand(t *testing.T) {
@@ -24,12 +26,8 @@ func TestDemand(t *testing.T) {
 		{"those who wait get what is on its way", supply{size: 4, warm: true, waiting: 3, free: 4}, 1, 0},
 		{"a huge block", supply{size: 1 << 30, warm: true, free: 1 << 29}, 1 << 28, 0},
 	} {
-		if got := tc.have.target(25); got != tc.target {
-			t.Errorf("%s: target %d, want %d", tc.name, got, tc.target)
-		}
-		if got := tc.have.blocks(25); got != tc.blocks {
-			t.Errorf("%s: %d blocks, want %d", tc.name, got, tc.blocks)
-		}
+		check.Equal(t, tc.have.target(25), tc.target, "%s: target", tc.name)
+		check.Equal(t, tc.have.blocks(25), tc.blocks, "%s: blocks", tc.name)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
@@ -150,9 +151,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 	var ws []*waiting.Waiter
 	for i := range 10 {
 		w, got := b.add(i)
-		if got != "waits" {
-			t.Errorf("pod %d: %s", i, got)
-		}
+		check.Equal(t, got, "waits", "pod %d", i)
 		ws = append(ws, w)
 	}
 	var want []string
@@ -166,9 +165,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 		f := blockOf(fmt.Sprint("public-", i), fmt.Sprintf("10.0.0.%d/32", i), "")
 		f.request = uidOf(requestName("public", nodeID, i))
 		b.give(f)
-		if got := b.answer(ws[i]); got != fmt.Sprint("10.0.0.", i) {
-			t.Errorf("pod %d: %s", i, got)
-		}
+		check.Equal(t, b.answer(ws[i]), fmt.Sprint("10.0.0.", i), "pod %d", i)
 		delete(b.requests.byName, requestName("public", nodeID, i))
 	}
 	b.expect("seven wait, five are asked for", "create-request public-0", "create-request public-1")
@@ -208,22 +205,16 @@ func TestLifeOfABlock(t *testing.T) {
 	w, _ := b.add(0)
 	b.setBlock(blockOf("public-0", "10.0.0.0/31", "fd00::/127"), true, b.now)
 	b.serveAll(b.now)
-	if got := b.answer(w); got != "waits" {
-		t.Errorf("handed out %s without a route", got)
-	}
+	check.Equal(t, b.answer(w), "waits", "pod 0 without a route")
 	b.commit()
-	if got := b.answer(w); got != "10.0.0.0 fd00::" {
-		t.Errorf("pod 0: %s", got)
-	}
+	check.Equal(t, b.answer(w), "10.0.0.0 fd00::", "pod 0")
 	b.adds(0+1, "10.0.0.1 fd00::1")
 	b.release(key(0), b.now)
 	b.release(key(0), b.now) // a second DEL
 	b.cancel(key(1), b.now)
 	b.now = b.now.Add(cools)
 	_, next := b.pass()
-	if next != delay {
-		t.Errorf("the block goes back in %v", next)
-	}
+	check.Equal(t, next, delay, "the block goes back in")
 	b.now = b.now.Add(delay - 1)
 	b.adds(2, "10.0.0.1 fd00::1") // longer free than 10.0.0.0
 	b.expect("it is used again")
@@ -363,9 +354,7 @@ func TestRestore(t *testing.T) {
 				if known {
 					b.give(f)
 				}
-				if err := b.restore(podRequest(0), lease, b.now); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, b.restore(podRequest(0), lease, b.now))
 				if err := b.restore(podRequest(1), lease, b.now); err == nil {
 					t.Error("two pods have one address")
 				}
@@ -389,9 +378,7 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.adds(0, "10.0.0.0")
-	if pods := b.loseBlock("default-0", b.now); pods != 1 {
-		t.Errorf("%d pods", pods)
-	}
+	check.Equal(t, b.loseBlock("default-0", b.now), 1, "pods")
 	b.adds(1, "waits")
 	if got := b.blocks.desired(); len(got) != 1 {
 		t.Errorf("routes %v", got)

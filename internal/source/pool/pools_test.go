@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // wishFor is that of a pod that names a pool; empty: none.
@@ -121,9 +122,7 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	})
 	m.fails(1, "namespace-unknown")
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, "default")
-	if err := <-got; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-got)
 	m.add(1)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A pool of single addresses: a second DEL of a pod does not touch what another
@@ -237,9 +238,7 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	m.until("it is told", func() bool {
 		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
 	})
-	if err := m.Ready(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, m.Ready())
 	m.routes.breakBlock("")
 	for i := 2; i < 4; i++ {
 		if l := m.add(i); l.Block != "default-0" {

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -99,9 +100,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 		t.Errorf("a pod of which nothing is known got %v", l)
 	}
 	m.fails(1, "unreachable")
-	if err := m.Ready(); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, m.Ready())
 	back()
 	if l := m.add(1); l.Block != a.Block {
 		t.Errorf("pod 1: %v", l)
@@ -121,14 +120,10 @@ func TestNetworksOfAPodAtAStartWithoutAPIServer(t *testing.T) {
 		return r
 	}
 	for ifName, addr := range map[string]string{"eth0": "10.0.0.1", "net1": "10.1.0.1"} {
-		if err := b.restore(request(0, ifName), source.Lease{IPv4: netip.MustParseAddr(addr)}, b.now); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, b.restore(request(0, ifName), source.Lease{IPv4: netip.MustParseAddr(addr)}, b.now))
 	}
 	for ifName, want := range map[string]string{"eth0": "10.0.0.0", "net1": "10.1.0.0", "net2": "waits"} {
-		if got := b.answer(b.admit(request(1, ifName), b.now)); got != want {
-			t.Errorf("%s of another sandbox: %s, want %s", ifName, got, want)
-		}
+		check.Equal(t, b.answer(b.admit(request(1, ifName), b.now)), want, "%s of another sandbox", ifName)
 	}
 }
 

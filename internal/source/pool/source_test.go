@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -49,9 +50,7 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if l := m.add(12); l.IPv4 != leases[3].IPv4 {
 		t.Errorf("pod 12: %+v", l)
 	}
-	if made := o.served.Load(); made != 6 {
-		t.Errorf("%d blocks were made", made)
-	}
+	check.Equal(t, o.served.Load(), 6, "blocks were made")
 }
 
 // A hundred pods at once on a node without anything, and the operator restarts
@@ -72,9 +71,7 @@ func TestHundredAddsAtOnce(t *testing.T) {
 			second := m.startOperator()
 			wg.Wait()
 			m.untilAllInUse(want)
-			if made := int(first.served.Load() + second.served.Load()); made != want {
-				t.Errorf("%d requests were answered, want %d", made, want)
-			}
+			check.Equal(t, int(first.served.Load()+second.served.Load()), want, "requests were answered")
 		})
 	}
 }
@@ -108,10 +105,7 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 // A daemon whose role was not applied says so.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	m := newMachine(t)
-	cfg, err := harness.ControlPlane.ConfigFor("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := check.Must(harness.ControlPlane.ConfigFor("nobody"))(t)
 	m.Config = cfg
 	m.start()
 	m.pods(0, 0)
@@ -155,9 +149,7 @@ func TestNobodyWaitsForAnothersRequest(t *testing.T) {
 	default:
 	}
 	s.release()
-	if err := <-slow; err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, <-slow)
 }
 
 // Replies that are lost after the API server did what it was asked cost neither
@@ -183,9 +175,7 @@ func TestLostReplies(t *testing.T) {
 	o := m.startOperator()
 	wg.Wait()
 	m.untilAllInUse(5)
-	if made := o.served.Load(); made != 5 {
-		t.Errorf("%d requests were answered, want 5", made)
-	}
+	check.Equal(t, o.served.Load(), 5, "requests were answered")
 	for i := range 10 {
 		m.Release(key(i))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/berthnet/berth/test/harness/check"
 	"github.com/berthnet/berth/test/harness/samples"
 )
 
@@ -22,16 +23,12 @@ func TestBlocksFile(t *testing.T) {
 	}
 	want[2].draining = true
 	want[0].withheld = []withheldRange{{netip.MustParsePrefix("10.0.0.7/32"), "Node node-2"}}
-	if err := f.save("node-1", want); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, f.save("node-1", want))
 	node, got, ok, err := f.load()
 	if err != nil || !ok || node != "node-1" {
 		t.Fatalf("node %q, %v, %v", node, ok, err)
 	}
-	if d := cmp.Diff(want, got, cmp.AllowUnexported(blockFacts{}, withheldRange{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y })); d != "" {
-		t.Errorf("(-saved +loaded)\n%s", d)
-	}
+	check.Same(t, got, want, cmp.AllowUnexported(blockFacts{}, withheldRange{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y }))
 }
 
 // Blocks that every release stored are read, and what is written has all that each

@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
@@ -113,9 +114,7 @@ func TestRepeats(t *testing.T) {
 			if tt.want != cloud.Unknown && cloud.ClassOf(err) != tt.want {
 				t.Errorf("got class %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
 			}
-			if n := len(s.sent(tt.action)); n != tt.sent {
-				t.Errorf("%d requests sent, want %d", n, tt.sent)
-			}
+			check.Equal(t, len(s.sent(tt.action)), tt.sent, "requests sent")
 			total := 0
 			for key, n := range seen.codes {
 				if strings.HasPrefix(key, tt.action+" ") {
@@ -220,12 +219,8 @@ func TestNoCredentials(t *testing.T) {
 			if cloud.ClassOf(err) != tt.want {
 				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
 			}
-			if err == nil || !strings.Contains(err.Error(), "IAM role") {
-				t.Errorf("error %q does not say what to do", err)
-			}
-			if len(s.calls) != 0 {
-				t.Errorf("%d unsigned calls were sent", len(s.calls))
-			}
+			check.ErrorSays(t, err, "IAM role")
+			check.Equal(t, len(s.calls), 0, "unsigned calls were sent")
 			if seen.count(pace.Assign.Action+" "+pace.CodeCredentials) != 1 {
 				t.Errorf("the observer saw %v", seen.codes)
 			}
@@ -288,9 +283,7 @@ func TestCanceled(t *testing.T) {
 	if cloud.ClassOf(err) != cloud.Throttled || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "not sent") {
 		t.Errorf("in the queue: %v (class %v)", err, cloud.ClassOf(err))
 	}
-	if n := len(s.sent(describeENIs)); n != 1 {
-		t.Errorf("%d requests, want 1", n)
-	}
+	check.Equal(t, len(s.sent(describeENIs)), 1, "requests")
 }
 
 func TestNewRefusesBadOptions(t *testing.T) {
@@ -305,9 +298,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		{Options{IMDSEndpoint: "http://127.0.0.1:1", MetadataTimeout: time.Millisecond}, "AWS_REGION"},
 	} {
 		_, err := New(t.Context(), tt.o)
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: error %v, want one that names %q", tt.o, err, tt.want)
-		}
+		check.ErrorSays(t, err, tt.want)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // hasty is a clock on which waiting takes no real time: it moves on by what
@@ -183,10 +184,7 @@ func (o setup) client(t testing.TB, change ...func(*setup)) cloud.API {
 	for _, f := range change {
 		f(&o)
 	}
-	c, err := New(t.Context(), o.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := check.Must(New(t.Context(), o.Options))(t)
 	return pace.Cloud(c, o.Pace)
 }
 

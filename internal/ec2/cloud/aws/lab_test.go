@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
@@ -42,10 +43,7 @@ func labSpec() spec.Spec {
 // labClient serves a lab and returns a client of it on the real clock.
 func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*endpoints.Cloud, cloud.API) {
 	t.Helper()
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
 	o := setup{Options{
@@ -59,9 +57,7 @@ func must[T any](t *testing.T) func(v T, err error) T {
 	t.Helper()
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		return v
 	}
 }
@@ -96,9 +92,7 @@ func TestLabLife(t *testing.T) {
 	if node.Type != "t3.small" || node.State != "running" || len(node.ENIs) != 1 || node.ENIs[0].Primary != node.Primary || node.ENIs[0].Attachment.DeviceIndex != 0 {
 		t.Fatalf("instance %+v", node)
 	}
-	if l := must[cloud.Limits](t)(c.Limits(ctx, node.Type)); l != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}) {
-		t.Errorf("limits %+v", l)
-	}
+	check.Equal(t, must[cloud.Limits](t)(c.Limits(ctx, node.Type)), (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}), "limits")
 	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID, Zone: node.Zone, Tags: map[string]string{"for": "pods"}}))
 	if len(subnets) != 1 || subnets[0].ID != node.SubnetID || subnets[0].CIDR.String() != "10.0.0.0/22" || len(subnets[0].IPv6) != 1 {
 		t.Fatalf("subnets %+v", subnets)
@@ -135,12 +129,8 @@ func TestLabLife(t *testing.T) {
 	}
 
 	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
-	if err := c.SetDeleteOnTermination(ctx, eni.ID, attachment, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Tag(ctx, eni.ID, map[string]string{"owner": "node"}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.SetDeleteOnTermination(ctx, eni.ID, attachment, true))
+	check.OK(t, c.Tag(ctx, eni.ID, map[string]string{"owner": "node"}))
 	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID, "eni-00000000000000000"}}))
 	if len(list) != 1 || list[0].Attachment == nil || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.ID != attachment ||
 		list[0].Attachment.InstanceID != id || list[0].Attachment.DeviceIndex != 1 || list[0].Tags["owner"] != "node" {
@@ -161,9 +151,7 @@ func TestLabLife(t *testing.T) {
 	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0].Addr()) || !subnets[0].CIDR.Contains(addrs[0].Addr()) {
 		t.Errorf("assigned %v", addrs)
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)))
 	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Prefixes: 2}))
 	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
 		t.Errorf("assigned %v", prefixes)
@@ -172,13 +160,9 @@ func TestLabLife(t *testing.T) {
 	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) {
 		t.Errorf("now %+v", list[0])
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, prefixes); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.UnassignAddresses(ctx, eni.ID, prefixes))
 
-	if err := c.DetachENI(ctx, attachment); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, c.DetachENI(ctx, attachment))
 	eventually(t, func() error { return c.DeleteENI(ctx, eni.ID) })
 	if left := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}})); len(left) != 0 {
 		t.Errorf("left %+v", left)
@@ -194,9 +178,7 @@ func TestLabIPv6(t *testing.T) {
 	block := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{node.SubnetID}}))[0].IPv6[0]
 	for _, n := range []cloud.Amount{{IPv6: 2}, {IPv6Prefixes: 1}, {Addresses: 1, IPv6Prefixes: 2}, {Prefixes: 1, IPv6: 1}} {
 		e := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Amount: n}))
-		if got := (cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6: len(e.IPv6), IPv6Prefixes: len(e.IPv6Prefixes)}); got != n {
-			t.Errorf("made with %+v, want %+v", got, n)
-		}
+		check.Equal(t, (cloud.Amount{Addresses: len(e.Addresses), Prefixes: len(e.Prefixes), IPv6: len(e.IPv6), IPv6Prefixes: len(e.IPv6Prefixes)}), n, "the new ENI has")
 	}
 	eni := node.ENIs[0].ID
 	has := func(want ...netip.Prefix) {
@@ -212,12 +194,8 @@ func TestLabIPv6(t *testing.T) {
 		t.Errorf("assigned %v and %v of %v", addrs, prefixes, block)
 	}
 	has(addrs[0], addrs[1], prefixes[0])
-	if err := c.UnassignAddresses(ctx, eni, addrs[:1]); err != nil {
-		t.Error(err)
-	}
-	if err := c.UnassignAddresses(ctx, eni, prefixes); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, c.UnassignAddresses(ctx, eni, addrs[:1]))
+	check.NoError(t, c.UnassignAddresses(ctx, eni, prefixes))
 	has(addrs[1])
 }
 
@@ -333,13 +311,9 @@ func TestLabLostReply(t *testing.T) {
 	if got, err := c.AssignAddresses(ctx, eni, cloud.Amount{Addresses: 2}); cloud.ClassOf(err) != cloud.Transient {
 		t.Errorf("got %v, %v; want class transient", got, err)
 	}
-	if n := lab.Cloud.API.Stats()["AssignPrivateIpAddresses"].Count; n != 1 {
-		t.Errorf("%d calls, want 1", n)
-	}
+	check.Equal(t, lab.Cloud.API.Stats()["AssignPrivateIpAddresses"].Count, 1, "calls")
 	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))
-	if len(list[0].Addresses) != 2 {
-		t.Errorf("%d addresses, want the 2 of the call whose reply was lost", len(list[0].Addresses))
-	}
+	check.Equal(t, len(list[0].Addresses), 2, "addresses")
 	must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
 	if calls, enis := lab.Cloud.API.Stats()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
 		t.Errorf("%d calls to create made the number of interfaces %d, want 2 calls and 3 interfaces", calls, enis)
@@ -352,9 +326,7 @@ func TestLabRoleCredentials(t *testing.T) {
 	clearAWS(t)
 	s := labSpec()
 	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(lab.Close)
 	lab.Cloud.Keys.SetCredentialTTL(5 * time.Second)
 	o := Options{

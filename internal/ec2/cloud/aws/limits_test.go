@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const describeTypes = "DescribeInstanceTypes"
@@ -46,9 +47,7 @@ func TestLimits(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if n := len(s.calls); n != 1 {
-				t.Errorf("EC2 was asked %d times, want once", n)
-			}
+			check.Equal(t, len(s.calls), 1, "requests")
 		})
 	}
 }
@@ -68,9 +67,7 @@ func TestLimitsFallback(t *testing.T) {
 			t.Fatalf("got %+v, %v; want the table's %+v", got, err, want)
 		}
 	}
-	if n := len(s.calls); n != 1 {
-		t.Errorf("EC2 was asked %d times within the time of the fallback, want once", n)
-	}
+	check.Equal(t, len(s.calls), 1, "requests within the time of the fallback")
 	clk.advance(10 * time.Minute)
 	if got, err := c.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 7 {
 		t.Errorf("after the time of the fallback: %+v, %v", got, err)

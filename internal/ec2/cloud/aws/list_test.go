@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 var sameValues = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})}
@@ -234,9 +235,7 @@ func TestENIFilters(t *testing.T) {
 				t.Fatalf("%d requests, want %d", len(sent), tt.sent)
 			}
 			for key, want := range tt.last {
-				if got := sent[len(sent)-1].Get(key); got != want {
-					t.Errorf("%s is %q, want %q", key, got, want)
-				}
+				check.Equal(t, sent[len(sent)-1].Get(key), want, "%s is", key)
 			}
 			for _, r := range sent {
 				n := 0

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // operatorsAlone are the actions that node mode does not call: only the operator has
@@ -42,18 +43,12 @@ func TestPoliciesListTheActionsCalled(t *testing.T) {
 func actionsCalled(t *testing.T) []string {
 	t.Helper()
 	var actions []string
-	files, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := check.Must(filepath.Glob("*.go"))(t)
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		code, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		code := check.Must(os.ReadFile(name))(t)
 		for _, m := range regexp.MustCompile(`\bc\.api\.(\w+)`).FindAllSubmatch(code, -1) {
 			actions = append(actions, "ec2:"+string(m[1]))
 		}
@@ -65,24 +60,17 @@ func actionsCalled(t *testing.T) []string {
 // policyActions are what a policy of deploy/iam allows, in order.
 func policyActions(t *testing.T, file string) []string {
 	t.Helper()
-	data, err := os.ReadFile("../../../../deploy/iam/" + file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := check.Must(os.ReadFile("../../../../deploy/iam/" + file))(t)
 	var policy struct {
 		Statement []struct {
 			Effect string
 			Action any // one or a list
 		}
 	}
-	if err := json.Unmarshal(data, &policy); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, json.Unmarshal(data, &policy))
 	var actions []string
 	for _, s := range policy.Statement {
-		if s.Effect != "Allow" {
-			t.Errorf("a statement has the effect %q", s.Effect)
-		}
+		check.Equal(t, s.Effect, "Allow", "the effect of a statement")
 		switch a := s.Action.(type) {
 		case string:
 			actions = append(actions, a)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 const (
@@ -259,9 +260,7 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 			} else if err != nil {
 				t.Error(err)
 			}
-			if len(s.calls) != 1 {
-				t.Errorf("%d requests, want 1", len(s.calls))
-			}
+			check.Equal(t, len(s.calls), 1, "requests")
 		})
 	}
 }

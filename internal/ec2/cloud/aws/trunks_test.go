@@ -11,13 +11,13 @@ import (
 	"testing"
 
 	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // world is an EC2 with two instances, of which an m5.large may have nine branches and a
@@ -69,19 +69,14 @@ func labWorld(t *testing.T) world {
 		s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: fmt.Sprint(n)})
 	}
 	s.Instances = []spec.Instance{{Name: "large", Type: "m5.large", Subnet: "a"}, {Name: "small", Type: "t3.small", Subnet: "a"}}
-	lab, err := endpoints.Serve(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab := check.Must(endpoints.Serve(s))(t)
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
 	raw, err := New(t.Context(), Options{
 		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
 		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	w := world{
 		API: pace.Cloud(raw, pace.Options{}), raw: raw, large: lab.Cloud.Instances.ID("large"), small: lab.Cloud.Instances.ID("small"),
 		lose: func(action string) {
@@ -91,9 +86,7 @@ func labWorld(t *testing.T) world {
 		},
 		calls: func(action string) int { return lab.Cloud.API.Stats()[action].Count },
 		terminate: func(id string) {
-			if err := lab.Cloud.Instances.Terminate(id); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, lab.Cloud.Instances.Terminate(id))
 		},
 		unknownENI: "eni-00000000000000000", unknownLink: "trunk-assoc-00000000000000000",
 	}
@@ -129,9 +122,7 @@ func refused(t *testing.T, what string, err error, class cloud.Class, code strin
 
 func fine(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
 // create makes an ENI in the subnet of the instances, if the request does not say where.
@@ -243,9 +234,7 @@ func TestBranchesOfALostInstance(t *testing.T) {
 			types[e.ID] = e.Type
 		}
 		want := map[string]cloud.InterfaceType{kept: cloud.InterfaceTrunk, one.BranchID: cloud.InterfaceOrdinary, two.BranchID: cloud.InterfaceOrdinary}
-		if d := cmp.Diff(want, types); d != "" {
-			t.Error(d)
-		}
+		check.Same(t, types, want)
 		refused(t, "the association", w.DisassociateBranch(t.Context(), one.ID), cloud.Gone, "InvalidAssociationID.NotFound")
 	})
 }
@@ -433,9 +422,7 @@ func TestFiltersOfBranches(t *testing.T) {
 					got = append(got, name)
 				}
 			}
-			if s := strings.Join(sorted(got), " "); s != tt.want {
-				t.Errorf("%s: found %q, want %q", tt.name, s, tt.want)
-			}
+			check.Equal(t, strings.Join(sorted(got), " "), tt.want, "%s: found", tt.name)
 		}
 	})
 }

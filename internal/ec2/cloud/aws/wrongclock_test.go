@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A machine whose clock is hours off is refused once by EC2, as its signature is of
@@ -54,9 +55,7 @@ func TestWrongClock(t *testing.T) {
 					t.Errorf("a call after the first: %v", err)
 				}
 			}
-			if refused != 1 {
-				t.Errorf("%d calls were refused, want the first alone", refused)
-			}
+			check.Equal(t, refused, 1, "calls were refused")
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // small is a VPC with a subnet of 11 addresses and one m5.large.
@@ -30,9 +31,7 @@ func class(t *testing.T, err error, want cloud.Class) {
 
 func ok(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
 func free(t *testing.T, c *Cloud) int {
@@ -90,9 +89,7 @@ func TestLifeOfAnENI(t *testing.T) {
 	ok(t, c.DetachENI(ctx, a))
 	class(t, c.DetachENI(ctx, a), cloud.Gone)
 	ok(t, c.DeleteENI(ctx, e.ID))
-	if n := free(t, c); n != 10 {
-		t.Errorf("%d free at the end, want 10", n)
-	}
+	check.Equal(t, free(t, c), 10, "free at the end")
 	if s := c.Front.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
 		t.Errorf("creations %+v", s)
 	}
@@ -199,9 +196,7 @@ func TestIPv6(t *testing.T) {
 	if four, six := c.Front.Total(pace.Assign.Action).Calls, c.Front.Total(pace.AssignIPv6.Action).Calls; four != 1 || six != 4 {
 		t.Errorf("%d calls of %s and %d of %s, want 1 and 4", four, pace.Assign.Action, six, pace.AssignIPv6.Action)
 	}
-	if n := c.Front.Total(pace.UnassignIPv6.Action).Calls; n != 4 {
-		t.Errorf("%d calls of %s, want 4", n, pace.UnassignIPv6.Action)
-	}
+	check.Equal(t, c.Front.Total(pace.UnassignIPv6.Action).Calls, 4, "calls of %s", pace.UnassignIPv6.Action)
 	c.Front.Inject(Fault{Action: pace.AssignIPv6.Action, Err: Err(cloud.SubnetFull, "")})
 	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
 	ok(t, err)
@@ -209,9 +204,7 @@ func TestIPv6(t *testing.T) {
 	class(t, err, cloud.SubnetFull)
 	c.State.Terminate("i-1")
 	ok(t, c.DeleteENI(ctx, e.ID))
-	if n := c.State.subnets["subnet-1"].six.free(); n != 65534 {
-		t.Errorf("%d prefixes free at the end, want 65534", n)
-	}
+	check.Equal(t, c.State.subnets["subnet-1"].six.free(), 65534, "prefixes free at the end")
 }
 
 // TestSpace6: no address is given twice or lies in a prefix, and a prefix comes again
@@ -249,9 +242,7 @@ func TestDelays(t *testing.T) {
 		start := time.Now()
 		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
 		ok(t, err)
-		if took := time.Since(start); took != 100*time.Millisecond {
-			t.Errorf("the call took %v", took)
-		}
+		check.Equal(t, time.Since(start), 100*time.Millisecond, "the call took")
 		_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
 		class(t, err, cloud.Throttled)
 		_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
@@ -261,21 +252,15 @@ func TestDelays(t *testing.T) {
 			ok(t, err)
 			return list[0].Attachment.Status
 		}
-		if s := status(); s != "attaching" {
-			t.Errorf("status %q after 100 ms", s)
-		}
+		check.Equal(t, status(), "attaching", "status after 100 ms")
 		time.Sleep(2 * time.Second) //nolint:forbidigo // bubble time
-		if s := status(); s != "attached" {
-			t.Errorf("status %q after 2 s", s)
-		}
+		check.Equal(t, status(), "attached", "status after 2 s")
 		refused := c.Front.Total().Refused
 		for range 10 {
 			_, _ = c.RouteTables(ctx, VPC)
 		}
 		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
-		if n := c.Front.Total().Refused - refused; n != 7 {
-			t.Errorf("%d of 10 calls were refused, want 7", n)
-		}
+		check.Equal(t, c.Front.Total().Refused-refused, 7, "refused calls of 10")
 	})
 }
 

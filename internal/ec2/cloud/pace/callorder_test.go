@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // limited is a Set in which the calls of one action have a ceiling.
@@ -94,14 +95,10 @@ func TestHeld(t *testing.T) {
 		var told []time.Duration
 		call := func() {
 			ctx := cloud.WithHeld(t.Context(), time.Now().Add(15*time.Second), func(op string) {
-				if op != Assign.Action {
-					t.Errorf("told of %s", op)
-				}
+				check.Equal(t, op, Assign.Action, "the action reported")
 				told = append(told, time.Since(start))
 			})
-			if err := s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }); err != nil {
-				t.Error(err)
-			}
+			check.NoError(t, s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }))
 		}
 		call()
 		call()
@@ -132,9 +129,7 @@ func TestCancel(t *testing.T) {
 		}
 		gaveUp := turn{"leaves: context deadline exceeded", 500 * time.Millisecond}
 		w.expect(gaveUp, gaveUp, gaveUp, turn{"stays", time.Second}, turn{"stays", 2 * time.Second})
-		if n := s.actions[Assign.Action].queue.len(); n != 0 {
-			t.Errorf("%d waiters left behind", n)
-		}
+		check.Equal(t, s.actions[Assign.Action].queue.len(), 0, "waiters left behind")
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // answers is a cloud whose calls end as a script says, then well.
@@ -205,9 +206,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
 		t.Helper()
-		if got := sim.Front.Total(action).Calls; got != calls {
-			t.Errorf("%s: %d calls of %s, want %d", what, got, action, calls)
-		}
+		check.Equal(t, sim.Front.Total(action).Calls, calls, "%s: calls of %s", what, action)
 	}
 	list, err := api.Instances(ctx, ids)
 	if err != nil || len(list) != 450 {
@@ -239,7 +238,5 @@ func TestCloudCountsAsEC2(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := sim.Front.Total(pace.DescribeTypes.Action).Calls; got != 1 {
-		t.Errorf("%d calls for the limits of one type", got)
-	}
+	check.Equal(t, sim.Front.Total(pace.DescribeTypes.Action).Calls, 1, "calls for the limits of one type")
 }

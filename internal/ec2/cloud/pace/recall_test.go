@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // A call that is recalled while it waits is not sent, and leaves its turn to
@@ -43,8 +44,6 @@ func TestRecalledCalls(t *testing.T) {
 		if err := s.Do(t.Context(), Assign, send(0)); err != nil || time.Since(begin) != 10*time.Second {
 			t.Errorf("after %v: %v, want the turn of the recalled one", time.Since(begin), err)
 		}
-		if sent != 2 {
-			t.Errorf("%d calls were sent", sent)
-		}
+		check.Equal(t, sent, 2, "calls were sent")
 	})
 }

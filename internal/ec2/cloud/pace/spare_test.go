@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // After a refusal a call that nobody waits for leaves the rate to those of other
@@ -19,9 +20,7 @@ func TestSpareCallsYield(t *testing.T) {
 			s.report(s.join(Assign, 0, false, 0).permit, refused)
 			begin, needed := time.Now(), make(chan struct{})
 			p, _, _, err := s.acquire(call(t.Context(), needed), Assign, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			s.report(p, passed)
 			waited = time.Since(begin)
 		})
@@ -44,8 +43,6 @@ func TestSpareCallsYield(t *testing.T) {
 		{"needed after a second", true, soon, time.Second},
 		{"spare, no peers", false, spare, 0},
 	} {
-		if got := after(tt.peers, tt.call); got != tt.want {
-			t.Errorf("%s: waited %v, want %v", tt.name, got, tt.want)
-		}
+		check.Equal(t, after(tt.peers, tt.call), tt.want, "%s: waited", tt.name)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // busy is the cloud behind a limiter that other callers keep busy: a call that sets DeleteOnTermination
@@ -48,9 +49,7 @@ func TestDeleteOnTerminationYields(t *testing.T) {
 		n.run(20) // more than the one ENI has room for
 		pass(time.Second)
 		n.wantPods(t, 20)
-		if cl.waiting.Load() != 2 {
-			t.Errorf("%d calls wait, want one for each ENI", cl.waiting.Load())
-		}
+		check.Equal(t, cl.waiting.Load(), 2, "calls wait")
 		pass(30 * time.Second)
 		if s := n.last(); s.LastError != "" {
 			t.Errorf("status: %+v", s)
@@ -90,9 +89,7 @@ func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 				}
 				giveUp(t, p, n)
 				pass(time.Second)
-				if cl.waiting.Load() != 0 {
-					t.Errorf("%d calls wait", cl.waiting.Load())
-				}
+				check.Equal(t, cl.waiting.Load(), 0, "calls wait")
 				pass(5 * minute)
 				w.apart = true // a node that was removed keeps its ENIs
 				if len(cl.served) != 0 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // draining returns a node with some running pods, whose new ENIs from now on get another subnet or
@@ -37,9 +38,7 @@ func (w *world) in(subnet string) (enis, addresses int) {
 
 func (w *writer) wantOutdated(t *testing.T, when string, want int) {
 	t.Helper()
-	if got := w.last().Outdated; got != want {
-		t.Errorf("%s: %d ENIs are outdated, want %d", when, got, want)
-	}
+	check.Equal(t, w.last().Outdated, want, "%s: outdated ENIs", when)
 }
 
 // warm is a policy with two free addresses on ENIs other than the primary.

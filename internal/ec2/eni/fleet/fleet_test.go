@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Three subnets have 400 free addresses each, and 100 nodes need 11 each and one for the ENI: exactly
@@ -45,14 +46,9 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		if n := w.cloud.Front.Count("CreateENI"); short != 2 || n != 102 {
 			t.Errorf("%d addresses are missing and %d ENIs were made; want 2 and 102", short, n)
 		}
-		subnets, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags})
-		if err != nil {
-			t.Fatal(err)
-		}
+		subnets := check.Must(w.cloud.Subnets(t.Context(), cloud.SubnetFilter{Tags: s.SubnetTags}))(t)
 		for _, sn := range subnets {
-			if sn.Free != 0 {
-				t.Errorf("%s has %d addresses left", sn.ID, sn.Free)
-			}
+			check.Equal(t, sn.Free, 0, "%s: addresses left", sn.ID)
 		}
 	})
 }
@@ -115,9 +111,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
 		}
-		if got := w.cloud.Front.Count("CreateENI"); got != 1 {
-			t.Errorf("%d creates in 10 s of Set", got)
-		}
+		check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "creates in 10 s of Set")
 		w.cloud.Front.ClearFaults()
 		pass(3 * minute)
 	})
@@ -132,9 +126,7 @@ func TestPublishFailureStopsNobody(t *testing.T) {
 		n.fail(errors.New("API server down"))
 		pass(10 * time.Second)
 		for _, o := range w.objects[1:] {
-			if o.available() != 8 {
-				t.Errorf("%s has %d addresses", o.name, o.available())
-			}
+			check.Equal(t, o.available(), 8, "%s: addresses", o.name)
 		}
 		n.fail(nil)
 		pass(3 * minute)
@@ -154,9 +146,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		o.inv.ENIs[1].Addresses = e.Addresses[1:]
 		o.version++ // another operator released it, and published that
 		o.mu.Unlock()
-		if err := w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])))
 		o.run(1)
 		pass(10 * time.Second)
 		p.stop()
@@ -182,13 +172,9 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 			looked++
 			// Else the operator, if it looks meanwhile, attaches it again.
 			w.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Transient, "")})
-			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, w.cloud.DetachENI(t.Context(), e.Attachment.ID))
 			pass(3 * time.Second)
-			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, w.cloud.DeleteENI(t.Context(), e.ID))
 			w.cloud.Front.ClearFaults()
 			p.Invalidate(n.name)
 			n.run(0)
@@ -244,8 +230,6 @@ func TestRemoveTouchesNothingMore(t *testing.T) {
 		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
 		pass(3 * minute)
 		p.stop()
-		if n.available() != 8 {
-			t.Errorf("%d addresses", n.available())
-		}
+		check.Equal(t, n.available(), 8, "addresses")
 	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // object is a node as its NodeNetwork would have it: what was published last, and a daemon that gives
@@ -268,9 +269,7 @@ func (w *writer) run(pods int) {
 // configure sets other settings.
 func (w *writer) configure(t *testing.T, s eni.Settings) {
 	t.Helper()
-	if err := w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w))
 }
 
 // fail has every Publish fail; nil: none.
@@ -375,9 +374,7 @@ func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 	seed := o.inv
 	o.mu.Unlock()
 	p.writers[o.name] = wr
-	if err := p.Set(o.name, o.instance, s, seed, wr); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, p.Set(o.name, o.instance, s, seed, wr))
 	return wr
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An address and a delegated prefix that contains it belong to one node, per subnet.
@@ -21,9 +22,7 @@ func TestHoldersOfPrefixes(t *testing.T) {
 		{"i-1", "s1", "10.0.1.3/32", ""},
 		{"i-2", "s1", "2001:db8::/80", ""}, // without trying each of its addresses
 	} {
-		if got := h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)); got != c.want {
-			t.Errorf("%s of %s, for %s: held by %q, want %q", c.thing, c.subnet, c.instance, got, c.want)
-		}
+		check.Equal(t, h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)), c.want, "%s of %s, for %s: held by", c.thing, c.subnet, c.instance)
 	}
 	h.drop("i-1")
 	if got := h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")); got != "" {

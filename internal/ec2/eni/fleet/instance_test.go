@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // instances answers EC2's questions about instances: all are in one state.
@@ -220,9 +221,7 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		before := w.cloud.Front.Count("Instances")
 		n.run(1)
 		pass(5 * minute)
-		if n := w.cloud.Front.Count("Instances") - before; n != 0 {
-			t.Errorf("%d calls for a vanished instance", n)
-		}
+		check.Equal(t, w.cloud.Front.Count("Instances")-before, 0, "calls for a vanished instance")
 		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)
 		if s := n.last(); s.Vanished || s.LastError != "" || n.available() < 8 {

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // account is a cloud with an ENI that belongs to no node of the test.
@@ -69,9 +70,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.run(8)
 		pass(25 * time.Second) // at one call in ten seconds
 		n.wantPods(t, 8)
-		if calls := w.cloud.Front.Count("AssignAddresses") - before; calls != 1 {
-			t.Errorf("%d calls, want one for the pods", calls)
-		}
+		check.Equal(t, w.cloud.Front.Count("AssignAddresses")-before, 1, "calls")
 		if s := n.last(); s.LastError != "" {
 			t.Errorf("status: %+v", s)
 		}

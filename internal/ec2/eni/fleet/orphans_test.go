@@ -3,6 +3,8 @@ package fleet
 import (
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // One collector for the whole fleet deletes the orphans of its cluster, and of no other.
@@ -22,15 +24,9 @@ func TestOrphansAreCollected(t *testing.T) {
 			return n
 		}
 		pass(14 * minute)
-		if left() != 2 {
-			t.Errorf("%d are left before they are old enough, want both", left())
-		}
+		check.Equal(t, left(), 2, "detached ENIs before they are old enough")
 		pass(20 * minute)
-		if left() != 1 {
-			t.Errorf("%d are left, want the other cluster's", left())
-		}
-		if n := w.cloud.Front.Count("Instances"); n != 2 {
-			t.Errorf("asked %d times for instances, want once for the type of the fleet's, and once for the vanished one", n)
-		}
+		check.Equal(t, left(), 1, "detached ENIs")
+		check.Equal(t, w.cloud.Front.Count("Instances"), 2, "calls for instances")
 	})
 }

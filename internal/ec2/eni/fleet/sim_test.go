@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An old leader goes on beside a new one, without any election. Once pods stop starting, nothing is
@@ -39,13 +40,9 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		}
 		before := changes()
 		pass(15 * minute)
-		if n := changes() - before; n != 0 {
-			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
-		}
+		check.Equal(t, changes()-before, 0, "changes in a quarter of an hour in which nothing happened")
 		for _, o := range w.objects {
-			if n := len(w.trunks(o.instance)); n != 1 {
-				t.Errorf("%s has %d trunks", o.name, n)
-			}
+			check.Equal(t, len(w.trunks(o.instance)), 1, "%s: trunks", o.name)
 			if o.available() < 8+len(o.used) {
 				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
 			}
@@ -64,9 +61,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		there := func() bool {
 			return slices.ContainsFunc(w.cloud.State.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
-		if err := p.observatory.list(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, p.observatory.list(t.Context()))
 		p.spread(time.Second)
 		pass(10 * time.Second)
 		if !there() {
@@ -171,9 +166,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.Front.ClearFaults()
 	pass(60 * minute)
 	p.stop()
-	if err := p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
-		t.Error(err)
-	}
+	check.NoError(t, p.shared.Catalog.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()))
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})
 	if err != nil {
 		t.Error(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ec2/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // withTrunk returns the settings of a node with a trunk.
@@ -164,10 +165,7 @@ func TestTrunkWithBranches(t *testing.T) {
 		pass(minute)
 		trunk := n.wantTrunk(t, w)
 		branch := w.make("test", "i-000", time.Now(), func(*cloud.CreateENI) {}) // marked as if it was the node's
-		a, err := w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := check.Must(w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, ""))(t)
 		n.configure(t, settings(0, 8))
 		n.run(2)
 		pass(30 * minute)
@@ -181,12 +179,8 @@ func TestTrunkWithBranches(t *testing.T) {
 		if w.cloud.Front.Count("DeleteENI") > 0 {
 			t.Error("something was deleted")
 		}
-		if err := w.cloud.DisassociateBranch(t.Context(), a.ID); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.cloud.DeleteENI(t.Context(), branch.ID); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, w.cloud.DisassociateBranch(t.Context(), a.ID))
+		check.OK(t, w.cloud.DeleteENI(t.Context(), branch.ID))
 		pass(5 * minute)
 		if st := n.last(); len(w.trunks("i-000")) > 0 || st.Trunk != nil || st.LastError != "" {
 			t.Errorf("without branches: %+v, trunk %+v", st, st.Trunk)
@@ -343,10 +337,7 @@ func TestTrunkOverACrash(t *testing.T) {
 			for _, lag := range []time.Duration{0, 2 * time.Second} {
 				t.Run(fmt.Sprintf("%s.%s/lag=%v", point, at, lag), func(t *testing.T) {
 					bubble(t, 1, func(t *testing.T, w *world) {
-						restore, err := failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at))
-						if err != nil {
-							t.Fatal(err)
-						}
+						restore := check.Must(failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at)))(t)
 						defer restore()
 						w.cloud.State.SetLag(lag)
 						w.cloud.State.SetAttachTime(time.Second)
@@ -379,9 +370,7 @@ func TestTrunkOverACrash(t *testing.T) {
 						if len(w.secondary()) > 0 || n.last().Trunk != nil {
 							t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
 						}
-						if hits := k.count(); hits != 1 {
-							t.Errorf("the failpoint was hit %d times", hits)
-						}
+						check.Equal(t, k.count(), 1, "hits of the failpoint")
 						if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
 							t.Errorf("%d ENIs asked for", n)
 						}
@@ -498,10 +487,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		pass(10 * minute)
 		var fill []cloud.ENI
 		for range 10 {
-			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-small"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			e := check.Must(w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-small"}))(t)
 			fill = append(fill, e)
 		}
 		before := w.cloud.Front.Count("CreateENI")
@@ -509,15 +495,11 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		n.configure(t, s)
 		pass(10 * minute)
 		n.wantNoTrunk(t, w, plan.ReasonTrunkSubnet)
-		if n.available() != 4 {
-			t.Errorf("%d addresses", n.available())
-		}
+		check.Equal(t, n.available(), 4, "addresses")
 		if made := w.cloud.Front.Count("CreateENI") - before; made > 0 {
 			t.Errorf("asked %d times for a trunk in a full subnet", made)
 		}
-		if err := w.cloud.DeleteENI(t.Context(), fill[0].ID); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, w.cloud.DeleteENI(t.Context(), fill[0].ID))
 		pass(minute)
 		n.wantTrunk(t, w)
 	})
@@ -551,9 +533,7 @@ func TestRepliesThatTellOfTrunks(t *testing.T) {
 				if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
 					t.Errorf("attached as one for pods: %+v", trunk.Attachment)
 				}
-				if made := w.cloud.Front.Count("CreateENI"); made != 1 {
-					t.Errorf("%d ENIs made", made)
-				}
+				check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "ENIs made")
 			})
 		})
 	}

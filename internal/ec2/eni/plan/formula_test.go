@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // TestFormula compares the plan with Cilium's formula ("Determination of ENI IP deficits", "IP
@@ -83,8 +84,6 @@ func TestAtCapacity(t *testing.T) {
 		{"subnet full", ipam.Policy{}, State{ENIs: []ENI{full}, Subnets: []Subnet{{ID: "s1", ForNew: true}}}, true},
 		{"content", ipam.Policy{Dialect: ipam.Cilium}, State{ENIs: []ENI{full}, Subnets: roomy}, false},
 	} {
-		if got := Make(t3small, c.policy, c.s).AtCapacity; got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
+		check.Equal(t, Make(t3small, c.policy, c.s).AtCapacity, c.want, "%s", c.name)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // end ends pods, and has their addresses cool.
@@ -73,9 +74,7 @@ func TestMove(t *testing.T) {
 			}
 			s.Moves = true
 			mustPlan(t, t3small, c.policy, s, c.want...)
-			if got := Movable(t3small, c.policy, s); got != (len(c.want) > 0) {
-				t.Errorf("movable: %v", got)
-			}
+			check.Equal(t, Movable(t3small, c.policy, s), len(c.want) > 0, "movable")
 		})
 	}
 }

@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // Observations of the Amazon VPC CNI, each driven to its fixed point with pods that start one by one.
@@ -91,9 +90,7 @@ func TestWarmTargetExamples(t *testing.T) {
 			for set, want := range map[ipfamily.Set]string{ipfamily.Dual: c.want, ipfamily.OnlyIPv6: fmt.Sprint(ipam.IPv6PrefixAddresses)} {
 				w := newPairs(c.limits, c.policy)
 				w.limits.IPv6PerENI, w.limits.Prefixes, w.policy.Families = c.limits.IPv4PerENI, true, set
-				if got := w.with(t, c.pods); got != want {
-					t.Errorf("%s: pods per ENI: %s, want %s", set, got, want)
-				}
+				check.Equal(t, w.with(t, c.pods), want, "%s: pods per ENI", set)
 			}
 		})
 	}
@@ -104,9 +101,7 @@ func prefixed(l cloud.Limits) cloud.Limits { l.Prefixes = true; return l }
 
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {
 	t.Helper()
-	if d := cmp.Diff(want, Make(l, p, s).Actions); d != "" {
-		t.Errorf("plan differs (-want +got):\n%s", d)
-	}
+	check.Same(t, Make(l, p, s).Actions, want)
 }
 
 var (
@@ -326,8 +321,6 @@ func TestENIsUnderPods(t *testing.T) {
 		"no link, nothing": {[]ENI{noLink}, "[create an ENI with 1 addresses in a for device index 2]"},
 	} {
 		p := Make(t3small, ipam.Policy{WarmIP: 1, MinimumIP: 1}, State{ENIs: tt.enis, Subnets: []Subnet{{ID: "a", Free: 100, ForNew: true}}, Release: 6})
-		if got := fmt.Sprint(p.Actions); got != tt.want {
-			t.Errorf("%s: %s, want %s", name, got, tt.want)
-		}
+		check.Equal(t, fmt.Sprint(p.Actions), tt.want, "%s", name)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 func TestShortageNamesTheReason(t *testing.T) {
@@ -69,9 +70,7 @@ func TestCandidates(t *testing.T) {
 		{"in another zone", with(func(c *Candidates) { c.IDs, c.Zone = []string{"s1"}, "b" }), described, false},
 		{"in a configured zone that is not the instance's", with(func(c *Candidates) { c.IDs, c.InstanceZone = []string{"s1"}, "b" }), described, false},
 	} {
-		if got := c.of.Has(c.s); got != c.want {
-			t.Errorf("%s: %v", c.name, got)
-		}
+		check.Equal(t, c.of.Has(c.s), c.want, "%s", c.name)
 	}
 }
 
@@ -97,9 +96,7 @@ func TestExcessLastsByParts(t *testing.T) {
 			begin := time.Unix(1e9, 0)
 			for _, m := range moments {
 				now := begin.Add(time.Duration(m.second) * time.Second)
-				if got := e.Allow(m.n, m.n, now, delay); got != m.want {
-					t.Errorf("after %d s, with %d in excess: %d have lasted, want %d", m.second, m.n, got, m.want)
-				}
+				check.Equal(t, e.Allow(m.n, m.n, now, delay), m.want, "after %d s, with %d in excess: have lasted", m.second, m.n)
 				if due := e.Due(now, delay); !due.IsZero() && !due.After(now) {
 					t.Errorf("after %d s: due at %v", m.second, due)
 				}

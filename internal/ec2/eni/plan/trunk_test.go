@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // five are limits with four ENIs besides the primary one, of five addresses each.
@@ -117,9 +118,7 @@ func unlimited(s *State) { s.Release, s.Moves = Unlimited, true }
 func drained(s *State) { s.Drain = true }
 
 func TestWeightOfATrunk(t *testing.T) {
-	if w := (Action{Kind: CreateTrunk}).Weight(); w != 1 {
-		t.Errorf("a new trunk takes %d addresses of its subnet, want its own", w)
-	}
+	check.Equal(t, (Action{Kind: CreateTrunk}).Weight(), 1, "addresses of its subnet that a new trunk takes")
 }
 
 // The message says what a person can do.
