@@ -1,6 +1,8 @@
 package enisource
 
 import (
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,5 +89,111 @@ func TestFamiliesOutliveEC2(t *testing.T) {
 		if got := n.store.inv; got.Families != ipfamily.Dual || len(got.ENIs[0].SubnetIPv6) != 1 || (eni.Inventory{}).Families != "" {
 			t.Errorf("the file has %+v", got)
 		}
+	})
+}
+
+// six is the block of subnet-6, which is IPv6-only.
+var six = netip.MustParsePrefix("2001:db8:0:6::/64")
+
+// inSix puts the further ENIs of a node into an IPv6-only subnet; its own subnet is not.
+func (n *node) inSix() {
+	n.policy.FirstInterfaceIndex = 1
+	n.cloud.State.AddIPv6Subnet("subnet-6", "zone-a", six.String(), nil)
+	n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-6"} }
+}
+
+// ofSix returns the ENIs in subnet-6.
+func (n *node) ofSix() []cloud.ENI {
+	return slices.DeleteFunc(n.cloud.State.Truth(), func(e cloud.ENI) bool { return e.SubnetID != "subnet-6" })
+}
+
+// freeAtHome returns the number of free IPv4 addresses in eth0's subnet.
+func (n *node) freeAtHome() int {
+	n.t.Helper()
+	list, err := n.cloud.Subnets(n.t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return list[0].Free
+}
+
+// IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
+// restart, and after one while EC2 is away.
+func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
+	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
+		n.inSix()
+		free := n.freeAtHome()
+		n.start()
+		n.settle(time.Minute)
+		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) || l.IPv4.IsValid() {
+			t.Errorf("the pod has %v", l.Addrs())
+		}
+		if list := n.ofSix(); len(list) != 1 || list[0].Primary.IsValid() || n.freeAtHome() != free {
+			t.Errorf("ENIs %+v; %d IPv4 addresses are free where eth0 is, want %d", list, n.freeAtHome(), free)
+		}
+		n.cloud.Front.ResetCalls()
+		n.settle(time.Hour)
+		if asked := n.cloud.Front.Count("Subnets"); asked > 0 {
+			t.Errorf("subnets were described %d times within an hour, and all was known", asked)
+		}
+		n.kill()
+		n.start()
+		n.settle(time.Minute)
+		n.add(2, time.Minute)
+		n.check()
+		n.kill()
+		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
+		n.start()
+		n.settle(time.Minute)
+		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
+			t.Errorf("while EC2 is away a pod has %v", l.Addrs())
+		}
+		n.kill()
+	})
+}
+
+// An IPv6-only subnet is of no use to pods with IPv4 addresses, nor to an instance that is not built on
+// Nitro: no ENI is created there, and the message says so.
+func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
+	for _, tc := range []struct {
+		name, instanceType, says string
+		families                 ipfamily.Set
+	}{
+		{"IPv4", "m5.large", "configure one that has IPv4 addresses", ipfamily.OnlyIPv4},
+		{"dual", "m5.large", "configure one that has IPv4 addresses", ipfamily.Dual},
+		{"IPv6, not Nitro", "m4.large", "built on Nitro", ipfamily.OnlyIPv6},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bubble(t, tc.instanceType, ipam.Policy{WarmIP: 2, Families: tc.families}, func(t *testing.T, n *node) {
+				n.inSix()
+				n.start()
+				n.settle(time.Minute)
+				if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
+					t.Errorf("the message is %v", err)
+				}
+				if list := n.ofSix(); len(list) > 0 {
+					t.Errorf("ENIs were made: %+v", list)
+				}
+				n.kill()
+			})
+		})
+	}
+}
+
+// An IPv6-only subnet that refuses addresses is tried again, but not all the time.
+func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
+	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
+		n.inSix()
+		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
+		n.start()
+		n.settle(time.Minute)
+		if made := n.cloud.Front.Count("CreateENI"); made > 2 {
+			t.Errorf("%d calls within a minute", made)
+		}
+		n.settle(time.Hour)
+		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) {
+			t.Errorf("the pod has %v", l.Addrs())
+		}
+		n.kill()
 	})
 }
