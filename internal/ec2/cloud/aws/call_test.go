@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ const (
 	describeENIs = "DescribeNetworkInterfaces"
 	attach       = "AttachNetworkInterface"
 	noENIs       = "<networkInterfaceSet/>"
+	onePrefix    = "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>"
 	oneAddress   = "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item></assignedPrivateIpAddressesSet>"
 )
 
@@ -36,40 +36,21 @@ var (
 // TestRepeats says for each kind of call and trouble how many requests are
 // sent, and what comes out.
 func TestRepeats(t *testing.T) {
-	describe := func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
-	assign := func(ctx context.Context, c cloud.API) error {
+	describe := listing(cloud.ENIFilter{})
+	assign := func(ctx context.Context, c cloud.API) (any, error) {
 		// A connection that was used before, as usual: net/http must not repeat either.
 		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
-			return err
+			return nil, err
 		}
-		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
-		return err
+		return assigning(cloud.Amount{Addresses: 1})(ctx, c)
 	}
-	assignIPv6 := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
-		return err
-	}
-	unassignIPv6 := func(ctx context.Context, c cloud.API) error {
-		return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("2001:db8::9/128")})
-	}
-	attachENI := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
-		return err
-	}
-	detach := func(ctx context.Context, c cloud.API) error { return c.DetachENI(ctx, "eni-attach-1") }
-	del := func(ctx context.Context, c cloud.API) error { return c.DeleteENI(ctx, "eni-1") }
+	assignIPv6, unassignIPv6, setGroups := assigning(cloud.Amount{IPv6: 1}), unassigning("2001:db8::9/128"), settingGroups("sg-1")
 	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
-	associateOne := func(ctx context.Context, c cloud.API) error {
-		_, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "t")
-		return err
-	}
-	disassociateOne := func(ctx context.Context, c cloud.API) error { return c.DisassociateBranch(ctx, "trunk-assoc-1") }
-	setGroups := func(ctx context.Context, c cloud.API) error { return c.SetGroups(ctx, "eni-1", []string{"sg-1"}) }
 	link, noLink := ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")), refusal(400, "InvalidAssociationID.NotFound", "")
 
-	tests := []struct {
+	for _, tt := range []struct {
 		name    string
-		call    func(context.Context, cloud.API) error
+		call    call
 		action  string
 		answers []answer
 		sent    int
@@ -90,26 +71,25 @@ func TestRepeats(t *testing.T) {
 		{"assign IPv6, throttled", assignIPv6, pace.AssignIPv6.Action, []answer{throttled, ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9"))}, 2, cloud.Unknown},
 		{"unassign IPv6, reply lost", unassignIPv6, pace.UnassignIPv6.Action, []answer{dropped, ok(pace.UnassignIPv6.Action, "")}, 2, cloud.Unknown},
 		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
-		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
-		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
-		{"delete, reply lost, then throttled", del, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
-		{"delete, reply lost", del, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
-		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
-		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
-		{"detach, throttled, then gone", detach, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
-		{"associate, reply lost", associateOne, associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
-		{"associate, throttled", associateOne, associate, []answer{throttled, link}, 2, cloud.Unknown},
-		{"associate, VLAN taken", associateOne, associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
-		{"disassociate, reply lost", disassociateOne, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
-		{"disassociate, gone before", disassociateOne, disassociate, []answer{noLink}, 1, cloud.Gone},
-		{"disassociate, throttled, then gone", disassociateOne, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
-		{"set groups, reply lost", setGroups, "ModifyNetworkInterfaceAttribute", []answer{dropped, ok("ModifyNetworkInterfaceAttribute", "<return>true</return>")}, 2, cloud.Unknown},
-	}
-	for _, tt := range tests {
+		{"attach, reply lost", attaching, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
+		{"attach, throttled", attaching, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
+		{"delete, reply lost, then throttled", deleting, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
+		{"delete, reply lost", deleting, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
+		{"delete, gone before", deleting, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
+		{"detach, reply lost", detaching, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
+		{"detach, throttled, then gone", detaching, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
+		{"associate, reply lost", associating(7), associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
+		{"associate, throttled", associating(7), associate, []answer{throttled, link}, 2, cloud.Unknown},
+		{"associate, VLAN taken", associating(7), associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
+		{"disassociate, reply lost", disassociating, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
+		{"disassociate, gone before", disassociating, disassociate, []answer{noLink}, 1, cloud.Gone},
+		{"disassociate, throttled, then gone", disassociating, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
+		{"set groups, reply lost", setGroups, modify, []answer{dropped, ok(modify, "<return>true</return>")}, 2, cloud.Unknown},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, map[string][]answer{tt.action: tt.answers, "DescribeSubnets": {ok("DescribeSubnets", "<subnetSet/>")}})
 			var seen record
-			err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
+			_, err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
 			if tt.want == cloud.Unknown && err != nil {
 				t.Fatalf("got %v", err)
 			}

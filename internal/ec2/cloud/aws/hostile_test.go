@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -191,11 +192,11 @@ func FuzzEC2Answers(f *testing.F) {
 		ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>").body,
 		ok("DescribeSubnets", "<subnetSet><item><subnetId>s</subnetId><cidrBlock>10.0.1.0/24</cidrBlock><availableIpAddressCount>1</availableIpAddressCount></item></subnetSet>").body,
 		ok("DescribeInstances", "<reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState></item></instancesSet></item></reservationSet>").body,
-		typeInfo("no.such", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
+		typeInfo("x", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
 		ok("CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>").body,
 		ok(attach, "<attachmentId>a</attachmentId>").body,
 		ok(pace.Assign.Action, oneAddress).body,
-		ok(pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>").body,
+		ok(pace.Assign.Action, onePrefix).body,
 		ok(pace.AssignIPv6.Action, assignedIPv6("2001:db8::9")).body,
 		ok(pace.AssignIPv6.Action, assignedIPv6Prefixes("2001:db8:0:0:1::/80")).body,
 		ok(associate, associated("trunk-assoc-1", "eni-1", "eni-2", "7")).body,
@@ -213,92 +214,62 @@ func FuzzEC2Answers(f *testing.F) {
 			},
 			pace.Options{Clock: newHasty()},
 		}.client(t)
-		err := exercise(t, c, call)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		out, err := exercised[int(call)%len(exercised)](ctx, c)
+		if err == nil {
+			sound(t, out)
+		}
 		if _, ok := errors.AsType[*cloud.Error](err); err != nil && !ok {
 			t.Errorf("error %v is no *cloud.Error", err)
 		}
 	})
 }
 
-// exercise makes one call and checks what came out of it.
-func exercise(t *testing.T, c cloud.API, call uint8) error {
+// exercised are the calls whose replies are fuzzed.
+var exercised = []call{
+	listing(cloud.ENIFilter{}), listingSubnets(cloud.SubnetFilter{}), listingInstances("i-1"), limitsOf, creating(cloud.CreateENI{SubnetID: "s"}), attaching,
+	assigning(cloud.Amount{Addresses: 1}), assigning(cloud.Amount{Prefixes: 1}), assigning(cloud.Amount{IPv6: 1}), assigning(cloud.Amount{IPv6Prefixes: 1}), associating(7),
+}
+
+// sound checks what came out of a call.
+func sound(t *testing.T, out any) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	switch call % 11 {
-	case 0:
-		list, err := c.ENIs(ctx, cloud.ENIFilter{})
-		for _, e := range list {
+	switch out := out.(type) {
+	case []cloud.ENI:
+		for _, e := range out {
 			soundENI(t, e)
 		}
-		return err
-	case 1:
-		list, err := c.Subnets(ctx, cloud.SubnetFilter{})
-		for _, s := range list {
+	case cloud.ENI:
+		soundENI(t, out)
+	case []cloud.Subnet:
+		for _, s := range out {
 			if s.ID == "" || s.Free < 0 || s.CIDR != s.CIDR.Masked() {
 				t.Errorf("got %+v", s)
 			}
 		}
-		return err
-	case 2:
-		_, err := c.Instances(ctx, []string{"i-1"})
-		return err
-	case 3:
-		l, err := c.Limits(ctx, "no.such")
-		if err == nil && (l.MaxENIs < 1 || l.IPv4PerENI < 1 || l.IPv6PerENI < 0) {
-			t.Errorf("got %+v", l)
+	case cloud.Limits:
+		if out.MaxENIs < 1 || out.IPv4PerENI < 1 || out.IPv6PerENI < 0 {
+			t.Errorf("got %+v", out)
 		}
-		return err
-	case 4:
-		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s"})
-		if err == nil {
-			soundENI(t, e)
-		}
-		return err
-	case 5:
-		id, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
-		if err == nil && id == "" {
+	case string:
+		if out == "" {
 			t.Error("no attachment ID")
 		}
-		return err
-	case 6:
-		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
-		for _, a := range list {
-			if !a.Addr().Is4() || !a.IsSingleIP() {
-				t.Errorf("got %v", a)
+	case []netip.Prefix:
+		for _, p := range out {
+			f := ipv6
+			if p.Addr().Is4() {
+				f = ipv4
 			}
-		}
-		return err
-	case 8:
-		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1})
-		for _, a := range list {
-			if !ipv6.has(a.Addr()) || !a.IsSingleIP() {
-				t.Errorf("got %v", a)
-			}
-		}
-		return err
-	case 9:
-		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6Prefixes: 1})
-		for _, p := range list {
-			if !ipv6.has(p.Addr()) || p.Bits() != ipv6.delegated || p != p.Masked() {
+			if !f.has(p.Addr()) || p != p.Masked() || !p.IsSingleIP() && p.Bits() != f.delegated {
 				t.Errorf("got %v", p)
 			}
 		}
-		return err
-	case 10:
-		a, err := c.AssociateBranch(ctx, cloud.Association{TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}, "")
-		if want := (cloud.Association{ID: a.ID, TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}); err == nil && (a.ID == "" || a != want) {
-			t.Errorf("got %+v", a)
+	case cloud.Association:
+		if want := (cloud.Association{ID: out.ID, TrunkID: "eni-1", BranchID: "eni-2", VLAN: 7}); out.ID == "" || out != want {
+			t.Errorf("got %+v", out)
 		}
-		return err
-	default:
-		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
-		for _, p := range list {
-			if p.Bits() != ipv4.delegated || p != p.Masked() {
-				t.Errorf("got %v", p)
-			}
-		}
-		return err
 	}
 }
 

@@ -1,7 +1,6 @@
 package aws
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -48,14 +47,14 @@ func TestListings(t *testing.T) {
 	for _, tt := range []struct {
 		name, action string
 		pages        []string
-		call         func(context.Context, cloud.API) (any, error)
+		call         call
 		want         any
 		asked        string // name=value pairs
 	}{
 		{
 			"ENIs", describeENIs, []string{"<networkInterfaceSet>" + fullENI + `<item><networkInterfaceId>eni-0b</networkInterfaceId><status>available</status>
 <tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item>` + branch("eni-0c", "x") + "</networkInterfaceSet>"},
-			func(ctx context.Context, c cloud.API) (any, error) { return c.ENIs(ctx, cloud.ENIFilter{}) },
+			listing(cloud.ENIFilter{}),
 			[]cloud.ENI{{
 				ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
 				Description: "made by Berth", VPCID: "vpc-1", SubnetID: "subnet-1", Zone: "eu-west-1a", Groups: []string{"sg-1", "sg-2"},
@@ -78,9 +77,7 @@ func TestListings(t *testing.T) {
 				"<networkInterfaceSet><item><networkInterfaceId>eni-2</networkInterfaceId></item></networkInterfaceSet><nextToken>b</nextToken>",
 				"<networkInterfaceSet><item><networkInterfaceId>eni-3</networkInterfaceId></item></networkInterfaceSet><nextToken/>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.ENIs(ctx, cloud.ENIFilter{VPCID: "vpc-1"})
-			},
+			listing(cloud.ENIFilter{VPCID: "vpc-1"}),
 			[]cloud.ENI{{ID: "eni-1"}, {ID: "eni-2"}, {ID: "eni-3"}}, "Filter.1.Value.1=vpc-1 NextToken=b MaxResults=1000",
 		},
 		{
@@ -88,9 +85,7 @@ func TestListings(t *testing.T) {
 				"<securityGroupInfo><item><groupId>sg-2</groupId></item></securityGroupInfo><nextToken>a</nextToken>",
 				"<securityGroupInfo><item><groupId>sg-1</groupId></item></securityGroupInfo>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.SecurityGroups(ctx, "vpc-1", map[string]string{"for": "pods"})
-			},
+			listingGroups(map[string]string{"for": "pods"}),
 			[]string{"sg-1", "sg-2"}, "Filter.1.Value.1=vpc-1 Filter.2.Name=tag:for NextToken=a",
 		},
 		{
@@ -100,7 +95,7 @@ func TestListings(t *testing.T) {
 					"<item><subnetId>subnet-2</subnetId><associationState><state>disassociated</state></associationState></item>",
 					"<item><gatewayId>igw-1</gatewayId>"+associated+"</item>")),
 			},
-			func(ctx context.Context, c cloud.API) (any, error) { return c.RouteTables(ctx, "vpc-1") },
+			listingRoutes,
 			[]cloud.RouteTable{{ID: "rtb-1", Main: true}, {ID: "rtb-2", Subnets: []string{"subnet-1"}}},
 			"Filter.1.Name=vpc-id Filter.1.Value.1=vpc-1 NextToken=a",
 		},
@@ -109,9 +104,7 @@ func TestListings(t *testing.T) {
 <ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
 <item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
 <availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item></subnetSet>`},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
-			},
+			listingSubnets(cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"}),
 			[]cloud.Subnet{{
 				ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
 				IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
@@ -122,9 +115,7 @@ func TestListings(t *testing.T) {
 				"<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item><item><instancesSet>" +
 					"<item><instanceId>i-2</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></item></reservationSet>",
 			},
-			func(ctx context.Context, c cloud.API) (any, error) {
-				return c.Instances(ctx, []string{"i-1", "i-2", "i-3"})
-			},
+			listingInstances("i-1", "i-2", "i-3"),
 			[]cloud.Instance{
 				{ID: "i-1", Type: "m5.large", State: "running", Zone: "z", VPCID: "vpc-1", SubnetID: "subnet-1", Primary: netip.MustParseAddr("10.0.0.10")},
 				{ID: "i-2", State: "terminated"},
