@@ -20,38 +20,36 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 		return &cloud.Error{Class: class, Op: "AttachNetworkInterface", Message: "not this one"}
 	}
 	for name, class := range map[string]cloud.Class{"bug": cloud.Bug, "conflict": cloud.Conflict} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
-				n.start()
-				n.settle(time.Second)
-				n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
-				for i := range 5 {
-					n.add(i, time.Minute) // the fourth needs an ENI
-				}
-				n.settle(time.Minute)
-				n.wantLayout("3,3")
-				check.Equal(t, n.cloud.Front.Count("CreateENI"), 2, "ENIs made")
-				n.check()
+		t.Run(name, inBubble("t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+			n.start()
+			n.settle(time.Second)
+			n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
+			for i := range 5 {
+				n.add(i, time.Minute) // the fourth needs an ENI
+			}
+			n.settle(time.Minute)
+			n.wantLayout("3,3")
+			check.Equal(t, n.cloud.Front.Count("CreateENI"), 2, "ENIs made")
+			n.check()
 
-				n.cloud.Front.ClearFaults()
-				n.cloud.Front.ResetCalls()
-				n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: refused(class)})
-				_, err := n.try(5, time.Hour)
-				if err == nil {
-					_, err = n.try(6, time.Hour)
-				}
-				if why := n.supply.LastError(); !strings.Contains(why, "not this one") {
-					t.Errorf("the node says %q", why)
-				}
-				if got := n.cloud.Front.Count("CreateENI"); err == nil || got < 2 || got > 10 {
-					t.Errorf("within an hour %d ENIs made that cannot be attached; the pod: %v", got, err)
-				}
-				n.cloud.Front.ClearFaults()
-				n.add(7, time.Hour)
-				n.settle(5 * time.Minute)
-				n.check()
-			})
-		})
+			n.cloud.Front.ClearFaults()
+			n.cloud.Front.ResetCalls()
+			n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: refused(class)})
+			_, err := n.try(5, time.Hour)
+			if err == nil {
+				_, err = n.try(6, time.Hour)
+			}
+			if why := n.supply.LastError(); !strings.Contains(why, "not this one") {
+				t.Errorf("the node says %q", why)
+			}
+			if got := n.cloud.Front.Count("CreateENI"); err == nil || got < 2 || got > 10 {
+				t.Errorf("within an hour %d ENIs made that cannot be attached; the pod: %v", got, err)
+			}
+			n.cloud.Front.ClearFaults()
+			n.add(7, time.Hour)
+			n.settle(5 * time.Minute)
+			n.check()
+		}))
 	}
 }
 
@@ -150,32 +148,30 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 		{"not for ever", func(c *eni.Config) { c.AnySubnet = true },
 			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: away}, "subnet-far then subnet-far", 3},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
-				pods := map[string]string{"for": "pods"}
-				n.cloud.State.AddSubnet("subnet-near", "zone-a", "10.1.0.0/28", pods)
-				for _, id := range []string{"i-a", "i-b", "i-c", "i-d", "i-e", "i-f"} {
-					n.cloud.State.AddInstance(id, "t3.small", "subnet-near") // 5 addresses are left: one ENI of three pods
-				}
-				n.cloud.State.AddSubnet("subnet-far", "zone-a", "10.64.0.0/18", pods)
-				n.cloud.State.AddRouteTable("rtb-far", "subnet-far")
-				n.cloud.State.AddRouteTable("rtb-other", "subnet-elsewhere")
-				n.cloud.State.AddRouteTable("rtb-home", "subnet-1", "subnet-near")
-				if c.fault != nil {
-					n.cloud.Front.Inject(*c.fault)
-				}
-				n.tune = c.tune
-				n.start()
-				n.settle(time.Second)
-				check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is to be made")
-				for i := range 8 {
-					n.add(i, time.Minute)
-				}
-				n.settle(time.Second)
-				check.Equal(t, n.subnetsOf(), c.want, "new ENIs in")
-				check.Equal(t, n.cloud.Front.Count("RouteTables"), c.calls, "calls for route tables")
-				n.check()
-			})
-		})
+		t.Run(c.name, inBubble("t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+			pods := map[string]string{"for": "pods"}
+			n.cloud.State.AddSubnet("subnet-near", "zone-a", "10.1.0.0/28", pods)
+			for _, id := range []string{"i-a", "i-b", "i-c", "i-d", "i-e", "i-f"} {
+				n.cloud.State.AddInstance(id, "t3.small", "subnet-near") // 5 addresses are left: one ENI of three pods
+			}
+			n.cloud.State.AddSubnet("subnet-far", "zone-a", "10.64.0.0/18", pods)
+			n.cloud.State.AddRouteTable("rtb-far", "subnet-far")
+			n.cloud.State.AddRouteTable("rtb-other", "subnet-elsewhere")
+			n.cloud.State.AddRouteTable("rtb-home", "subnet-1", "subnet-near")
+			if c.fault != nil {
+				n.cloud.Front.Inject(*c.fault)
+			}
+			n.tune = c.tune
+			n.start()
+			n.settle(time.Second)
+			check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is to be made")
+			for i := range 8 {
+				n.add(i, time.Minute)
+			}
+			n.settle(time.Second)
+			check.Equal(t, n.subnetsOf(), c.want, "new ENIs in")
+			check.Equal(t, n.cloud.Front.Count("RouteTables"), c.calls, "calls for route tables")
+			n.check()
+		}))
 	}
 }

@@ -163,20 +163,18 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 		{"dual", "m5.large", "configure one that has IPv4 addresses", ipfamily.Dual},
 		{"IPv6, not Nitro", "m4.large", "built on Nitro", ipfamily.OnlyIPv6},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			bubble(t, tc.instanceType, ipam.Policy{WarmIP: 2, Families: tc.families}, func(t *testing.T, n *node) {
-				n.inSix()
-				n.start()
-				n.settle(time.Minute)
-				if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("the message is %v", err)
-				}
-				if list := n.ofSix(); len(list) > 0 {
-					t.Errorf("ENIs were made: %+v", list)
-				}
-				n.kill()
-			})
-		})
+		t.Run(tc.name, inBubble(tc.instanceType, ipam.Policy{WarmIP: 2, Families: tc.families}, func(t *testing.T, n *node) {
+			n.inSix()
+			n.start()
+			n.settle(time.Minute)
+			if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("the message is %v", err)
+			}
+			if list := n.ofSix(); len(list) > 0 {
+				t.Errorf("ENIs were made: %+v", list)
+			}
+			n.kill()
+		}))
 	}
 }
 

@@ -87,60 +87,58 @@ func (n *node) takeTold(forget bool) []string {
 func TestENIDetachedByOthers(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		for lag, age := range map[time.Duration]time.Duration{0: 20 * time.Second, 3 * time.Second: 5 * time.Minute} {
-			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), func(t *testing.T) {
-				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
-					n.cloud.State.SetLag(lag)
-					n.cloud.State.SetAttachTime(time.Second)
+			t.Run(fmt.Sprintf("restart=%v/lag=%v/age=%v", restart, lag, age), inBubble("m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
+				n.cloud.State.SetLag(lag)
+				n.cloud.State.SetAttachTime(time.Second)
+				n.start()
+				n.addAll(0, 2, 45*time.Second)
+				n.settle(age) // replies outrank listings for a minute
+				e := n.secondary(1)
+				n.cloud.Front.ResetCalls()
+				if restart {
+					n.kill()
+				}
+				n.detach(e)
+				if restart {
 					n.start()
-					n.addAll(0, 2, 45*time.Second)
-					n.settle(age) // replies outrank listings for a minute
-					e := n.secondary(1)
-					n.cloud.Front.ResetCalls()
-					if restart {
-						n.kill()
-					}
-					n.detach(e)
-					if restart {
-						n.start()
-					} else {
-						n.Kick()
-					}
-					n.settle(time.Millisecond)
-					for _, g := range n.addresses.alloc.Groups() {
-						if g.ID == e.ID && g.Ready {
-							t.Error("addresses of an ENI without a link can be handed out")
-						}
-					}
-					if !restart {
-						if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
-							t.Errorf("told too soon, or not the supplier: %v", n.MissingLinks())
-						}
-						n.wantTold()
-					}
-					n.attached(e.ID, 2*lag+5*time.Second)
-					if n.cloud.Front.Count("DeleteENI") > 0 {
-						t.Error("an ENI was deleted of which pods have addresses")
-					}
-					n.settle(time.Millisecond)
-					if slices.Contains(n.takeTold(false), "pod0") {
-						t.Error("a pod was told that the ENI is back before its link was")
-					}
-					n.links.appear(e.ID)
+				} else {
 					n.Kick()
-					n.settle(time.Millisecond)
-					if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
-						t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
+				}
+				n.settle(time.Millisecond)
+				for _, g := range n.addresses.alloc.Groups() {
+					if g.ID == e.ID && g.Ready {
+						t.Error("addresses of an ENI without a link can be handed out")
 					}
-					// It may be back before pods are told that it is gone.
-					told := n.takeTold(false)
-					if gone := slices.ContainsFunc(told, func(s string) bool { return strings.HasPrefix(s, "pod0 ") }); gone && !slices.Contains(told, "pod0") {
-						t.Errorf("pods were not told that the ENI is back: %q", told)
+				}
+				if !restart {
+					if !n.healthy(conditionLinks) || !slices.Equal(n.MissingLinks(), []string{e.ID}) {
+						t.Errorf("told too soon, or not the supplier: %v", n.MissingLinks())
 					}
-					n.addAll(2, 6, 45*time.Second)
-					n.settle(5 * time.Minute)
-					n.check()
-				})
-			})
+					n.wantTold()
+				}
+				n.attached(e.ID, 2*lag+5*time.Second)
+				if n.cloud.Front.Count("DeleteENI") > 0 {
+					t.Error("an ENI was deleted of which pods have addresses")
+				}
+				n.settle(time.Millisecond)
+				if slices.Contains(n.takeTold(false), "pod0") {
+					t.Error("a pod was told that the ENI is back before its link was")
+				}
+				n.links.appear(e.ID)
+				n.Kick()
+				n.settle(time.Millisecond)
+				if free, _ := n.Room(); free < 3 || !n.healthy(conditionLinks) {
+					t.Errorf("its link is back, and %d addresses are free: %+v", free, n.Snapshot().Conditions)
+				}
+				// It may be back before pods are told that it is gone.
+				told := n.takeTold(false)
+				if gone := slices.ContainsFunc(told, func(s string) bool { return strings.HasPrefix(s, "pod0 ") }); gone && !slices.Contains(told, "pod0") {
+					t.Errorf("pods were not told that the ENI is back: %q", told)
+				}
+				n.addAll(2, 6, 45*time.Second)
+				n.settle(5 * time.Minute)
+				n.check()
+			}))
 		}
 	}
 }

@@ -20,6 +20,11 @@ func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n 
 	synctest.Test(t, func(t *testing.T) { run(t, newNode(t, itype, p)) })
 }
 
+// inBubble is bubble as a subtest.
+func inBubble(itype string, p ipam.Policy, run func(t *testing.T, n *node)) func(*testing.T) {
+	return func(t *testing.T) { bubble(t, itype, p, run) }
+}
+
 func TestWarmFromTheStart(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.start()
@@ -193,23 +198,21 @@ func TestTroubleIsNamed(t *testing.T) {
 		{"subnet-full", cloudfake.Fault{Op: "AssignAddresses", Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")}},
 		{"refused", cloudfake.Fault{Op: "AssignAddresses", Err: cloudfake.Err(cloud.Bug, "InvalidParameterValue")}},
 	} {
-		t.Run(c.reason, func(t *testing.T) {
-			bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				n.cloud.Front.Inject(c.fault)
-				n.start()
-				_ = n.fails(1, 45*time.Second, c.reason)
-				if n.Snapshot().LastError == "" {
-					t.Error("the snapshot shows no trouble")
-				}
-				n.cloud.Front.ClearFaults()
-				n.add(1, 2*time.Minute)
-				n.settle(2 * time.Minute)
-				if got := n.Snapshot().LastError; got != "" {
-					t.Errorf("healed, but the snapshot says %s", got)
-				}
-				n.check()
-			})
-		})
+		t.Run(c.reason, inBubble("t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			n.cloud.Front.Inject(c.fault)
+			n.start()
+			_ = n.fails(1, 45*time.Second, c.reason)
+			if n.Snapshot().LastError == "" {
+				t.Error("the snapshot shows no trouble")
+			}
+			n.cloud.Front.ClearFaults()
+			n.add(1, 2*time.Minute)
+			n.settle(2 * time.Minute)
+			if got := n.Snapshot().LastError; got != "" {
+				t.Errorf("healed, but the snapshot says %s", got)
+			}
+			n.check()
+		}))
 	}
 }
 
@@ -345,36 +348,34 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 		"addresses": {WarmIP: 2, FirstInterfaceIndex: 1},
 		"prefixes":  {WarmIP: 2, FirstInterfaceIndex: 1, PrefixDelegation: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, "t3.small", p, func(t *testing.T, n *node) {
-				n.start()
-				n.addAll(0, 2, time.Minute)
-				n.settle(time.Minute)
-				n.kill()
-				n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
-				n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
-				n.start()
-				n.settle(5 * time.Minute)
-				n.check()
-				if name == "addresses" {
-					n.wantLayout("0,2,2")
-					if l := n.add(2, time.Second); l.Uplink != 2 {
-						t.Errorf("a new pod got %v", l)
-					}
+		t.Run(name, inBubble("t3.small", p, func(t *testing.T, n *node) {
+			n.start()
+			n.addAll(0, 2, time.Minute)
+			n.settle(time.Minute)
+			n.kill()
+			n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
+			n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
+			n.start()
+			n.settle(5 * time.Minute)
+			n.check()
+			if name == "addresses" {
+				n.wantLayout("0,2,2")
+				if l := n.add(2, time.Second); l.Uplink != 2 {
+					t.Errorf("a new pod got %v", l)
 				}
-				n.delAll(0, 2)
-				n.settle(20 * time.Second)
-				check.Equal(t, len(n.cloud.State.Truth()), 3, "ENIs while addresses cool")
-				n.settle(5 * time.Minute)
-				n.check()
-				for _, e := range n.cloud.State.Truth() {
-					if !primary(e) && e.SubnetID != "subnet-2" {
-						t.Errorf("%s is left in %s", e.ID, e.SubnetID)
-					}
+			}
+			n.delAll(0, 2)
+			n.settle(20 * time.Second)
+			check.Equal(t, len(n.cloud.State.Truth()), 3, "ENIs while addresses cool")
+			n.settle(5 * time.Minute)
+			n.check()
+			for _, e := range n.cloud.State.Truth() {
+				if !primary(e) && e.SubnetID != "subnet-2" {
+					t.Errorf("%s is left in %s", e.ID, e.SubnetID)
 				}
-				check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs in the end")
-			})
-		})
+			}
+			check.Equal(t, len(n.cloud.State.Truth()), 2, "ENIs in the end")
+		}))
 	}
 }
 

@@ -18,37 +18,35 @@ import (
 // A throttled call is repeated as it was: no other ENI, no other action.
 func TestThrottledCallIsRepeated(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Instance", "ENIs"} {
-		t.Run(op, func(t *testing.T) {
-			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				if op != "Instance" && op != "ENIs" {
-					n.start()
-					n.settle(2 * time.Minute) // free counts are old: they will be asked for
+		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			if op != "Instance" && op != "ENIs" {
+				n.start()
+				n.settle(2 * time.Minute) // free counts are old: they will be asked for
+			}
+			n.cloud.Front.ResetCalls()
+			n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+			if n.Source == nil {
+				n.start()
+			}
+			n.addAll(0, 20, 45*time.Second)
+			n.settle(time.Minute)
+			n.wantLayout("14,7")
+			n.check()
+			var last *cloudfake.Call
+			throttled := 0
+			for _, c := range n.cloud.Front.Calls() {
+				// A listing that was throttled is begun again from its start.
+				if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
+					t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
 				}
-				n.cloud.Front.ResetCalls()
-				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 4, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
-				if n.Source == nil {
-					n.start()
+				last = nil
+				if cloud.ClassOf(c.Err) == cloud.Throttled {
+					throttled++
+					last = &c
 				}
-				n.addAll(0, 20, 45*time.Second)
-				n.settle(time.Minute)
-				n.wantLayout("14,7")
-				n.check()
-				var last *cloudfake.Call
-				throttled := 0
-				for _, c := range n.cloud.Front.Calls() {
-					// A listing that was throttled is begun again from its start.
-					if last != nil && c.Op != "ENIs" && last.Op != "ENIs" && (c.Op != last.Op || c.ENI != last.ENI || c.N != last.N) {
-						t.Errorf("after a throttled %s %s %d came %s %s %d", last.Op, last.ENI, last.N, c.Op, c.ENI, c.N)
-					}
-					last = nil
-					if cloud.ClassOf(c.Err) == cloud.Throttled {
-						throttled++
-						last = &c
-					}
-				}
-				check.Equal(t, throttled, 4, "throttled calls")
-			})
-		})
+			}
+			check.Equal(t, throttled, 4, "throttled calls")
+		}))
 	}
 }
 
@@ -57,24 +55,22 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 func TestLostReplies(t *testing.T) {
 	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "UnassignAddresses", "DetachENI", "DeleteENI"} {
 		for _, lag := range []time.Duration{0, 3 * time.Second} {
-			t.Run(op+"/lag="+lag.String(), func(t *testing.T) {
-				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-					n.cloud.State.SetLag(lag)
-					n.cloud.State.SetAttachTime(time.Second)
-					n.start()
-					n.settle(10 * time.Second)
-					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
-					n.addAll(0, 20, 45*time.Second)
-					n.settle(5 * time.Second)
-					n.wantLayout("14,7")
-					n.check()
-					n.delAll(0, 20)
-					n.settle(6 * time.Minute)
-					n.wantLayout("1")
-					n.check()
-					check.Equal(t, n.cloud.Front.Count("CreateENI")-failures(n, "CreateENI"), 1, "ENIs were created")
-				})
-			})
+			t.Run(op+"/lag="+lag.String(), inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+				n.cloud.State.SetLag(lag)
+				n.cloud.State.SetAttachTime(time.Second)
+				n.start()
+				n.settle(10 * time.Second)
+				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
+				n.addAll(0, 20, 45*time.Second)
+				n.settle(5 * time.Second)
+				n.wantLayout("14,7")
+				n.check()
+				n.delAll(0, 20)
+				n.settle(6 * time.Minute)
+				n.wantLayout("1")
+				n.check()
+				check.Equal(t, n.cloud.Front.Count("CreateENI")-failures(n, "CreateENI"), 1, "ENIs were created")
+			}))
 		}
 	}
 }

@@ -28,29 +28,27 @@ var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
 // optional, and releases can wait.
 func TestGrowthWaitsForNothingElse(t *testing.T) {
 	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
-		t.Run(op, func(t *testing.T) {
-			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-				n.start()
-				n.settle(time.Second)
-				if op == "SetDeleteOnTermination" {
-					n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
-				}
-				n.burst(0, 20, time.Second)
+		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
+			n.start()
+			n.settle(time.Second)
+			if op == "SetDeleteOnTermination" {
 				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
-				n.delAll(0, 20)
-				n.settle(3 * time.Minute)
-				n.cloud.Front.ResetCalls()
-				pods := 50 // on four ENIs, with what was about to leave
-				if op == "ENIs" {
-					pods = 40 // on three: nobody can see that the fourth has gone
-				}
-				n.addAll(100, 100+pods, time.Second)
-				n.check()
-				n.cloud.Front.ClearFaults()
-				n.settle(10 * time.Minute)
-				n.finalCheck()
-			})
-		})
+			}
+			n.burst(0, 20, time.Second)
+			n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
+			n.delAll(0, 20)
+			n.settle(3 * time.Minute)
+			n.cloud.Front.ResetCalls()
+			pods := 50 // on four ENIs, with what was about to leave
+			if op == "ENIs" {
+				pods = 40 // on three: nobody can see that the fourth has gone
+			}
+			n.addAll(100, 100+pods, time.Second)
+			n.check()
+			n.cloud.Front.ClearFaults()
+			n.settle(10 * time.Minute)
+			n.finalCheck()
+		}))
 	}
 }
 

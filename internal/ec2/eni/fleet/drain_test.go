@@ -115,29 +115,27 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 		"by ID":   func(s *eni.Settings) { s.Groups = []string{"sg-b", "sg-a"} },
 		"by tags": func(s *eni.Settings) { s.GroupTags = map[string]string{"for": "pods"} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.State.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
-				w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
-				n := draining(t, w, warm, 5, change)
-				pass(30 * time.Second)
-				n.wantOutdated(t, "at once", 1)
-				n.endOn(1)
-				n.run(2)
-				pass(5 * minute)
-				n.wantPods(t, 2)
-				n.end()
-				n.end()
-				n.run(0)
-				pass(5 * minute)
-				n.wantOutdated(t, "in the end", 0)
-				for _, e := range w.attached() {
-					if len(e.Groups) != 2 || e.Groups[0] == e.Groups[1] {
-						t.Errorf("%s has the groups %v", e.ID, e.Groups)
-					}
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			w.cloud.State.AddSecurityGroup("sg-a", map[string]string{"for": "pods"})
+			w.cloud.State.AddSecurityGroup("sg-b", map[string]string{"for": "pods"})
+			n := draining(t, w, warm, 5, change)
+			pass(30 * time.Second)
+			n.wantOutdated(t, "at once", 1)
+			n.endOn(1)
+			n.run(2)
+			pass(5 * minute)
+			n.wantPods(t, 2)
+			n.end()
+			n.end()
+			n.run(0)
+			pass(5 * minute)
+			n.wantOutdated(t, "in the end", 0)
+			for _, e := range w.attached() {
+				if len(e.Groups) != 2 || e.Groups[0] == e.Groups[1] {
+					t.Errorf("%s has the groups %v", e.ID, e.Groups)
 				}
-			})
-		})
+			}
+		}))
 	}
 }
 

@@ -59,24 +59,22 @@ func TestJoinsShareCalls(t *testing.T) {
 		every time.Duration
 		most  int
 	}{{"at once", 0, 2}, {"within a second", 10 * time.Millisecond, 6}} {
-		t.Run(c.name, func(t *testing.T) {
-			bubble(t, 100, func(t *testing.T, w *world) {
-				w.cloud.Front.SetLatency("", 50*time.Millisecond)
-				p := w.operator(w.cloud)
-				for _, o := range w.objects {
-					p.set(t, o, settings(0, 8))
-					pass(c.every)
-				}
-				pass(20 * time.Second)
-				p.stop()
-				if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
-					t.Errorf("%d describe calls, want at most %d", n, c.most)
-				}
-				if n := w.cloud.Front.Count("Subnets"); n > 2 {
-					t.Errorf("%d DescribeSubnets", n)
-				}
-			})
-		})
+		t.Run(c.name, inBubble(100, func(t *testing.T, w *world) {
+			w.cloud.Front.SetLatency("", 50*time.Millisecond)
+			p := w.operator(w.cloud)
+			for _, o := range w.objects {
+				p.set(t, o, settings(0, 8))
+				pass(c.every)
+			}
+			pass(20 * time.Second)
+			p.stop()
+			if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
+				t.Errorf("%d describe calls, want at most %d", n, c.most)
+			}
+			if n := w.cloud.Front.Count("Subnets"); n > 2 {
+				t.Errorf("%d DescribeSubnets", n)
+			}
+		}))
 	}
 }
 

@@ -323,6 +323,11 @@ func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
 	})
 }
 
+// inBubble is bubble as a subtest.
+func inBubble(nodes int, test func(t *testing.T, w *world)) func(*testing.T) {
+	return func(t *testing.T) { bubble(t, nodes, test) }
+}
+
 // pass lets virtual time pass.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen

@@ -278,20 +278,18 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 // type that the cloud names.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
-		t.Run(said, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) { // of m5.xlarge
-				s := settings(0, 60)
-				s.InstanceType = said
-				n := w.operator(w.cloud).set(t, w.objects[0], s)
-				pass(30 * time.Second)
-				got := n.inventory()
-				if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
-					t.Errorf("status %+v", st)
-				}
-				if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
-					t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
-				}
-			})
-		})
+		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // of m5.xlarge
+			s := settings(0, 60)
+			s.InstanceType = said
+			n := w.operator(w.cloud).set(t, w.objects[0], s)
+			pass(30 * time.Second)
+			got := n.inventory()
+			if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
+				t.Errorf("status %+v", st)
+			}
+			if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
+				t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
+			}
+		}))
 	}
 }

@@ -166,25 +166,23 @@ func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 			p.set(t, n.object, s)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				cl := &busy{Cloud: w.cloud}
-				p := w.operator(cl)
-				n := p.set(t, w.objects[0], settings(0, 8))
-				pass(10 * time.Second)
-				if cl.waiting.Load() != 1 {
-					t.Fatalf("%d calls wait", cl.waiting.Load())
-				}
-				giveUp(t, p, n)
-				pass(time.Second)
-				check.Equal(t, cl.waiting.Load(), 0, "calls wait")
-				pass(5 * minute)
-				w.apart = true // a node that was removed keeps its ENIs
-				if len(cl.served) != 0 {
-					t.Errorf("served at %v", cl.served)
-				}
-			})
-		})
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			cl := &busy{Cloud: w.cloud}
+			p := w.operator(cl)
+			n := p.set(t, w.objects[0], settings(0, 8))
+			pass(10 * time.Second)
+			if cl.waiting.Load() != 1 {
+				t.Fatalf("%d calls wait", cl.waiting.Load())
+			}
+			giveUp(t, p, n)
+			pass(time.Second)
+			check.Equal(t, cl.waiting.Load(), 0, "calls wait")
+			pass(5 * minute)
+			w.apart = true // a node that was removed keeps its ENIs
+			if len(cl.served) != 0 {
+				t.Errorf("served at %v", cl.served)
+			}
+		}))
 	}
 }
 

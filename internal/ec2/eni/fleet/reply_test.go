@@ -267,37 +267,35 @@ func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 		{"of others, later", truth, others, true},
 		{"smaller, later", truth, smaller, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			bubble(t, 2, func(t *testing.T, w *world) {
-				told := tt.first
-				p := w.operator(&api{Cloud: w.cloud, subnets: func(list []cloud.Subnet) {
-					for i := range list {
-						list[i].CIDR = told
-					}
-				}})
-				look := func(want bool) {
-					t.Helper()
-					for range 10 {
-						pass(30 * time.Second)
-						for _, n := range p.writers {
-							n.run(1)
-						}
-					}
-					pass(time.Second)
+		t.Run(tt.name, inBubble(2, func(t *testing.T, w *world) {
+			told := tt.first
+			p := w.operator(&api{Cloud: w.cloud, subnets: func(list []cloud.Subnet) {
+				for i := range list {
+					list[i].CIDR = told
+				}
+			}})
+			look := func(want bool) {
+				t.Helper()
+				for range 10 {
+					pass(30 * time.Second)
 					for _, n := range p.writers {
-						for _, e := range n.inventory().ENIs {
-							if want && e.Subnet != truth || e.Subnet.IsValid() && e.Subnet != truth {
-								t.Errorf("%s of %s was published in %v", e.ID, n.name, e.Subnet)
-							}
+						n.run(1)
+					}
+				}
+				pass(time.Second)
+				for _, n := range p.writers {
+					for _, e := range n.inventory().ENIs {
+						if want && e.Subnet != truth || e.Subnet.IsValid() && e.Subnet != truth {
+							t.Errorf("%s of %s was published in %v", e.ID, n.name, e.Subnet)
 						}
 					}
 				}
-				p.set(t, w.objects[0], settings(0, 4))
-				look(tt.served)
-				told = tt.then
-				p.set(t, w.objects[1], settings(0, 4))
-				look(true)
-			})
-		})
+			}
+			p.set(t, w.objects[0], settings(0, 4))
+			look(tt.served)
+			told = tt.then
+			p.set(t, w.objects[1], settings(0, 4))
+			look(true)
+		}))
 	}
 }

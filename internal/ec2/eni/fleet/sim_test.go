@@ -96,9 +96,7 @@ func seeds(t *testing.T) []uint64 {
 // random moments; at the end the cloud has exactly what is published.
 func TestSimulation(t *testing.T) {
 	for _, seed := range seeds(t) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, 0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) })
-		})
+		t.Run(fmt.Sprint(seed), inBubble(0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) }))
 	}
 }
 
@@ -196,49 +194,47 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 // got the released addresses.
 func TestCallAfterAnotherTookOver(t *testing.T) {
 	for name, pods := range map[string]int{"addresses": 6, "an ENI": 20} { // an m5.xlarge's ENI has room for 14
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				goOn := make(chan struct{})
-				o := w.operator(&api{Cloud: w.cloud, taking: goOn}).set(t, w.objects[0], settings(0, 8))
-				o.run(pods)
-				pass(30 * time.Second)
-				for range pods {
-					o.end()
-				}
-				o.run(0)
-				pass(2 * minute)
-				leaving, enis := o.leaves()
-				if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
-					t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
-				}
-				before := w.attachments()
-				two := w.operator(w.cloud).set(t, o.object, settings(0, 8))
-				pass(10 * time.Second)
-				two.run(25)
-				for range 5 {
-					pass(minute)
-					for a := range leaving {
-						if o.has(a) {
-							t.Errorf("a pod has %v, which is on its way out", a)
-						}
-					}
-					now := w.attachments()
-					for _, e := range o.inventory().ENIs {
-						if enis[e.ID] && now[e.ID] == before[e.ID] {
-							t.Errorf("%s is published, which is on its way out", e.ID)
-						}
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			goOn := make(chan struct{})
+			o := w.operator(&api{Cloud: w.cloud, taking: goOn}).set(t, w.objects[0], settings(0, 8))
+			o.run(pods)
+			pass(30 * time.Second)
+			for range pods {
+				o.end()
+			}
+			o.run(0)
+			pass(2 * minute)
+			leaving, enis := o.leaves()
+			if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
+				t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))
+			}
+			before := w.attachments()
+			two := w.operator(w.cloud).set(t, o.object, settings(0, 8))
+			pass(10 * time.Second)
+			two.run(25)
+			for range 5 {
+				pass(minute)
+				for a := range leaving {
+					if o.has(a) {
+						t.Errorf("a pod has %v, which is on its way out", a)
 					}
 				}
-				if w.cloud.Front.Count("UnassignAddresses", "DetachENI") == 0 {
-					t.Error("the other did not go on")
+				now := w.attachments()
+				for _, e := range o.inventory().ENIs {
+					if enis[e.ID] && now[e.ID] == before[e.ID] {
+						t.Errorf("%s is published, which is on its way out", e.ID)
+					}
 				}
-				close(goOn)
-				pass(15 * minute)
-				if _, waiting := o.pods(); waiting > 0 {
-					t.Errorf("%d pods wait", waiting)
-				}
-			})
-		})
+			}
+			if w.cloud.Front.Count("UnassignAddresses", "DetachENI") == 0 {
+				t.Error("the other did not go on")
+			}
+			close(goOn)
+			pass(15 * minute)
+			if _, waiting := o.pods(); waiting > 0 {
+				t.Errorf("%d pods wait", waiting)
+			}
+		}))
 	}
 }
 

@@ -101,26 +101,24 @@ func TestNoTrunk(t *testing.T) {
 			w.cloud.State.AddENI("i-000", 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner})
 		}, plan.ReasonOtherTrunk, 28},
 	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				c.before(w)
-				w.apart = true // there is an instance without a node, or an ENI of someone's
-				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
-				n.run(60)
-				pass(30 * minute)
-				if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
-					t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
+		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
+			c.before(w)
+			w.apart = true // there is an instance without a node, or an ENI of someone's
+			n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
+			n.run(60)
+			pass(30 * minute)
+			if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
+				t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
+			}
+			for _, call := range w.cloud.Front.Calls() {
+				if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
+					t.Errorf("called %+v", call)
 				}
-				for _, call := range w.cloud.Front.Calls() {
-					if strings.HasPrefix(call.Op, "Detach") || strings.HasPrefix(call.Op, "Delete") {
-						t.Errorf("called %+v", call)
-					}
-				}
-				if with, _ := n.pods(); with != c.pods {
-					t.Errorf("%d pods have addresses, want %d", with, c.pods)
-				}
-			})
-		})
+			}
+			if with, _ := n.pods(); with != c.pods {
+				t.Errorf("%d pods have addresses, want %d", with, c.pods)
+			}
+		}))
 	}
 }
 
@@ -237,26 +235,24 @@ func TestFailuresAboutTrunks(t *testing.T) {
 			"not there": {Err: cloudfake.Err(cloud.Transient, "")},
 			"throttled": {Err: cloudfake.Err(cloud.Throttled, "")},
 		} {
-			t.Run(op+"/"+name, func(t *testing.T) {
-				bubble(t, 1, func(t *testing.T, w *world) {
-					w.cloud.State.SetLag(2 * time.Second)
-					fault.Op, fault.Times = op, 2
-					w.cloud.Front.Inject(fault)
-					n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
-					pass(5 * minute)
-					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-						t.Error("it would outlive its instance")
-					}
-					n.configure(t, settings(0, 0))
-					pass(10 * minute)
-					if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
-						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
-					}
-					if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
-						t.Errorf("%d ENIs asked for", made)
-					}
-				})
-			})
+			t.Run(op+"/"+name, inBubble(1, func(t *testing.T, w *world) {
+				w.cloud.State.SetLag(2 * time.Second)
+				fault.Op, fault.Times = op, 2
+				w.cloud.Front.Inject(fault)
+				n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
+				pass(5 * minute)
+				if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
+					t.Error("it would outlive its instance")
+				}
+				n.configure(t, settings(0, 0))
+				pass(10 * minute)
+				if len(w.secondary()) > 0 || n.last().Trunk != nil || n.last().LastError != "" {
+					t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+				}
+				if made := w.cloud.Front.Count("CreateENI"); made > 1 && op != "CreateENI" || made > 3 {
+					t.Errorf("%d ENIs asked for", made)
+				}
+			}))
 		}
 	}
 }
@@ -335,47 +331,45 @@ func TestTrunkOverACrash(t *testing.T) {
 	for _, point := range []string{"create", "attach", "set-deletion", "detach", "delete"} {
 		for _, at := range []string{"before", "after"} {
 			for _, lag := range []time.Duration{0, 2 * time.Second} {
-				t.Run(fmt.Sprintf("%s.%s/lag=%v", point, at, lag), func(t *testing.T) {
-					bubble(t, 1, func(t *testing.T, w *world) {
-						restore := check.Must(failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at)))(t)
-						defer restore()
-						w.cloud.State.SetLag(lag)
-						w.cloud.State.SetAttachTime(time.Second)
-						k := &killer{}
-						w.observer = k
-						var n *writer
-						lead := func(s eni.Settings) {
-							p := w.operator(w.cloud)
-							k.mu.Lock()
-							k.stop = p.stop
-							k.mu.Unlock()
-							n = p.set(t, w.objects[0], s)
+				t.Run(fmt.Sprintf("%s.%s/lag=%v", point, at, lag), inBubble(1, func(t *testing.T, w *world) {
+					restore := check.Must(failpoint.Set(fmt.Sprintf("eni.%s.%s=error@1", point, at)))(t)
+					defer restore()
+					w.cloud.State.SetLag(lag)
+					w.cloud.State.SetAttachTime(time.Second)
+					k := &killer{}
+					w.observer = k
+					var n *writer
+					lead := func(s eni.Settings) {
+						p := w.operator(w.cloud)
+						k.mu.Lock()
+						k.stop = p.stop
+						k.mu.Unlock()
+						n = p.set(t, w.objects[0], s)
+					}
+					settle := func(s eni.Settings) {
+						before := k.count()
+						pass(5 * minute)
+						synctest.Wait()
+						if k.count() > before {
+							lead(s)
 						}
-						settle := func(s eni.Settings) {
-							before := k.count()
-							pass(5 * minute)
-							synctest.Wait()
-							if k.count() > before {
-								lead(s)
-							}
-							pass(10 * minute)
-						}
-						lead(withTrunk(0, 0))
-						settle(withTrunk(0, 0))
-						if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
-							t.Error("it would outlive its instance")
-						}
-						n.configure(t, settings(0, 0))
-						settle(settings(0, 0))
-						if len(w.secondary()) > 0 || n.last().Trunk != nil {
-							t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
-						}
-						check.Equal(t, k.count(), 1, "hits of the failpoint")
-						if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
-							t.Errorf("%d ENIs asked for", n)
-						}
-					})
-				})
+						pass(10 * minute)
+					}
+					lead(withTrunk(0, 0))
+					settle(withTrunk(0, 0))
+					if trunk := n.wantTrunk(t, w); !trunk.Attachment.DeleteOnTermination {
+						t.Error("it would outlive its instance")
+					}
+					n.configure(t, settings(0, 0))
+					settle(settings(0, 0))
+					if len(w.secondary()) > 0 || n.last().Trunk != nil {
+						t.Errorf("%d ENIs besides the primary: %+v", len(w.secondary()), n.last())
+					}
+					check.Equal(t, k.count(), 1, "hits of the failpoint")
+					if n := w.cloud.Front.Count("CreateENI"); n > 2 { // one may have been repeated
+						t.Errorf("%d ENIs asked for", n)
+					}
+				}))
 			}
 		}
 	}
@@ -385,48 +379,46 @@ func TestTrunkOverACrash(t *testing.T) {
 // at growing intervals.
 func TestTrunkThatCannotBeAttached(t *testing.T) {
 	for _, class := range []cloud.Class{cloud.Bug, cloud.Conflict, cloud.LimitReached} {
-		t.Run(class.String(), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				var allowed atomic.Bool
-				var tries atomic.Int32
-				ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
-					for _, e := range w.cloud.State.Truth() {
-						if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
-							tries.Add(1)
-							return cloudfake.Err(class, "")
-						}
+		t.Run(class.String(), inBubble(1, func(t *testing.T, w *world) {
+			var allowed atomic.Bool
+			var tries atomic.Int32
+			ec2 := &api{Cloud: w.cloud, attaching: func(id string) error {
+				for _, e := range w.cloud.State.Truth() {
+					if !allowed.Load() && e.ID == id && e.Type == cloud.InterfaceTrunk {
+						tries.Add(1)
+						return cloudfake.Err(class, "")
 					}
-					return nil
-				}}
-				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
-				told := false
-				for range 20 {
-					n.run(1)
+				}
+				return nil
+			}}
+			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
+			told := false
+			for range 20 {
+				n.run(1)
+				pass(time.Second)
+				told = told || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
+			}
+			n.wantPods(t, 20)
+			if !told {
+				t.Errorf("%+v", n.last())
+			}
+			pass(2 * time.Hour)
+			if made := w.cloud.Front.Count("CreateENI"); made > 15 {
+				t.Errorf("%d ENIs made in two hours", made)
+			}
+			if n := tries.Load(); n > 130 {
+				t.Errorf("%d tries in two hours to attach it", n)
+			}
+			for range 60 { // at the moment of a try it is being made
+				if n.last().Trunk.Reason == plan.ReasonPending {
 					pass(time.Second)
-					told = told || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
 				}
-				n.wantPods(t, 20)
-				if !told {
-					t.Errorf("%+v", n.last())
-				}
-				pass(2 * time.Hour)
-				if made := w.cloud.Front.Count("CreateENI"); made > 15 {
-					t.Errorf("%d ENIs made in two hours", made)
-				}
-				if n := tries.Load(); n > 130 {
-					t.Errorf("%d tries in two hours to attach it", n)
-				}
-				for range 60 { // at the moment of a try it is being made
-					if n.last().Trunk.Reason == plan.ReasonPending {
-						pass(time.Second)
-					}
-				}
-				n.wantNoTrunk(t, w, plan.ReasonRefused)
-				allowed.Store(true)
-				pass(50 * minute)
-				n.wantTrunk(t, w)
-			})
-		})
+			}
+			n.wantNoTrunk(t, w, plan.ReasonRefused)
+			allowed.Store(true)
+			pass(50 * minute)
+			n.wantTrunk(t, w)
+		}))
 	}
 }
 
@@ -524,18 +516,16 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 // trunk that was created is found.
 func TestRepliesThatTellOfTrunks(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
-		t.Run(string(kind), func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) {
-				w.cloud.State.SetLag(3 * time.Second)
-				ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
-				n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
-				pass(2 * minute)
-				if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
-					t.Errorf("attached as one for pods: %+v", trunk.Attachment)
-				}
-				check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "ENIs made")
-			})
-		})
+		t.Run(string(kind), inBubble(1, func(t *testing.T, w *world) {
+			w.cloud.State.SetLag(3 * time.Second)
+			ec2 := &api{Cloud: w.cloud, created: func(_ cloud.CreateENI, e *cloud.ENI) { e.Type = kind }}
+			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 0))
+			pass(2 * minute)
+			if trunk := n.wantTrunk(t, w); trunk.Attachment.DeviceIndex != 3 {
+				t.Errorf("attached as one for pods: %+v", trunk.Attachment)
+			}
+			check.Equal(t, w.cloud.Front.Count("CreateENI"), 1, "ENIs made")
+		}))
 	}
 }
 
