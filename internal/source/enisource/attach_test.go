@@ -21,8 +21,7 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 	}
 	for name, class := range map[string]cloud.Class{"bug": cloud.Bug, "conflict": cloud.Conflict} {
 		t.Run(name, inBubble("t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-00000000000000002", Err: refused(class)})
 			for i := range 5 {
 				n.add(i, time.Minute) // the fourth needs an ENI
@@ -68,8 +67,7 @@ func TestENIThatWasAttachedAfterAll(t *testing.T) {
 // lostAttach plays one such round, and returns how often the attachment was tried.
 func lostAttach(t *testing.T) (tried int) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		for i := range 13 {
 			n.add(i, time.Minute) // the fifteenth needs an ENI
 		}
@@ -92,8 +90,7 @@ func lostAttach(t *testing.T) (tried int) {
 // another, although detached ENIs are listed last at a start.
 func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Throttled, "")})
 		n.burst(0, 3, time.Minute)
 		n.settle(10 * time.Second)
@@ -162,8 +159,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 				n.cloud.Front.Inject(*c.fault)
 			}
 			n.tune = c.tune
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			check.Equal(t, n.cloud.Front.Count("RouteTables"), 0, "calls before an ENI is to be made")
 			for i := range 8 {
 				n.add(i, time.Minute)

@@ -58,8 +58,7 @@ func templated(t *testing.T, p ipam.Policy) *node {
 func TestOtherSettingsCountAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
@@ -87,8 +86,7 @@ func TestOtherSettingsCountAtOnce(t *testing.T) {
 func TestFirstInterfaceIndexCountsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmIP: 2})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})
 		n.Configure(Desired{Template: "NodeNetworkTemplate/pods", Settings: n.settingsOf(inPods)})
 		n.settle(time.Second)

@@ -123,8 +123,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 						k := n.arm()
 						n.cloud.State.SetLag(lag)
 						n.cloud.State.SetAttachTime(time.Second)
-						n.start()
-						n.settle(time.Second)
+						n.startAndSettle(time.Second)
 						n.restartDead()
 						if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
 							n.restartDead()

@@ -33,8 +33,7 @@ func TestFamiliesChange(t *testing.T) {
 		n.cloud.State.SetIPv6("subnet-1", "2001:db8::/64")
 		for i, set := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual, ipfamily.OnlyIPv4, ipfamily.OnlyIPv6} {
 			n.policy.Families = set
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			if l := n.add(i, 45*time.Second); has(l) != set {
 				t.Errorf("with %s a pod got %v", set, l.Addrs())
 			}
@@ -56,8 +55,7 @@ func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.cloud.State.RemoveSubnet("subnet-1")
 		n.cloud.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		if err := n.fails(1, 45*time.Second, "no-ipv6"); !strings.Contains(err.Error(), "IPv6 CIDR block") {
 			t.Errorf("the message is %v", err)
 		}
@@ -74,14 +72,12 @@ func TestWithoutIPv6NobodyIsServed(t *testing.T) {
 // While EC2 is away, a node uses the families of its file.
 func TestFamiliesOutliveEC2(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 2, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		first := n.add(1, time.Second)
 		n.settle(time.Minute)
 		n.kill()
 		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		second := n.add(2, time.Second)
 		if has(second) != ipfamily.Dual || second.IPv6 == first.IPv6 {
 			t.Errorf("%v after %v", second.Addrs(), first.Addrs())
@@ -123,8 +119,7 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		free := n.freeAtHome()
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) || l.IPv4.IsValid() {
 			t.Errorf("the pod has %v", l.Addrs())
 		}
@@ -137,14 +132,12 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 			t.Errorf("subnets were described %d times within an hour, and all was known", asked)
 		}
 		n.kill()
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		n.add(2, time.Minute)
 		n.check()
 		n.kill()
 		n.cloud.Front.Inject(cloudfake.Fault{Times: 1 << 20, Err: cloudfake.Err(cloud.Transient, "")})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
 			t.Errorf("while EC2 is away a pod has %v", l.Addrs())
 		}
@@ -165,8 +158,7 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 	} {
 		t.Run(tc.name, inBubble(tc.instanceType, ipam.Policy{WarmIP: 2, Families: tc.families}, func(t *testing.T, n *node) {
 			n.inSix()
-			n.start()
-			n.settle(time.Minute)
+			n.startAndSettle(time.Minute)
 			if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("the message is %v", err)
 			}
@@ -183,8 +175,7 @@ func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if made := n.cloud.Front.Count("CreateENI"); made > 2 {
 			t.Errorf("%d calls within a minute", made)
 		}

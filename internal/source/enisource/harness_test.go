@@ -197,6 +197,13 @@ func (n *node) settle(d time.Duration) {
 	synctest.Wait()
 }
 
+// startAndSettle starts the daemon, and lets time pass.
+func (n *node) startAndSettle(d time.Duration) {
+	n.t.Helper()
+	n.start()
+	n.settle(d)
+}
+
 // Acquire records the lease, as a daemon does.
 func (n *node) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
 	l, err := n.Source.Acquire(ctx, r)

@@ -2,7 +2,6 @@ package enisource
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -237,57 +236,33 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 		assign  = "AssignPrivateIpAddresses"
 		create  = "CreateNetworkInterface"
 		list    = "DescribeNetworkInterfaces"
-		address = "(<assignedPrivateIpAddressesSet><item><privateIpAddress>)[^<]*"
-		more    = "()(</assignedPrivateIpAddressesSet>)"
-		another = "<item><privateIpAddress>%s</privateIpAddress></item>$2"
+		address = "(<assignedPrivateIpAddressesSet><item><privateIpAddress>)[^<]*()"
+		second  = "(<privateIpAddress>)[^<]*(</privateIpAddress><privateDnsName>[^<]*</privateDnsName><primary>false)"
+		id      = "(<networkInterfaceId>)[^<]*()"
+		mac     = "(<macAddress>)[^<]*()"
 	)
-	// What is lied about, as the books have it.
-	type books struct{ primary, other, stranger vpc.ENI }
-	for name, lie := range map[string]func(b books) spec.Fault{
-		"assigned: the primary address": func(b books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: address, Replacement: "${1}" + b.primary.Primary.String()}
-		},
-		"assigned: an address of another ENI": func(b books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: address, Replacement: "${1}" + b.other.Secondary[0].String()}
-		},
-		"assigned: the primary address of another ENI": func(b books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: address, Replacement: "${1}" + b.other.Primary.String()}
-		},
-		"assigned: an address outside of the subnet": func(books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: address, Replacement: "${1}10.9.0.9"}
-		},
-		"assigned: one more": func(books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: more, Replacement: fmt.Sprintf(another, "10.0.3.200")}
-		},
-		"assigned: one twice": func(books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: "(<item>.*?</item>)(</assignedPrivateIpAddressesSet>)", Replacement: "$1$1$2"}
-		},
-		"assigned: to another ENI": func(b books) spec.Fault {
-			return spec.Fault{Action: assign, Pattern: b.primary.ID, Replacement: b.other.ID}
-		},
-		"created: with an address of another": func(b books) spec.Fault {
-			return spec.Fault{Action: create, Pattern: "(<privateIpAddress>)[^<]*(</privateIpAddress><privateDnsName>[^<]*</privateDnsName><primary>false)",
-				Replacement: "${1}" + b.other.Secondary[0].String() + "${2}"}
-		},
-		"created: the primary ENI": func(b books) spec.Fault {
-			return spec.Fault{Action: create, Pattern: "(<networkInterfaceId>)[^<]*", Replacement: "${1}" + b.primary.ID}
-		},
-		"created: the primary ENI of another instance": func(b books) spec.Fault {
-			return spec.Fault{Action: create, Pattern: "(<networkInterfaceId>)[^<]*", Replacement: "${1}" + b.stranger.ID}
-		},
-		"created: with the MAC address of the primary": func(b books) spec.Fault {
-			return spec.Fault{Action: create, Pattern: "(<macAddress>)[^<]*", Replacement: "${1}" + b.primary.MAC.String()}
-		},
-		"attached: by the attachment of another": func(b books) spec.Fault {
-			return spec.Fault{Action: "AttachNetworkInterface", Pattern: "(<attachmentId>)[^<]*", Replacement: "${1}" + b.other.Attachment.ID}
-		},
-		"listed: every ENI with the primary address of the node": func(b books) spec.Fault {
-			return spec.Fault{Action: list, Pattern: "(<privateIpAddress>)[^<]*(</privateIpAddress><privateDnsName>[^<]*</privateDnsName><primary>false)",
-				Replacement: "${1}" + b.primary.Primary.String() + "${2}", Count: 3}
-		},
-		"listed: every ENI with one MAC address": func(b books) spec.Fault {
-			return spec.Fault{Action: list, Pattern: "(<macAddress>)[^<]*", Replacement: "${1}" + b.primary.MAC.String(), Count: 3}
-		},
+	// The ENIs of the node, and the primary one of another, as EC2 has them.
+	type enis struct{ primary, other, stranger vpc.ENI }
+	value := func(v string) func(enis) string { return func(enis) string { return v } }
+	for name, lie := range map[string]struct {
+		action, pattern string
+		between         func(enis) string // what comes between the two groups of the pattern
+		times           int
+	}{
+		"assigned: the primary address":                        {assign, address, func(e enis) string { return e.primary.Primary.String() }, 1},
+		"assigned: an address of another ENI":                  {assign, address, func(e enis) string { return e.other.Secondary[0].String() }, 1},
+		"assigned: the primary address of another ENI":         {assign, address, func(e enis) string { return e.other.Primary.String() }, 1},
+		"assigned: an address outside of the subnet":           {assign, address, value("10.9.0.9"), 1},
+		"assigned: one more":                                   {assign, "()(</assignedPrivateIpAddressesSet>)", value("<item><privateIpAddress>10.0.3.200</privateIpAddress></item>"), 1},
+		"assigned: one twice":                                  {assign, "(<item>.*?</item>)(</assignedPrivateIpAddressesSet>)", value("$1"), 1},
+		"assigned: to another ENI":                             {assign, id, func(e enis) string { return e.other.ID }, 1},
+		"created: with an address of another":                  {create, second, func(e enis) string { return e.other.Secondary[0].String() }, 1},
+		"created: the primary ENI":                             {create, id, func(e enis) string { return e.primary.ID }, 1},
+		"created: the primary ENI of another instance":         {create, id, func(e enis) string { return e.stranger.ID }, 1},
+		"created: with the MAC address of the primary":         {create, mac, func(e enis) string { return e.primary.MAC.String() }, 1},
+		"attached: by the attachment of another":               {"AttachNetworkInterface", "(<attachmentId>)[^<]*()", func(e enis) string { return e.other.Attachment.ID }, 1},
+		"listed: every ENI with the primary address of a node": {list, second, func(e enis) string { return e.primary.Primary.String() }, 3},
+		"listed: every ENI with one MAC address":               {list, mac, func(e enis) string { return e.primary.MAC.String() }, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := labSpec()
@@ -302,11 +277,8 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 				t.Fatalf("%s has no ENI at index %d", instance, index)
 				return vpc.ENI{}
 			}
-			fault := lie(books{on("node-a", 0), on("node-a", 1), on("node-b", 0)})
-			fault.Kind, fault.Count = "wrongReply", max(1, fault.Count)
-			if _, err := lab.Cloud.API.Inject(fault); err != nil {
-				t.Fatal(err)
-			}
+			between := lie.between(enis{on("node-a", 0), on("node-a", 1), on("node-b", 0)})
+			check.Must(lab.Cloud.API.Inject(spec.Fault{Kind: "wrongReply", Action: lie.action, Pattern: lie.pattern, Replacement: "${1}" + between + "${2}", Count: lie.times}))(t)
 			n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
 			const pods = 12 // the primary ENI has room for nine
 			n.owned(t, n.pods(t, 0, pods))

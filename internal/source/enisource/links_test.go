@@ -253,8 +253,7 @@ func TestAddressOfARunningPodUnassigned(t *testing.T) {
 func TestLinkThatDoesNotAppear(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 3, FirstInterfaceIndex: 1}, func(t *testing.T, n *node) {
 		n.links.auto = false
-		n.start()
-		n.settle(20 * time.Second)
+		n.startAndSettle(20 * time.Second)
 		if !n.healthy(conditionLinks) {
 			t.Error("told too soon")
 		}

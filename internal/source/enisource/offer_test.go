@@ -112,6 +112,14 @@ func take(t *testing.T, s *Source, i int) netip.Addr {
 	return l.IPv4
 }
 
+// wantTaken takes the next address and compares it; empty: no address is free at once.
+func wantTaken(t *testing.T, s *Source, i int, want string) {
+	t.Helper()
+	if a := take(t, s, i); a.IsValid() != (want != "") || a.IsValid() && a.String() != want {
+		t.Errorf("pod %d got %v, want %q", i, a, want)
+	}
+}
+
 func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
@@ -119,27 +127,19 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 		offer(t, s, all, nil)
 		first := take(t, s, 1)
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2")
-		if a := take(t, s, 2); a.String() != "10.0.0.3" {
-			t.Errorf("got %v", a)
-		}
-		if a := take(t, s, 3); a.IsValid() {
-			t.Errorf("got %v, which is wanted back", a)
-		}
+		wantTaken(t, s, 2, "10.0.0.3")
+		wantTaken(t, s, 3, "")
 		s.Release(key(1))
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2") // the other cools
 		time.Sleep(31 * time.Second)                                   //nolint:forbidigo // virtual time, in a synctest bubble
-		if a := take(t, s, 3); a.IsValid() {
-			t.Errorf("got %v, which has cooled and is wanted back", a)
-		}
+		wantTaken(t, s, 3, "")
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.1", "10.0.0.2")
 		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one stays after all
 		if a := take(t, s, 3); a != first {
 			t.Errorf("got %v", a)
 		}
 		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other went
-		if a := take(t, s, 4); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 4, "")
 	})
 }
 
@@ -150,9 +150,7 @@ func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 		offer(t, s, inventoryOf("10.0.0.1"), nil)
 		take(t, s, 1)
 		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.2", "10.0.1.0/28"), []string{"10.0.0.2", "10.0.1.0/28"}, "10.0.0.2", "10.0.1.0/28")
-		if a := take(t, s, 2); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 2, "")
 		uses, waiting := s.Uses()
 		if len(uses) != 1 || uses[0].Pod.Name != "pod1" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
 			t.Errorf("uses: %+v, %d wait", uses, waiting)
@@ -174,14 +172,10 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 		if _, err := s.Offer(all, prefixes("10.0.0.2")); err == nil {
 			t.Error("a failure went unnoticed")
 		}
-		if a := take(t, s, 1); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "")
 		store.err = nil
 		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2")
-		if a := take(t, s, 1); a.String() != "10.0.0.1" {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "10.0.0.1")
 	})
 }
 
@@ -194,16 +188,10 @@ func TestWithdrawnOverARestart(t *testing.T) {
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		s = supplied(t, store)
 		time.Sleep(confirm.Timeout) //nolint:forbidigo // virtual time, in a synctest bubble
-		if a := take(t, s, 1); a.String() != "10.0.0.2" {
-			t.Errorf("got %v", a)
-		}
-		if a := take(t, s, 2); a.IsValid() {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 1, "10.0.0.2")
+		wantTaken(t, s, 2, "")
 		offer(t, s, all, nil)
-		if a := take(t, s, 2); a.String() != "10.0.0.1" {
-			t.Errorf("got %v", a)
-		}
+		wantTaken(t, s, 2, "10.0.0.1")
 	})
 }
 
@@ -224,9 +212,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 			}
 			offer(t, s, all, nil)
 			for i, want := range []string{"10.0.0.3", "10.0.0.2", "10.0.0.1"} {
-				if a := take(t, s, i); a.String() != want {
-					t.Errorf("inventory stored %v: pod %d got %v, want %s", stored, i, a, want)
-				}
+				wantTaken(t, s, i, want)
 			}
 		})
 	}
@@ -276,8 +262,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		"of a prefix":  {ipam.Policy{WarmIP: 16, PrefixDelegation: true, MaxENI: 1}, "16", "32"},
 	} {
 		t.Run(name, inBubble("t3.small", tc.policy, func(t *testing.T, n *node) {
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			n.wantLayout(tc.before)
 			var warm []netip.Addr
 			for _, a := range n.Snapshot().Addresses {

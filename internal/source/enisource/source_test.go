@@ -27,8 +27,7 @@ func inBubble(itype string, p ipam.Policy, run func(t *testing.T, n *node)) func
 
 func TestWarmFromTheStart(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		if err := n.Ready(); err != nil {
 			t.Errorf("not ready: %v", err)
@@ -47,8 +46,7 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 	bubble(t, "m5.4xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.cloud.Front.SetLatency("", 100*time.Millisecond)
 		n.cloud.State.SetAttachTime(3 * time.Second)
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("1")
 		n.cloud.Front.ResetCalls()
 		begin := time.Now()
@@ -128,8 +126,7 @@ func TestAcquireTwiceGivesTheSameLease(t *testing.T) {
 func TestAddressesWaitForTheLink(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
 		n.links.auto = false
-		n.start()
-		n.settle(20 * time.Second)
+		n.startAndSettle(20 * time.Second)
 		n.wantLayout("3,1")
 		for i := range 3 {
 			n.add(i, time.Millisecond)
@@ -251,8 +248,7 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 func TestColdStartIsFourCalls(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.wantLayout("3")
 		calls := n.cloud.Front.Calls()
 		if len(calls) != 5 || calls[3].Op != "AssignAddresses" || n.cloud.Front.Count("ENIs") != 2 || n.cloud.Front.Count("Instance") != 0 {
@@ -269,8 +265,7 @@ func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
 		n.cloud.State.Terminate(instance)
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		if err := n.Ready(); err == nil || n.cloud.Front.Count("Instance") == 0 || n.cloud.Front.Count(changes...) > 0 {
 			t.Errorf("ready: %v, calls %+v", err, n.cloud.Front.Calls())
 		}
@@ -286,8 +281,7 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		for _, itype := range []string{"t3.small", "m5.xlarge"} {
 			n.tune = func(c *eni.Config) { c.InstanceType = itype }
-			n.start()
-			n.settle(time.Minute)
+			n.startAndSettle(time.Minute)
 			n.kill()
 			if inv := n.store.inv; inv.InstanceType != itype || inv.Limits != limitsOf(t, n, itype) {
 				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
@@ -355,8 +349,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 			n.kill()
 			n.cloud.State.AddSubnet("subnet-2", "zone-a", "10.1.0.0/24", nil)
 			n.tune = func(c *eni.Config) { c.SubnetIDs, c.DrainOutdated = []string{"subnet-2"}, true }
-			n.start()
-			n.settle(5 * time.Minute)
+			n.startAndSettle(5 * time.Minute)
 			n.check()
 			if name == "addresses" {
 				n.wantLayout("0,2,2")
@@ -390,8 +383,7 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 			for seed := range uint64(seeds) {
 				bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
 					n.tune = func(c *eni.Config) { c.Rand = rand.New(rand.NewPCG(seed, 0)) }
-					n.start()
-					n.settle(time.Second)
+					n.startAndSettle(time.Second)
 					if pods > 15 {
 						n.burst(0, 14, time.Second) // as many as the first ENI takes
 						n.settle(time.Minute)

@@ -58,8 +58,7 @@ func TestLostReplies(t *testing.T) {
 			t.Run(op+"/lag="+lag.String(), inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 				n.cloud.State.SetLag(lag)
 				n.cloud.State.SetAttachTime(time.Second)
-				n.start()
-				n.settle(10 * time.Second)
+				n.startAndSettle(10 * time.Second)
 				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
 				n.addAll(0, 20, 45*time.Second)
 				n.settle(5 * time.Second)
@@ -88,8 +87,7 @@ func TestListingsThatTrailBringNothingBack(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 2}, func(t *testing.T, n *node) {
 		n.cloud.State.SetLag(20 * time.Second)
 		n.tune = func(c *eni.Config) { c.ListingInterval = 2 * time.Second; c.ShrinkDelay = 5 * time.Second }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		for round := range 8 {
 			n.burst(round*20, round*20+20, 45*time.Second)
 			n.check()
@@ -133,8 +131,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 func TestEC2OutranksTheFile(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-			n.start()
-			n.settle(5 * time.Minute)
+			n.startAndSettle(5 * time.Minute)
 			n.kill()
 			n.settle(5 * time.Minute)
 			first := n.Snapshot().Addresses[0]
@@ -180,8 +177,7 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		n.settle(2 * time.Minute)
 		n.kill()
 		n.cloud.State.Steal(l.ENI, l.IPv4)
-		n.start()
-		n.settle(time.Minute)
+		n.startAndSettle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
 			if a.Addr == l.IPv4 && (a.State != source.Used || a.ENI != "") {
 				t.Errorf("the lost address shows as %+v", a)
@@ -207,8 +203,7 @@ func TestOwnership(t *testing.T) {
 		mine := map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"}
 		foreign := n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
 		n.cloud.State.AddENI(instance, 3, cloud.InterfaceOrdinary, mine) // adopted
-		n.start()
-		n.settle(5 * time.Minute)
+		n.startAndSettle(5 * time.Minute)
 		n.wantLayout("14,0,6")
 		for _, e := range n.cloud.State.Truth() {
 			switch index(e) {
@@ -230,8 +225,7 @@ func TestOwnership(t *testing.T) {
 	} {
 		bubble(t, "t3.small", ipam.Policy{MinimumIP: 9}, func(t *testing.T, n *node) {
 			n.cloud.State.AddENI(instance, 2, cloud.InterfaceOrdinary, tags)
-			n.start()
-			n.settle(5 * time.Minute)
+			n.startAndSettle(5 * time.Minute)
 			check.Equal(t, n.layout(), "3,3,0", "%s: addresses per ENI", name)
 		})
 	}
@@ -239,8 +233,7 @@ func TestOwnership(t *testing.T) {
 
 func TestCreationTagsAndGroups(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 4}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		for _, e := range n.cloud.State.Truth() {
 			if index(e) != 1 {
 				continue
@@ -326,8 +319,7 @@ func TestOrphansOfVanishedInstances(t *testing.T) {
 		}
 		gone, alive, other := left("i-dead", "test"), left("i-alive", "test"), left("i-dead", "other")
 		n.cloud.State.Terminate("i-dead")
-		n.start()
-		n.settle(10 * time.Minute)
+		n.startAndSettle(10 * time.Minute)
 		if !exists(n, gone) {
 			t.Error("an ENI was deleted before it was old enough")
 		}

@@ -29,8 +29,7 @@ var throttled = cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")
 func TestGrowthWaitsForNothingElse(t *testing.T) {
 	for _, op := range []string{"ENIs", "Subnets", "UnassignAddresses", "DetachENI", "DeleteENI", "SetDeleteOnTermination"} {
 		t.Run(op, inBubble("m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
-			n.start()
-			n.settle(time.Second)
+			n.startAndSettle(time.Second)
 			if op == "SetDeleteOnTermination" {
 				n.cloud.Front.Inject(cloudfake.Fault{Op: op, Err: throttled})
 			}
@@ -86,8 +85,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 func TestIndexTakenSinceTheLastListing(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 		n.tune = func(c *eni.Config) { c.ListingInterval = time.Hour }
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.cloud.State.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
 		n.addAll(0, 20, 10*time.Second)
 		n.wantLayout("14,0,7")
@@ -102,8 +100,7 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 		for i := range 20 {
 			n.store.inv.Leaving = append(n.store.inv.Leaving, eni.Leave{ENI: fmt.Sprint("eni-gone-", i), DeviceIndex: 5, Since: time.Now()})
 		}
-		n.start()
-		n.settle(5 * time.Minute)
+		n.startAndSettle(5 * time.Minute)
 		n.wantLayout("3,3,3")
 		for _, e := range n.cloud.State.Truth() {
 			check.Equal(t, e.Groups, []string{"sg-1"}, "%s at index %d has the groups", e.ID, index(e))
@@ -114,14 +111,12 @@ func TestLeavingENIsThatAreGone(t *testing.T) {
 // A file from the future does not outrank EC2 until then.
 func TestClockSetBackBetweenRuns(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{MinimumIP: 3}, func(t *testing.T, n *node) {
-		n.start()
-		n.settle(time.Second)
+		n.startAndSettle(time.Second)
 		n.kill()
 		lost := n.store.inv.ENIs[0].Addresses[0]
 		n.store.inv.At = n.store.inv.At.Add(24 * time.Hour)
 		n.cloud.State.Steal(n.store.inv.ENIs[0].ID, lost)
-		n.start()
-		n.settle(3 * time.Minute)
+		n.startAndSettle(3 * time.Minute)
 		n.check()
 	})
 }
@@ -185,8 +180,7 @@ func TestOrphanThatCannotGo(t *testing.T) {
 		stuck, free := n.cloud.State.AddENI("i-dead", 1, cloud.InterfaceOrdinary, tags), n.cloud.State.AddENI("i-dead", 2, cloud.InterfaceOrdinary, tags)
 		n.cloud.State.Terminate("i-dead")
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: stuck, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
-		n.start()
-		n.settle(time.Hour)
+		n.startAndSettle(time.Hour)
 		if exists(n, free) || !exists(n, stuck) {
 			t.Errorf("the ENI that may go exists: %v, the one that may not: %v", exists(n, free), exists(n, stuck))
 		}

@@ -145,8 +145,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		o.version++ // another operator released it, and published that
 		o.mu.Unlock()
 		check.OK(t, w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])))
-		o.run(1)
-		pass(10 * time.Second)
+		o.runFor(1, 10*time.Second)
 		p.stop()
 		for _, x := range o.inventory().ENIs {
 			if slices.Contains(x.Addresses, stolen) {
@@ -162,8 +161,7 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 4))
-		n.run(1)
-		pass(130 * time.Second)
+		n.runFor(1, 130*time.Second)
 		w.apart = true // the pod's address is taken away
 		looked := 0
 		for _, e := range w.attached() {
@@ -175,8 +173,7 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 			check.OK(t, w.cloud.DeleteENI(t.Context(), e.ID))
 			w.cloud.Front.ClearFaults()
 			p.Invalidate(n.name)
-			n.run(0)
-			pass(5 * time.Second)
+			n.runFor(0, 5*time.Second)
 			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
 				t.Errorf("%s is published still", e.ID)
 			}

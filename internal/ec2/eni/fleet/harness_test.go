@@ -266,6 +266,12 @@ func (w *writer) run(pods int) {
 	w.fleet.Kick(w.name)
 }
 
+// runFor is run, and lets time pass.
+func (w *writer) runFor(pods int, d time.Duration) {
+	w.run(pods)
+	pass(d)
+}
+
 // configure sets other settings.
 func (w *writer) configure(t *testing.T, s eni.Settings) {
 	t.Helper()

@@ -191,8 +191,7 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		_, n := w.suspect(ec2)
 		pass(10 * time.Second)
 		before := w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI")
-		n.run(1)
-		pass(20 * time.Second)
+		n.runFor(1, 20*time.Second)
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI") != before {
 			t.Errorf("status %+v; calls %v", s, w.cloud.Front.Calls())
 		}
@@ -219,8 +218,7 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 			t.Errorf("status of the other: %+v", s)
 		}
 		before := w.cloud.Front.Count("Instances")
-		n.run(1)
-		pass(5 * minute)
+		n.runFor(1, 5*minute)
 		check.Equal(t, w.cloud.Front.Count("Instances")-before, 0, "calls for a vanished instance")
 		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)

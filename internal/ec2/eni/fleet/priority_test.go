@@ -36,11 +36,9 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
 		p := w.operator(ec2)
 		n := p.set(t, w.objects[0], eni.Settings{InstanceType: "m5.xlarge", Policy: ipam.Policy{WarmIP: 1, MinimumIP: 3}})
-		n.run(16)
-		pass(minute)
+		n.runFor(16, minute)
 		n.endOn(0)
-		n.run(0)
-		pass(5 * minute)
+		n.runFor(0, 5*minute)
 		layout := func() (primary, second int) {
 			for _, e := range w.cloud.State.Truth() {
 				if e.Attachment.DeviceIndex == 0 {
@@ -62,14 +60,12 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 			})
 		}
 		n.endOn(1)
-		n.run(0)
-		pass(80 * time.Second)
+		n.runFor(0, 80*time.Second)
 		before := w.cloud.Front.Count("AssignAddresses")
 		if primary, second := layout(); primary != 1 || second != 2 {
 			t.Fatalf("%d and %d addresses, want 1 and 2: the move waits", primary, second)
 		}
-		n.run(8)
-		pass(25 * time.Second) // at one call in ten seconds
+		n.runFor(8, 25*time.Second) // at one call in ten seconds
 		n.wantPods(t, 8)
 		check.Equal(t, w.cloud.Front.Count("AssignAddresses")-before, 1, "calls")
 		if s := n.last(); s.LastError != "" {
@@ -79,8 +75,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		others.Wait()
 		n.endOn(0)
 		n.endOn(1)
-		n.run(0)
-		pass(10 * minute)
+		n.runFor(0, 10*minute)
 		if primary, second := layout(); primary != 3 || second != 0 {
 			t.Errorf("at rest: %d and %d addresses", primary, second)
 		}
@@ -195,16 +190,14 @@ func TestWaiterProbes(t *testing.T) {
 		pass(20 * time.Second)
 		before := w.cloud.Front.Count("CreateENI")
 		for range 100 { // pods that come to wait within 10 s
-			n.run(1)
-			pass(100 * time.Millisecond)
+			n.runFor(1, 100*time.Millisecond)
 		}
 		if got := w.cloud.Front.Count("CreateENI") - before; got < 1 || got > 2 {
 			t.Errorf("%d creates for a hundred pods in 10 s, want one or two", got)
 		}
 		pass(11 * time.Second)
 		w.cloud.Front.ClearFaults()
-		n.run(1)
-		pass(5 * time.Second)
+		n.runFor(1, 5*time.Second)
 		if with, _ := n.pods(); with == 0 {
 			t.Errorf("no pod has an address 5 s after the permission was given and a pod came: %+v", n.last())
 		}

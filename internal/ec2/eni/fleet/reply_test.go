@@ -210,8 +210,7 @@ func TestAddressesOfAnEndedNode(t *testing.T) {
 		}
 		p.set(t, ghost, settings(0, 4))
 		n := p.set(t, w.objects[0], settings(0, 4))
-		n.run(6)
-		pass(5 * time.Second)
+		n.runFor(6, 5*time.Second)
 		n.wantPods(t, 6)
 	})
 }

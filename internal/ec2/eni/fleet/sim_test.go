@@ -197,13 +197,11 @@ func TestCallAfterAnotherTookOver(t *testing.T) {
 		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
 			goOn := make(chan struct{})
 			o := w.operator(&api{Cloud: w.cloud, taking: goOn}).set(t, w.objects[0], settings(0, 8))
-			o.run(pods)
-			pass(30 * time.Second)
+			o.runFor(pods, 30*time.Second)
 			for range pods {
 				o.end()
 			}
-			o.run(0)
-			pass(2 * minute)
+			o.runFor(0, 2*minute)
 			leaving, enis := o.leaves()
 			if len(leaving)+len(enis) == 0 || w.cloud.Front.Count("UnassignAddresses", "DetachENI") != 0 {
 				t.Fatalf("leaving: %v, %v; %d calls", leaving, enis, w.cloud.Front.Count("UnassignAddresses", "DetachENI"))

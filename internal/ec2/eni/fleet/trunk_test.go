@@ -105,8 +105,7 @@ func TestNoTrunk(t *testing.T) {
 			c.before(w)
 			w.apart = true // there is an instance without a node, or an ENI of someone's
 			n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 8))
-			n.run(60)
-			pass(30 * minute)
+			n.runFor(60, 30*minute)
 			if st := n.last().Trunk; st == nil || st.ID != "" || st.Reason != c.reason {
 				t.Errorf("status of the trunk: %+v, want %s", st, c.reason)
 			}
@@ -126,8 +125,7 @@ func TestNoTrunk(t *testing.T) {
 func TestTrunkWaitsForRoom(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
-		n.run(40)
-		pass(minute)
+		n.runFor(40, minute)
 		n.wantPods(t, 40)
 		n.configure(t, withTrunk(0, 1))
 		pass(10 * minute)
@@ -135,8 +133,7 @@ func TestTrunkWaitsForRoom(t *testing.T) {
 		n.wantPods(t, 40)
 		for n.last().Available-n.last().Used < 16 {
 			n.end()
-			n.run(0)
-			pass(minute)
+			n.runFor(0, minute)
 			if with, _ := n.pods(); with == 0 || len(w.trunks("i-000")) > 0 {
 				break
 			}
@@ -165,8 +162,7 @@ func TestTrunkWithBranches(t *testing.T) {
 		branch := w.make("test", "i-000", time.Now(), func(*cloud.CreateENI) {}) // marked as if it was the node's
 		a := check.Must(w.cloud.AssociateBranch(t.Context(), cloud.Association{TrunkID: trunk.ID, BranchID: branch.ID, VLAN: 7}, ""))(t)
 		n.configure(t, settings(0, 8))
-		n.run(2)
-		pass(30 * minute)
+		n.runFor(2, 30*minute)
 		if tries := w.cloud.Front.Count("DetachENI"); tries < 5 || tries > 60 {
 			t.Errorf("asked %d times in half an hour to detach it", tries)
 		}
@@ -206,8 +202,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 		}
 		gone := w.make("test", "i-gone", time.Now(), func(q *cloud.CreateENI) { q.Type = cloud.InterfaceTrunk })
 		for range 10 {
-			n.run(4)
-			pass(5 * minute)
+			n.runFor(4, 5*minute)
 		}
 		if with, _ := n.pods(); with != 28 {
 			t.Errorf("%d pods have addresses, want those of two ENIs", with)
@@ -285,8 +280,7 @@ func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
 		n.configure(t, s)
 		for i := range 2 { // within what a call waits for the rate limit
 			pass(2 * time.Second)
-			n.run(5)
-			pass(time.Second)
+			n.runFor(5, time.Second)
 			n.wantPods(t, 5*(i+1))
 		}
 		pass(2 * minute)
@@ -394,8 +388,7 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
 			told := false
 			for range 20 {
-				n.run(1)
-				pass(time.Second)
+				n.runFor(1, time.Second)
 				told = told || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
 			}
 			n.wantPods(t, 20)
@@ -456,8 +449,7 @@ func TestTrunkIsGivenUpForPods(t *testing.T) {
 		if len(w.trunks("i-000")) > 0 {
 			t.Fatal("it did not wait")
 		}
-		n.run(5)
-		pass(time.Second)
+		n.runFor(5, time.Second)
 		n.wantPods(t, 5)
 		quiet()
 		others.Wait()
@@ -554,8 +546,7 @@ func TestTrunkIsNotCommitted(t *testing.T) {
 		n.detaching[trunk.ID] = true
 		n.mu.Unlock()
 		for range 10 {
-			n.run(0)
-			pass(minute)
+			n.runFor(0, minute)
 		}
 		n.wantTrunk(t, w)
 		if tries := w.cloud.Front.Count("DetachENI"); tries > 0 {
