@@ -198,9 +198,7 @@ func TestInstanceAnswers(t *testing.T) {
 					t.Errorf("at %d s: asked once more at %v", s.seconds, i.askAt)
 				}
 			}
-			if (end{i.vanished, i.stopped, i.uncertain}) != c.is {
-				t.Errorf("vanished %v, stopped %v, uncertain %v", i.vanished, i.stopped, i.uncertain)
-			}
+			check.Equal(t, (end{i.vanished, i.stopped, i.uncertain}), c.is, "vanished %v, stopped %v, uncertain %v", i.vanished, i.stopped, i.uncertain)
 			if err := c.steps[len(c.steps)-1].err; err == nil && i.typ != "t3.small" {
 				t.Errorf("type %q", i.typ)
 			}

@@ -122,9 +122,7 @@ func TestDisputes(t *testing.T) {
 			for _, d := range disputes(all(tt.before...), all(tt.now...)) {
 				got = append(got, d.prefix.String(), d.eni)
 			}
-			if fmt.Sprint(got) != tt.want {
-				t.Errorf("got %v, want %s", got, tt.want)
-			}
+			check.Equal(t, fmt.Sprint(got), tt.want, "got %v", got)
 		})
 	}
 }
@@ -159,13 +157,9 @@ func TestListingChangesNoENIsIdentity(t *testing.T) {
 	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.held, cloud.HostPrefixes(was.Addresses)) {
 		t.Errorf("got %+v", k.facts)
 	}
-	if len(v.contradictions) != 1 {
-		t.Errorf("contradictions %v, want what was listed", v.contradictions)
-	}
+	check.Equal(t, len(v.contradictions), 1, "contradictions %v", v.contradictions)
 	v.observed(2, was)
-	if len(v.contradictions) > 0 {
-		t.Errorf("it is listed as it is, and still: %v", v.contradictions)
-	}
+	check.Equal(t, len(v.contradictions), 0, "it is listed as it is, and still: %v", v.contradictions)
 }
 
 func TestOurs(t *testing.T) {

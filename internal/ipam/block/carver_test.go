@@ -208,8 +208,6 @@ func TestSparsePool(t *testing.T) {
 	for _, level := range c.taken.level {
 		words += len(level)
 	}
-	if words > 1000 {
-		t.Errorf("%d words for 1000 blocks", words)
-	}
+	check.AtMost(t, words, 1000, "words for 1000 blocks")
 	take(t, c, MaxIndex+1, 1, 2)
 }

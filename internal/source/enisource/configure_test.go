@@ -151,9 +151,7 @@ func TestSenselessSettings(t *testing.T) {
 		n.Configure(Desired{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
 		told("NodeNetworkTemplate/negative is not applied")
-		if got := n.furtherSubnets(); len(got) > 0 {
-			t.Errorf("ENIs are in %v", got)
-		}
+		check.Equal(t, len(n.furtherSubnets()), 0, "ENIs are in")
 
 		n.Configure(Desired{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
 		n.settle(time.Minute)
@@ -224,12 +222,8 @@ func TestGroupsOfThePrimaryChange(t *testing.T) {
 				n.cloud.Front.Inject(cloudfake.Fault{Op: "SetGroups", Times: 1000, Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 			}
 			n.settle(5 * time.Minute)
-			if got := n.secondary(1).Groups; !slices.Equal(got, []string{tt.want}) {
-				t.Errorf("the ENI has %v, want %s", got, tt.want)
-			}
-			if got := n.healthy(conditionGroups); got != tt.healthy {
-				t.Errorf("conditions %+v", n.Snapshot().Conditions)
-			}
+			check.Equal(t, n.secondary(1).Groups, []string{tt.want}, "the ENI has")
+			check.Equal(t, n.healthy(conditionGroups), tt.healthy, "conditions %+v", n.Snapshot().Conditions)
 			if got := n.cloud.Front.Count("SetGroups") - 1; !tt.denied && (got == 1) != (tt.want == "sg-new") || got > 15 {
 				t.Errorf("%d calls", got)
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // has returns the families that a lease has addresses of.
@@ -128,9 +129,7 @@ func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
 		}
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
-		if asked := n.cloud.Front.Count("Subnets"); asked > 0 {
-			t.Errorf("subnets were described %d times within an hour, and all was known", asked)
-		}
+		check.Equal(t, n.cloud.Front.Count("Subnets"), 0, "calls for subnets within an hour in which all was known")
 		n.kill()
 		n.startAndSettle(time.Minute)
 		n.add(2, time.Minute)
@@ -162,9 +161,7 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 			if err := n.fails(1, 45*time.Second, "no-ipv4"); !strings.Contains(err.Error(), tc.says) {
 				t.Errorf("the message is %v", err)
 			}
-			if list := n.ofSix(); len(list) > 0 {
-				t.Errorf("ENIs were made: %+v", list)
-			}
+			check.Equal(t, len(n.ofSix()), 0, "ENIs made")
 			n.kill()
 		}))
 	}
@@ -176,9 +173,7 @@ func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
 		n.inSix()
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})
 		n.startAndSettle(time.Minute)
-		if made := n.cloud.Front.Count("CreateENI"); made > 2 {
-			t.Errorf("%d calls within a minute", made)
-		}
+		check.AtMost(t, n.cloud.Front.Count("CreateENI"), 2, "calls within a minute")
 		n.settle(time.Hour)
 		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) {
 			t.Errorf("the pod has %v", l.Addrs())

@@ -224,9 +224,7 @@ func TestLabRestart(t *testing.T) {
 	n.until(t, "the books agree after the restart", n.agree)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.creates > 1 {
-		t.Errorf("%d ENIs were made after the restart", n.creates)
-	}
+	check.AtMost(t, n.creates, 1, "ENIs made after the restart")
 }
 
 // EC2's reply is wrong once. No pod gets an address that is not its ENI's, and the node finds out by a

@@ -117,9 +117,7 @@ func TestENIDetachedByOthers(t *testing.T) {
 					n.wantTold()
 				}
 				n.attached(e.ID, 2*lag+5*time.Second)
-				if n.cloud.Front.Count("DeleteENI") > 0 {
-					t.Error("an ENI was deleted of which pods have addresses")
-				}
+				check.Equal(t, n.cloud.Front.Count("DeleteENI"), 0, "deletions of ENIs of which pods have addresses")
 				n.settle(time.Millisecond)
 				if slices.Contains(n.takeTold(false), "pod0") {
 					t.Error("a pod was told that the ENI is back before its link was")
@@ -164,12 +162,8 @@ func TestLinkMovedAway(t *testing.T) {
 			t.Errorf("a pod got %v of an ENI without a link", l.IPv4)
 		}
 		n.settle(10 * time.Minute)
-		if got := n.cloud.Front.Count("ENIs"); got > 45 {
-			t.Errorf("EC2 was asked %d times in ten minutes", got)
-		}
-		if n.cloud.Front.Count("DetachENI", "UnassignAddresses") > 0 {
-			t.Error("the ENI without a link was changed")
-		}
+		check.AtMost(t, n.cloud.Front.Count("ENIs"), 45, "listings in ten minutes")
+		check.Equal(t, n.cloud.Front.Count("DetachENI", "UnassignAddresses"), 0, "changes of the ENI without a link")
 		n.links.appear(e.ID)
 		n.Kick()
 		n.settle(time.Millisecond)
@@ -214,9 +208,7 @@ func TestLinkReplaced(t *testing.T) {
 			n.wantTold()
 			n.settle(time.Minute)
 			n.wantTold()
-			if got := n.cloud.Front.Count(changes...); got > 0 {
-				t.Errorf("away for %v: %d changes at EC2: %+v", away, got, n.cloud.Front.Calls())
-			}
+			check.Equal(t, n.cloud.Front.Count(changes...), 0, "away for %v: changes at EC2: %+v", away, n.cloud.Front.Calls())
 		}
 		n.check()
 	})

@@ -135,9 +135,7 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 		wantTaken(t, s, 3, "")
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.1", "10.0.0.2")
 		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one stays after all
-		if a := take(t, s, 3); a != first {
-			t.Errorf("got %v", a)
-		}
+		check.Equal(t, take(t, s, 3), first, "the next address")
 		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other went
 		wantTaken(t, s, 4, "")
 	})
@@ -292,9 +290,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 			}
 			check.Equal(t, n.links.dumps, 1, "dumps of the node's links, of which none was reported as changed")
 			n.Withhold(nil)
-			if l := n.add(100, time.Minute); l.IPv4 != warm[0] {
-				t.Errorf("the pod that waited got %s, want %s", l.IPv4, warm[0])
-			}
+			check.Equal(t, n.add(100, time.Minute).IPv4, warm[0], "the pod that waited got")
 			n.check()
 		}))
 	}

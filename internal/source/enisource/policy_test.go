@@ -38,9 +38,7 @@ func TestPolicySuffices(t *testing.T) {
 			n.release(20)
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 			for action, calls := range n.lab.Cloud.API.Stats() {
-				if calls.Errors["UnauthorizedOperation"] > 0 {
-					t.Errorf("%s was refused", action)
-				}
+				check.Equal(t, calls.Errors["UnauthorizedOperation"], 0, "refusals of %s", action)
 			}
 		})
 	}

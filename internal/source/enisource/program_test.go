@@ -55,9 +55,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		held := func(when string, s *Source, path *links, yes bool) {
 			t.Helper()
 			synctest.Wait()
-			if got := path.addresses("eni-1"); slices.Contains(got, own) != yes {
-				t.Errorf("%s: the data path has %v", when, got)
-			}
+			check.Equal(t, slices.Contains(path.addresses("eni-1"), own), yes, "%s: the data path has", when)
 		}
 		offer(t, s, withOwnAddress(false), nil)
 		held("a pod has it", s, path, true)

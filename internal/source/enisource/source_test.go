@@ -51,16 +51,12 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 		n.cloud.Front.ResetCalls()
 		begin := time.Now()
 		n.addAll(0, 100, 45*time.Second)
-		if took := time.Since(begin); took > 5*time.Second {
-			t.Errorf("100 pods took %v", took)
-		}
+		check.AtMost(t, time.Since(begin), 5*time.Second, "100 pods took")
 		n.settle(time.Second)
 		n.wantLayout("29,29,29,14")
 		check.Equal(t, n.cloud.Front.Count("AssignAddresses"), 1, "assign calls for the one ENI that was there")
 		check.Equal(t, n.cloud.Front.Count(changes...), 1+3*3, "changes at EC2")
-		if got := len(n.cloud.Front.Calls()); got > 1+3*5 {
-			t.Errorf("%d EC2 calls for 3 new ENIs, want at most 5 each", got)
-		}
+		check.AtMost(t, len(n.cloud.Front.Calls()), 1+3*5, "EC2 calls for 3 new ENIs")
 		n.check()
 	})
 }
@@ -205,9 +201,7 @@ func TestTroubleIsNamed(t *testing.T) {
 			n.cloud.Front.ClearFaults()
 			n.add(1, 2*time.Minute)
 			n.settle(2 * time.Minute)
-			if got := n.Snapshot().LastError; got != "" {
-				t.Errorf("healed, but the snapshot says %s", got)
-			}
+			check.Equal(t, n.Snapshot().LastError, "", "healed, but the snapshot says")
 			n.check()
 		}))
 	}
@@ -287,9 +281,7 @@ func TestAnotherTypeAfterAStop(t *testing.T) {
 				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
 			}
 		}
-		if asked := n.cloud.Front.Count("Instance"); asked > 0 {
-			t.Errorf("the instance was described %d times", asked)
-		}
+		check.Equal(t, n.cloud.Front.Count("Instance"), 0, "calls for the instance")
 	})
 }
 
@@ -329,9 +321,7 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
 		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes at EC2 within an hour of rest")
-		if l := n.add(100, time.Second); l.Uplink != 0 {
-			t.Errorf("the next pod got %v", l)
-		}
+		check.Equal(t, n.add(100, time.Second).Uplink, 0, "the next pod got")
 	})
 }
 
@@ -353,9 +343,7 @@ func TestDrainToAnotherSubnet(t *testing.T) {
 			n.check()
 			if name == "addresses" {
 				n.wantLayout("0,2,2")
-				if l := n.add(2, time.Second); l.Uplink != 2 {
-					t.Errorf("a new pod got %v", l)
-				}
+				check.Equal(t, n.add(2, time.Second).Uplink, 2, "a new pod got")
 			}
 			n.delAll(0, 2)
 			n.settle(20 * time.Second)
@@ -399,20 +387,14 @@ func TestEC2ReturnsToWaitingPods(t *testing.T) {
 						failed <- f
 					}()
 					n.settle(away)
-					if got := len(n.cloud.Front.Calls()); got > 25 {
-						t.Errorf("%d calls within %v in which all fail", got, away)
-					}
+					check.AtMost(t, len(n.cloud.Front.Calls()), 25, "calls within %v in which all fail", away)
 					n.cloud.Front.ClearFaults()
-					if f := <-failed; f > 0 {
-						t.Errorf("%d pods of %d got no address", f, pods)
-					}
+					check.Equal(t, <-failed, 0, "pods of %d without an address", pods)
 					sum, worst = sum+took, max(worst, took)
 				})
 			}
 			t.Logf("after %v on average, %v at worst", sum/seeds, worst)
-			if worst > most {
-				t.Errorf("pods waited for %v after EC2 was back, want at most %v", worst, most)
-			}
+			check.AtMost(t, worst, most, "the longest wait after EC2 was back")
 		})
 	}
 }

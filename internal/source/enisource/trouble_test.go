@@ -120,9 +120,7 @@ func TestEC2AwayAtStart(t *testing.T) {
 		n.check()
 		n.cloud.Front.ClearFaults()
 		n.settle(time.Minute)
-		if got := n.Snapshot().LastError; got != "" {
-			t.Errorf("EC2 is back, but: %s", got)
-		}
+		check.Equal(t, n.Snapshot().LastError, "", "EC2 is back, but")
 	})
 }
 
@@ -295,9 +293,7 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 		n.delAll(0, 9)
 		n.settle(10 * time.Minute)
 		n.wantLayout("3,3,3")
-		if got := len(n.cloud.Front.Calls()); got > 200 {
-			t.Errorf("%d calls in ten minutes of missing permission", got)
-		}
+		check.AtMost(t, len(n.cloud.Front.Calls()), 200, "calls in ten minutes of missing permission")
 		if n.Snapshot().LastError == "" {
 			t.Error("the missing permission is not shown")
 		}
@@ -344,8 +340,6 @@ func TestIdleCost(t *testing.T) {
 		n.cloud.Front.ResetCalls()
 		n.settle(time.Hour)
 		check.Equal(t, n.cloud.Front.Count(changes...), 0, "changes in an idle hour")
-		if got := len(n.cloud.Front.Calls()); got > 140 {
-			t.Errorf("%d calls in an idle hour", got)
-		}
+		check.AtMost(t, len(n.cloud.Front.Calls()), 140, "calls in an idle hour")
 	})
 }

@@ -75,9 +75,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 		if len(n.leases) < 15 {
 			t.Fatalf("only %d pods run: the second ENI was never used", len(n.leases))
 		}
-		if got := n.cloud.Front.Count("DetachENI") - failures(n, "DetachENI"); got > 0 {
-			t.Error("the ENI was detached under its pods")
-		}
+		check.Equal(t, n.cloud.Front.Count("DetachENI")-failures(n, "DetachENI"), 0, "detachments of the ENI under its pods")
 	})
 }
 
@@ -187,9 +185,7 @@ func TestOrphanThatCannotGo(t *testing.T) {
 		if n.Snapshot().LastError == "" {
 			t.Error("the refusal is not shown")
 		}
-		if got := n.cloud.Front.Count("DeleteENI"); got > 10 {
-			t.Errorf("%d deletions were tried in an hour", got)
-		}
+		check.AtMost(t, n.cloud.Front.Count("DeleteENI"), 10, "deletions tried in an hour")
 	})
 }
 

@@ -107,9 +107,7 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	released, kept, cancelled := b.acquire("released"), b.acquire("kept"), b.acquire("cancelled")
 	b.Release(key("released"))
 	b.Cancel(key("cancelled"))
-	if next := b.acquire("next"); next.NodeLocal != cancelled.NodeLocal {
-		t.Errorf("an address that no pod had is not handed out again at once, but %s", next.NodeLocal)
-	}
+	check.Equal(t, b.acquire("next").NodeLocal, cancelled.NodeLocal, "the address that is handed out again after a cancel")
 
 	after := newBed(t, many(1200)...)
 	for name, l := range map[string]source.Lease{"kept": kept, "next": cancelled} {
@@ -136,13 +134,9 @@ func TestNodeLocalAddressesCool(t *testing.T) {
 	if _, err := after.Acquire(t.Context(), request("late")); !errors.As(err, &full) || full.Reason != ReasonFull {
 		t.Errorf("with no node-local address left: %v", err)
 	}
-	if after.of.Cancels() != cancels+1 {
-		t.Error("a refused ADD keeps its address")
-	}
+	check.Equal(t, after.of.Cancels(), cancels+1, "cancelled ADDs")
 	after.clock.Advance(period/2 + time.Second)
-	if l := after.acquire("late"); l.NodeLocal != released.NodeLocal {
-		t.Errorf("got %s, want %s, which has cooled", l.NodeLocal, released.NodeLocal)
-	}
+	check.Equal(t, after.acquire("late").NodeLocal, released.NodeLocal, "the address of the late pod")
 }
 
 // Of a damaged record only addresses are known.
@@ -177,7 +171,5 @@ func TestNodeLocalMetrics(t *testing.T) {
 		got[d.GetLabel()[0].GetValue()+" "+d.GetLabel()[1].GetValue()] = d.GetGauge().GetValue()
 	}
 	want := map[string]float64{"ipv4 used": 1, "ipv4 cooling": 1, "ipv6 used": 0, "ipv6 cooling": 0}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("metrics %v, want %v", got, want)
-	}
+	check.Equal(t, fmt.Sprint(got), fmt.Sprint(want), "metrics %v", got)
 }

@@ -120,9 +120,7 @@ func TestStaleObjectOfALiveNodeStays(t *testing.T) {
 	old := m.put("i-0ddd")
 	m.start()
 	m.readySays("is the node's name another's?")
-	if o := m.object(); o.UID != old.UID {
-		t.Error("the object was replaced")
-	}
+	check.Equal(t, m.object().UID, old.UID, "the UID of the object")
 }
 
 // The object is deleted while pods run: they go on, free addresses are served, and the new object gets
@@ -137,9 +135,7 @@ func TestObjectIsDeleted(t *testing.T) {
 	m.add(2)
 	m.operator(give(10, 12))
 	m.add(3)
-	if m.Log.Count("not available to this node any more") > 0 {
-		t.Error("addresses were called lost that were not")
-	}
+	check.Equal(t, m.Log.Count("not available to this node any more"), 0, "addresses called lost that were not")
 }
 
 // Two daemons with the same name do not replace each other's object all the time.

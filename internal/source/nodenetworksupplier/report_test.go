@@ -243,9 +243,7 @@ func TestWhyPodsWait(t *testing.T) {
 			if why.Reason != tt.reason || !strings.Contains(why.Message, tt.says) {
 				t.Errorf("%s: %s; want %s: ...%s...", why.Reason, why.Message, tt.reason, tt.says)
 			}
-			if healthy := tt.reason == "growing" || tt.reason == "eni-limit"; healthy != (s.lastError() == "") {
-				t.Errorf("last error: %q", s.lastError())
-			}
+			check.Equal(t, tt.reason == "growing" || tt.reason == "eni-limit", s.lastError() == "", "last error: %q", s.lastError())
 		})
 	}
 }
@@ -286,9 +284,7 @@ func TestAPIServerOutage(t *testing.T) {
 	back()
 	o := m.reports(5)
 	for i, l := range kept {
-		if u := o.Status.IPAM.Used[l.IPv4.String()]; u.UID != request(i).Pod.UID {
-			t.Errorf("%v is reported as %+v", l.IPv4, u)
-		}
+		check.Equal(t, o.Status.IPAM.Used[l.IPv4.String()].UID, request(i).Pod.UID, "%v is reported as", l.IPv4)
 	}
 	check.Equal(t, o.Status.IPAM.Released, []string{"10.0.0.15"}, "released")
 	m.operator(releasing())

@@ -63,9 +63,7 @@ func TestPairs(t *testing.T) {
 		{"10.2.3.255", "10.2.2.0/23", "fd02::1:fe00/119", "fd02::1:ffff"},
 	} {
 		got := at(netip.MustParseAddr(tc.addr), netip.MustParsePrefix(tc.from), netip.MustParsePrefix(tc.to))
-		if got.String() != tc.want {
-			t.Errorf("%s of %s stands at %s in %s, want %s", tc.addr, tc.from, got, tc.to, tc.want)
-		}
+		check.Equal(t, got.String(), tc.want, "%s of %s stands at %s in %s", tc.addr, tc.from, got, tc.to)
 	}
 }
 

@@ -226,9 +226,7 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("it goes back", "return-block public-0")
 	b.adds(3, "waits")
 	b.expect("it is needed after all")
-	if h := b.leases.byKey[key(3)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
-		t.Errorf("pod 3: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(3)].IPv4, netip.MustParseAddr("10.0.0.1"), "pod 3")
 
 	f := b.blocks.byName["public-0"].blockFacts
 	f.draining, f.finalizers, f.version = true, []string{v1alpha1.FinalizerBlock}, "7"
@@ -239,9 +237,7 @@ func TestLifeOfABlock(t *testing.T) {
 	b.expect("its last address cools", "create-request public-0")
 	b.now = b.now.Add(cools)
 	b.expect("withdrawn in memory", "create-request public-0")
-	if got := b.blocks.desired(); len(got) != 0 {
-		t.Errorf("the file keeps %v", got)
-	}
+	check.Equal(t, len(b.blocks.desired()), 0, "blocks in the file")
 	b.commit()
 	b.expect("the finalizer goes last", "create-request public-0", "free-block public-0")
 	f.version = "8"
@@ -318,9 +314,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 				}
 				b.now = b.now.Add(1)
 				b.pass()
-				if h := b.leases.byKey[key(2)]; h.IPv6 != netip.MustParseAddr("fd00::") {
-					t.Errorf("pod 2: %v", h)
-				}
+				check.Equal(t, b.leases.byKey[key(2)].IPv6, netip.MustParseAddr("fd00::"), "pod 2")
 			})
 		}
 	}
@@ -334,9 +328,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
 	}
 	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
-	if len(b.leases.cooling) != 0 {
-		t.Errorf("cooling %v", b.leases.cooling)
-	}
+	check.Equal(t, len(b.leases.cooling), 0, "cooling %v", b.leases.cooling)
 	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
 		b.adds(i, want)
 	}
@@ -380,9 +372,7 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b.adds(0, "10.0.0.0")
 	check.Equal(t, b.loseBlock("default-0", b.now), 1, "pods")
 	b.adds(1, "waits")
-	if got := b.blocks.desired(); len(got) != 1 {
-		t.Errorf("routes %v", got)
-	}
+	check.Equal(t, len(b.blocks.desired()), 1, "routes")
 	b.give(blockOf("other-0", "10.0.0.0/31", ""))
 	b.pools.namespaces["ns"] = "other"
 	b.adds(2, "waits")
@@ -399,9 +389,7 @@ func TestBlockLostUnderPods(t *testing.T) {
 	b.now = b.now.Add(1)
 	b.pass()
 	b.commit()
-	if h := b.leases.byKey[key(2)]; h.Block != "other-0" {
-		t.Errorf("pod 2: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(2)].Block, "other-0", "pod 2")
 	if got := b.blocks.desired(); len(got) != 1 || got[0].name != "other-0" {
 		t.Errorf("routes %v", got)
 	}
@@ -422,9 +410,7 @@ func TestBlockComesBackAsAnother(t *testing.T) {
 	b.adds(4, "waits")
 	b.now = b.now.Add(cools)
 	b.pass()
-	if h := b.leases.byKey[key(4)]; h.IPv4 != netip.MustParseAddr("10.0.0.1") {
-		t.Errorf("pod 4: %v", h)
-	}
+	check.Equal(t, b.leases.byKey[key(4)].IPv4, netip.MustParseAddr("10.0.0.1"), "pod 4")
 }
 
 func TestReady(t *testing.T) {

@@ -185,9 +185,7 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	m.startOperator()
 	m.start()
 	for i := range 2 {
-		if l := m.add(i); l.Block != "default-1" {
-			t.Errorf("pod %d has %v", i, l)
-		}
+		check.Equal(t, m.add(i).Block, "default-1", "pod %d has", i)
 	}
 	m.until("it is told", func() bool {
 		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
@@ -195,9 +193,7 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	check.NoError(t, m.Ready())
 	m.routes.breakBlock("")
 	for i := 2; i < 4; i++ {
-		if l := m.add(i); l.Block != "default-0" {
-			t.Errorf("pod %d has %v", i, l)
-		}
+		check.Equal(t, m.add(i).Block, "default-0", "pod %d has", i)
 	}
 	m.until("nothing is told", func() bool { return m.Snapshot().LastError == "" })
 }

@@ -90,9 +90,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	m.fails(1, "unreachable")
 	check.NoError(t, m.Ready())
 	back()
-	if l := m.add(1); l.Block != a.Block {
-		t.Errorf("pod 1: %v", l)
-	}
+	check.Equal(t, m.add(1).Block, a.Block, "pod 1")
 }
 
 // Nor is one network of a pod taken for another, which may have another pool.

@@ -43,13 +43,9 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if p := m.pools()[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
 		t.Errorf("pool: %+v", p)
 	}
-	if got := m.routes.names(); len(got) != 6 {
-		t.Errorf("routes %v", got)
-	}
+	check.Equal(t, len(m.routes.names()), 6, "routes")
 	m.Release(key(3))
-	if l := m.add(12); l.IPv4 != leases[3].IPv4 {
-		t.Errorf("pod 12: %+v", l)
-	}
+	check.Equal(t, m.add(12).IPv4, leases[3].IPv4, "pod 12")
 	check.Equal(t, o.served.Load(), 6, "blocks were made")
 }
 
@@ -169,9 +165,7 @@ func TestLostReplies(t *testing.T) {
 	// answer taken already.
 	m.sees("what it has asked for", func(l *holdings) bool { return len(l.requests.byName) == 5 })
 	m.quiet(2 * retry.First)
-	if got := m.requests(); len(got) != 5 {
-		t.Errorf("requests %v, want 5", got)
-	}
+	check.Equal(t, len(m.requests()), 5, "requests")
 	o := m.startOperator()
 	wg.Wait()
 	m.untilAllInUse(5)

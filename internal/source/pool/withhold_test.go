@@ -53,9 +53,7 @@ func TestWithheldAddresses(t *testing.T) {
 		for _, c := range b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas) {
 			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
 		}
-		if strings.Join(got, ", ") != want {
-			t.Errorf("told: %v, want %s", got, want)
-		}
+		check.Equal(t, strings.Join(got, ", "), want, "told: %v", got)
 	}
 	withhold("10.0.0.1/32")
 	b.adds(0, "10.0.0.0 fd00::")
@@ -90,9 +88,7 @@ func TestWithheldAddresses(t *testing.T) {
 	lease := b.leases.byKey[key(1)].Lease
 	lease.IPv4, lease.IPv6 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	check.OK(t, next.restore(podRequest(9), lease, next.now))
-	if got := next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas); len(got) != 1 {
-		t.Errorf("told: %v", got)
-	}
+	check.Equal(t, len(next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas)), 1, "told")
 	next.adds(3, "10.0.0.0 fd00::")
 	next.adds(4, "10.0.0.2 fd00::2")
 	next.adds(5, "waits")
@@ -131,9 +127,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
 		block.withheld = readWithheld(withholding("10.0.0.0/32"))
 		b.give(block)
-		if got := b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas); len(got) != want {
-			t.Errorf("the node has %s: told %v, want %d", kernelHas, got, want)
-		}
+		check.Equal(t, len(b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)), want, "the node has %s: told", kernelHas)
 		check.Equal(t, fmt.Sprint(s.NodeAddresses()), "[10.0.0.0]", "addresses of the Node")
 	}
 }

@@ -2,11 +2,12 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"strings"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 // T is a test, also one of package rapid.
@@ -59,6 +60,14 @@ func Equal[V any](t T, got, want V, format string, args ...any) {
 	}
 }
 
+// AtMost wants a value that is not greater than a limit.
+func AtMost[V cmp.Ordered](t T, got, most V, format string, args ...any) {
+	t.Helper()
+	if got > most {
+		t.Errorf("%s: got %v, want at most %v", fmt.Sprintf(format, args...), got, most)
+	}
+}
+
 // empty reports whether a value is a slice or map without elements, nil or not.
 func empty(v any) bool {
 	of := reflect.ValueOf(v)
@@ -66,9 +75,9 @@ func empty(v any) bool {
 }
 
 // Same compares structures, and prints where they differ.
-func Same(t T, got, want any, opts ...cmp.Option) {
+func Same(t T, got, want any, opts ...gocmp.Option) {
 	t.Helper()
-	if d := cmp.Diff(want, got, opts...); d != "" {
+	if d := gocmp.Diff(want, got, opts...); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }

@@ -103,9 +103,7 @@ func TestRepeats(t *testing.T) {
 					total += n
 				}
 			}
-			if total != tt.sent {
-				t.Errorf("the observer saw %v, want %d calls", seen.codes, tt.sent)
-			}
+			check.Equal(t, total, tt.sent, "the observer saw %v", seen.codes)
 		})
 	}
 }
@@ -203,9 +201,7 @@ func TestNoCredentials(t *testing.T) {
 			}
 			check.ErrorSays(t, err, "IAM role")
 			check.Equal(t, len(s.calls), 0, "unsigned calls were sent")
-			if seen.count(pace.Assign.Action+" "+pace.CodeCredentials) != 1 {
-				t.Errorf("the observer saw %v", seen.codes)
-			}
+			check.Equal(t, seen.count(pace.Assign.Action+" "+pace.CodeCredentials), 1, "the observer saw %v", seen.codes)
 		})
 	}
 }
@@ -243,9 +239,7 @@ func TestBlackHole(t *testing.T) {
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
 		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
 	}
-	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
-		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
-	}
+	check.Equal(t, seen.count(describeENIs+" "+pace.CodeNoReply), 1, "the observer saw %v", seen.codes)
 }
 
 // TestCanceled: the caller's context is honoured on the wire and in the
@@ -329,7 +323,7 @@ func TestWrongClock(t *testing.T) {
 					t.Errorf("a call after the first: %v", err)
 				}
 			}
-			check.Equal(t, refused, 1, "calls were refused")
+			check.Equal(t, refused, 1, "refused calls")
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // hostile plays an EC2 whose answers are made by a function.
@@ -150,9 +151,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	if _, err = c.ENIs(ctx, cloud.ENIFilter{}); err == nil {
 		t.Error("ENIs without credentials")
 	}
-	if n := len(elsewhere.calls); n > 0 {
-		t.Errorf("%d requests went elsewhere", n)
-	}
+	check.Equal(t, len(elsewhere.calls), 0, "requests that went elsewhere")
 }
 
 // A metadata service that answers byte by byte is given up in time.
@@ -284,9 +283,7 @@ func soundENI(t *testing.T, e cloud.ENI) {
 		}
 	}
 	for _, p := range e.Prefixes {
-		if p.Bits() != ipv4.delegated {
-			t.Errorf("prefix %v", p)
-		}
+		check.Equal(t, p.Bits(), ipv4.delegated, "prefix %v", p)
 	}
 	for _, p := range e.IPv6Prefixes {
 		if p.Bits() != ipv6.delegated || !p.Addr().Is6() {

@@ -108,9 +108,7 @@ func TestLabLife(t *testing.T) {
 	if got := must[[]cloud.RouteTable](t)(c.RouteTables(ctx, node.VPCID)); len(got) != 1 || !got[0].Main || got[0].ID == "" {
 		t.Errorf("route tables %+v, want the main one", got)
 	}
-	if got := must[[]string](t)(c.SecurityGroups(ctx, "vpc-00000000000000000", nil)); len(got) != 0 {
-		t.Errorf("security groups %v of no VPC", got)
-	}
+	check.Equal(t, len(must[[]string](t)(c.SecurityGroups(ctx, "vpc-00000000000000000", nil))), 0, "security groups of no VPC")
 
 	req := cloud.CreateENI{
 		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Amount: cloud.Amount{Addresses: 2},
@@ -164,9 +162,7 @@ func TestLabLife(t *testing.T) {
 
 	check.OK(t, c.DetachENI(ctx, attachment))
 	eventually(t, func() error { return c.DeleteENI(ctx, eni.ID) })
-	if left := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}})); len(left) != 0 {
-		t.Errorf("left %+v", left)
-	}
+	check.Equal(t, len(must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))), 0, "left")
 }
 
 // TestLabIPv6 makes ENIs with both families, and gives and takes IPv6 addresses

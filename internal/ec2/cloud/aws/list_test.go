@@ -137,9 +137,7 @@ func TestListings(t *testing.T) {
 			}
 			for _, pair := range strings.Fields(tt.asked) {
 				name, value, _ := strings.Cut(pair, "=")
-				if last := s.calls[len(s.calls)-1]; last.Get(name) != value {
-					t.Errorf("asked for %v, want %s", last, pair)
-				}
+				check.Equal(t, s.calls[len(s.calls)-1].Get(name), value, "asked for %s", pair)
 			}
 		})
 	}
@@ -237,9 +235,7 @@ func TestENIFilters(t *testing.T) {
 						n++
 					}
 				}
-				if n > 200 {
-					t.Errorf("%d values in a request", n)
-				}
+				check.AtMost(t, n, 200, "values in a request")
 			}
 		})
 	}

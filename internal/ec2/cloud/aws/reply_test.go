@@ -356,9 +356,7 @@ func TestForeignReplies(t *testing.T) {
 			if err == nil {
 				t.Fatalf("taken for a listing of %d interfaces", len(list))
 			}
-			if got := cloud.ClassOf(err); got != tt.want {
-				t.Errorf("class %v, want %v: %v", got, tt.want, err)
-			}
+			check.Equal(t, cloud.ClassOf(err), tt.want, "class")
 		})
 	}
 }

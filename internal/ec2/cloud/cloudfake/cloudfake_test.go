@@ -379,9 +379,7 @@ func TestAssociations(t *testing.T) {
 			ok(t, err)
 			want = append([]cloud.Association{a}, want...)
 		}
-		if got := c.State.Associations(); !slices.Equal(got, want) {
-			t.Errorf("got %+v, want %+v", got, want)
-		}
+		check.Equal(t, c.State.Associations(), want, "associations")
 		shown := func(status string) int {
 			list, err := c.ENIs(ctx, cloud.ENIFilter{Status: status, Types: []cloud.InterfaceType{cloud.InterfaceBranch, cloud.InterfaceOrdinary}, IDs: []string{want[0].BranchID}})
 			ok(t, err)
@@ -396,8 +394,6 @@ func TestAssociations(t *testing.T) {
 		if shown("in-use") != 0 || shown("available") != 1 {
 			t.Error("the end of the association is not shown after a second")
 		}
-		if got := c.State.Associations(); !slices.Equal(got, want[1:]) {
-			t.Errorf("got %+v, want %+v", got, want[1:])
-		}
+		check.Equal(t, c.State.Associations(), want[1:], "associations")
 	})
 }

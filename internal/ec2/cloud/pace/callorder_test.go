@@ -153,9 +153,7 @@ func TestFinishesFirst(t *testing.T) {
 		for range 3 {
 			r := <-w.turns
 			got[r.name] = true
-			if (r.at - time.Second).Abs() > time.Millisecond {
-				t.Errorf("%s after %v, want a second", r.name, r.at)
-			}
+			check.AtMost(t, (r.at - time.Second).Abs(), time.Millisecond, "%s after %v", r.name, r.at)
 		}
 		if !got["attach b"] || !got["create c"] || !got["create d"] {
 			t.Errorf("got %v", got)

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // TestPacerSettles holds the promise of the pacer: within a minute it uses
@@ -64,9 +66,7 @@ func TestPacerWastesLittle(t *testing.T) {
 		for _, calls := range []int{500, 2000} {
 			took, least := simulate(b).finish(calls).seconds, (float64(calls)-b.size)/b.rate
 			t.Logf("%d calls at %v/s with %v at once: %v s, at least %.0f s", calls, b.rate, b.size, took, least)
-			if took > 1.1*least+1 {
-				t.Errorf("%d calls at %v/s took %v s, want at most 1.1 times %.0f s", calls, b.rate, took, least)
-			}
+			check.AtMost(t, took, 1.1*least+1, "seconds for %d calls at %v/s", calls, b.rate)
 		}
 	}
 }
@@ -79,9 +79,7 @@ func TestPacerOutage(t *testing.T) {
 	s.run(2 * time.Minute)
 	s.bucket.rate, s.bucket.tokens = 0, 0
 	s.run(time.Minute)
-	if n := sum(s.run(5 * time.Minute).refused); n > 12 {
-		t.Errorf("%d calls in five minutes in which every call was refused, want at most 12", n)
-	}
+	check.AtMost(t, sum(s.run(5*time.Minute).refused), 12, "calls in five minutes in which every call was refused")
 	s.bucket.rate = 5
 	s.run(4 * time.Minute)
 	s.run(4*time.Minute).expect(t, "after the outage", 5)
@@ -99,9 +97,7 @@ func TestPacerBurst(t *testing.T) {
 	if n := sum(got.passed); n < 20 {
 		t.Errorf("%d calls passed in the second after a quiet time, want at least 20 of EC2's bucket of 50", n)
 	}
-	if n := sum(got.refused); n > 60 {
-		t.Errorf("%d calls refused", n)
-	}
+	check.AtMost(t, sum(got.refused), 60, "calls refused")
 	// What the burst taught does not upset the rate.
 	s.run(time.Minute)
 	s.run(2*time.Minute).expect(t, "after the burst", 5)
@@ -253,8 +249,6 @@ func TestPeersOutage(t *testing.T) {
 		s.run(2 * time.Minute)
 		s.bucket.rate, s.bucket.tokens = 0, 0
 		s.run(2 * time.Minute)
-		if n := sum(s.run(5 * time.Minute).refused); n > 4*12 {
-			t.Errorf("%d calls in five minutes in which every call was refused, want at most 12 of each of 4 peers", n)
-		}
+		check.AtMost(t, sum(s.run(5*time.Minute).refused), 4*12, "calls in five minutes in which every call was refused")
 	}
 }

@@ -68,12 +68,8 @@ func TestJoinsShareCalls(t *testing.T) {
 			}
 			pass(20 * time.Second)
 			p.stop()
-			if n := w.cloud.Front.Count("ENIs", "Instances", "Instance"); n > c.most {
-				t.Errorf("%d describe calls, want at most %d", n, c.most)
-			}
-			if n := w.cloud.Front.Count("Subnets"); n > 2 {
-				t.Errorf("%d DescribeSubnets", n)
-			}
+			check.AtMost(t, w.cloud.Front.Count("ENIs", "Instances", "Instance"), c.most, "describe calls")
+			check.AtMost(t, w.cloud.Front.Count("Subnets"), 2, "DescribeSubnets")
 		}))
 	}
 }
@@ -191,9 +187,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		s.UsePrimaryAddress, w.usePrimary = true, true
 		n := p.set(t, w.objects[0], s)
 		pass(10 * time.Second)
-		if st := n.last(); st.Available != 8 {
-			t.Errorf("status %+v", st)
-		}
+		check.Equal(t, n.last().Available, 8, "status")
 		for _, c := range w.cloud.Front.Calls() {
 			if c.Op == "CreateENI" && c.N != 7 {
 				t.Errorf("asked for %d addresses besides the ENI's own, want 7", c.N)

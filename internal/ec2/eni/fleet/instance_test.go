@@ -141,9 +141,7 @@ func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 2 {
 			t.Errorf("once it runs, after %d calls: %+v", ec2.calls.Load(), s)
 		}
-		if s := other.last(); s.LastError != "" {
-			t.Errorf("the other: %+v", s)
-		}
+		check.Equal(t, other.last().LastError, "", "the other")
 	})
 }
 
@@ -177,9 +175,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 					t.Fatalf("%s: %s: %+v", c.name, n.name, s)
 				}
 			}
-			if n := ec2.calls.Swap(0); n > c.most {
-				t.Errorf("%s: %d calls, want %d at most", c.name, n, c.most)
-			}
+			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: calls", c.name)
 		}
 	})
 }

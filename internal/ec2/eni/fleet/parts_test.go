@@ -27,9 +27,7 @@ func TestHoldersOfPrefixes(t *testing.T) {
 		check.Equal(t, h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)), c.want, "%s of %s, for %s: held by", c.thing, c.subnet, c.instance)
 	}
 	h.drop("i-1")
-	if got := h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")); got != "" {
-		t.Errorf("held by %q after its node is no more", got)
-	}
+	check.Equal(t, h.other("i-2", "s1", netip.MustParsePrefix("10.0.1.3/32")), "", "the holder after its node is no more")
 }
 
 // Nodes come in the order of their times; news in the middle of a pass makes another due.

@@ -68,9 +68,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		n.runFor(8, 25*time.Second) // at one call in ten seconds
 		n.wantPods(t, 8)
 		check.Equal(t, w.cloud.Front.Count("AssignAddresses")-before, 1, "calls")
-		if s := n.last(); s.LastError != "" {
-			t.Errorf("status: %+v", s)
-		}
+		check.Equal(t, n.last().LastError, "", "status")
 		quiet()
 		others.Wait()
 		n.endOn(0)
@@ -134,9 +132,7 @@ func TestDeleteOnTerminationYields(t *testing.T) {
 		n.wantPods(t, 20)
 		check.Equal(t, cl.waiting.Load(), 2, "calls wait")
 		pass(30 * time.Second)
-		if s := n.last(); s.LastError != "" {
-			t.Errorf("status: %+v", s)
-		}
+		check.Equal(t, n.last().LastError, "", "status")
 		pass(3 * minute)
 		p.stop()
 		if len(cl.served) != 2 || cl.served[1].Sub(began) > 11*time.Second+2*minute {
@@ -174,9 +170,7 @@ func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 			check.Equal(t, cl.waiting.Load(), 0, "calls wait")
 			pass(5 * minute)
 			w.apart = true // a node that was removed keeps its ENIs
-			if len(cl.served) != 0 {
-				t.Errorf("served at %v", cl.served)
-			}
+			check.Equal(t, len(cl.served), 0, "served at %v", cl.served)
 		}))
 	}
 }

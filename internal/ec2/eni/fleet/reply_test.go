@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // An address that is listed for two ENIs stays with the one that has it. Pods keep their addresses, and
@@ -170,9 +171,7 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 		p.Remove(w.objects[0].name)
 		first := w.objects[0].inventory().ENIs
 		for _, a := range first[len(first)-1].Addresses {
-			if held := p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)); held != "" {
-				t.Errorf("%v is held by %s after its node was removed", a, held)
-			}
+			check.Equal(t, p.holders.other("", "subnet-home", netip.PrefixFrom(a, 32)), "", "the holder of %v after its node was removed", a)
 		}
 	})
 }

@@ -46,9 +46,7 @@ func (w *writer) wantTrunk(t *testing.T, in *world) (trunk cloud.ENI) {
 // wantNoTrunk checks that there is no trunk, and why.
 func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 	t.Helper()
-	if n := len(in.trunks(w.instance)); n > 0 {
-		t.Errorf("%s has %d trunks: %+v", w.name, n, w.last())
-	}
+	check.Equal(t, len(in.trunks(w.instance)), 0, "%s has trunks: %+v", w.name, w.last())
 	if st := w.last().Trunk; st == nil || st.ID != "" || st.Reason != reason || st.Message == "" {
 		t.Errorf("status of the trunk: %+v, want %s", st, reason)
 	}
@@ -170,9 +168,7 @@ func TestTrunkWithBranches(t *testing.T) {
 			t.Errorf("with branches: %+v, trunk %+v", st, st.Trunk)
 		}
 		n.wantPods(t, 2)
-		if w.cloud.Front.Count("DeleteENI") > 0 {
-			t.Error("something was deleted")
-		}
+		check.Equal(t, w.cloud.Front.Count("DeleteENI"), 0, "deletions")
 		check.OK(t, w.cloud.DisassociateBranch(t.Context(), a.ID))
 		check.OK(t, w.cloud.DeleteENI(t.Context(), branch.ID))
 		pass(5 * minute)
@@ -216,9 +212,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 				t.Errorf("left behind: %+v", e)
 			}
 		}
-		if len(left) > 0 {
-			t.Errorf("deleted: %v", left)
-		}
+		check.Equal(t, len(left), 0, "deleted: %v", left)
 	})
 }
 
@@ -396,12 +390,8 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				t.Errorf("%+v", n.last())
 			}
 			pass(2 * time.Hour)
-			if made := w.cloud.Front.Count("CreateENI"); made > 15 {
-				t.Errorf("%d ENIs made in two hours", made)
-			}
-			if n := tries.Load(); n > 130 {
-				t.Errorf("%d tries in two hours to attach it", n)
-			}
+			check.AtMost(t, w.cloud.Front.Count("CreateENI"), 15, "ENIs made in two hours")
+			check.AtMost(t, tries.Load(), 130, "tries in two hours to attach it")
 			for range 60 { // at the moment of a try it is being made
 				if n.last().Trunk.Reason == plan.ReasonPending {
 					pass(time.Second)
@@ -480,9 +470,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 		pass(10 * minute)
 		n.wantNoTrunk(t, w, plan.ReasonTrunkSubnet)
 		check.Equal(t, n.available(), 4, "addresses")
-		if made := w.cloud.Front.Count("CreateENI") - before; made > 0 {
-			t.Errorf("asked %d times for a trunk in a full subnet", made)
-		}
+		check.Equal(t, w.cloud.Front.Count("CreateENI")-before, 0, "requests for a trunk in a full subnet")
 		check.OK(t, w.cloud.DeleteENI(t.Context(), fill[0].ID))
 		pass(minute)
 		n.wantTrunk(t, w)
@@ -549,8 +537,6 @@ func TestTrunkIsNotCommitted(t *testing.T) {
 			n.runFor(0, minute)
 		}
 		n.wantTrunk(t, w)
-		if tries := w.cloud.Front.Count("DetachENI"); tries > 0 {
-			t.Errorf("%d calls to detach it", tries)
-		}
+		check.Equal(t, w.cloud.Front.Count("DetachENI"), 0, "calls to detach it")
 	})
 }

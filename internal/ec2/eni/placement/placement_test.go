@@ -109,9 +109,7 @@ func TestNobodyCountsIPv6(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
 	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
-	if got := b.Blocks("wrong"); len(got) > 0 {
-		t.Errorf("a block of IPv4 that was learned stays: %v", got)
-	}
+	check.Equal(t, len(b.Blocks("wrong")), 0, "a block of IPv4 that was learned stays")
 	delete(b.all, "wrong")
 	b.order = nil
 	native := cloud.Subnet{ID: "s6", IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, IPv6Native: true}

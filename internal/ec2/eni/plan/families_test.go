@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // dual is limits of a Nitro instance type and of one before, which has no prefixes.
@@ -382,8 +383,6 @@ func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}
 	for none, want := range map[bool]int{false: 1, true: 0} {
 		s := State{ENIs: []ENI{eth0}, Subnets: []Subnet{{ID: "subnet-1", IPv6Native: true, NoIPv6: none}}, Trunk: Trunk{Wanted: true, Branches: true}}
-		if got := Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions; len(got) != want {
-			t.Errorf("with nothing free: %t: %v", none, got)
-		}
+		check.Equal(t, len(Make(nitro, ipam.Policy{Families: ipfamily.OnlyIPv6}, s).Actions), want, "with nothing free: %t", none)
 	}
 }

@@ -107,9 +107,7 @@ func TestTrunk(t *testing.T) {
 			if reason, message := TrunkTrouble(five, c.policy, s); reason != c.reason || (message == "") != (reason == "") {
 				t.Errorf("reason %s: %s, want %q", reason, message, c.reason)
 			}
-			if d := Make(five, c.policy, s); d.Exhausted != (c.reason == ReasonTrunkSubnet) {
-				t.Errorf("exhausted: %v", d.Exhausted)
-			}
+			check.Equal(t, Make(five, c.policy, s).Exhausted, c.reason == ReasonTrunkSubnet, "exhausted")
 		})
 	}
 }
@@ -226,9 +224,7 @@ func TestShortageNamesTheReason(t *testing.T) {
 		if got != c.want || (got == "") != (text == "") {
 			t.Errorf("%s: %q (%s), want %q", c.name, got, text, c.want)
 		}
-		if strings.Contains(text, "none of the configured subnets") != (c.name == "no subnet for new ENIs") {
-			t.Errorf("%s: said %q", c.name, text)
-		}
+		check.Equal(t, strings.Contains(text, "none of the configured subnets"), c.name == "no subnet for new ENIs", "%s: said %q", c.name, text)
 	}
 }
 
