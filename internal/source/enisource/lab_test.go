@@ -154,22 +154,6 @@ func (n *labNode) agree() bool {
 	return len(own) == len(books)
 }
 
-func TestLabGrowsAndShrinks(t *testing.T) {
-	for name, p := range map[string]ipam.Policy{
-		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := startLab(t, labSpec(), p)
-			n.owned(t, n.pods(t, 0, 20))
-			n.until(t, "the books agree with 20 pods", n.agree)
-			grown := len(n.Snapshot().Addresses)
-			n.release(20)
-			n.until(t, "it shrinks and the books agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
-			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
-		})
-	}
-}
-
 // The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
 // Pods get their addresses all the same, and nothing leaks.
 func TestLabMisbehaves(t *testing.T) {

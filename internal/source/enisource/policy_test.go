@@ -30,12 +30,16 @@ func policySpec(policy string) spec.Spec {
 // A node whose role has exactly the IAM policy of docs/install.md grows and shrinks without a single
 // refusal.
 func TestPolicySuffices(t *testing.T) {
-	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
+	for name, p := range map[string]ipam.Policy{
+		"addresses": {WarmIP: 2}, "whole ENIs": ipam.DefaultAWS(), "prefixes": {PrefixDelegation: true, WarmPrefix: 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			n := startLab(t, policySpec(deploy.NodePolicy("lab")), p)
-			n.pods(t, 0, 20)
+			n.owned(t, n.pods(t, 0, 20))
 			n.until(t, "it has grown", n.agree)
+			grown := len(n.Snapshot().Addresses)
 			n.release(20)
+			n.until(t, "it shrinks", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 			for action, calls := range n.lab.Cloud.API.Stats() {
 				check.Equal(t, calls.Errors["UnauthorizedOperation"], 0, "refusals of %s", action)
