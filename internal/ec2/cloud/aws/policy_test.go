@@ -100,7 +100,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				group("3", "berth.dev/cluster", "other"), group("4", "kubernetes.io/cluster/other", "owned"))
 			s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey(), {ID: "AKIALABLABLABLABLAB2", Secret: "berth", Policy: policy}}
 			lab, err := endpoints.Serve(s)
-			fine(t, err)
+			check.OK(t, err)
 			t.Cleanup(lab.Close)
 			as := func(k spec.AccessKey) cloud.API {
 				return setup{Options{
@@ -109,7 +109,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				}, pace.Options{}}.client(t)
 			}
 			ctx, admin, berth := t.Context(), as(s.AccessKeys[0]), as(s.AccessKeys[1])
-			node := must[cloud.Instance](t)(admin.Instance(ctx, lab.Cloud.Instances.ID("node-a")))
+			node := check.Must(admin.Instance(ctx, lab.Cloud.Instances.ID("node-a")))(t)
 			groups := []string{"sg-00000000000000001", "sg-00000000000000002"}
 			create := func(api cloud.API, kind cloud.InterfaceType, cluster string) (string, error) {
 				e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Type: kind, Tags: map[string]string{"berth.dev/cluster": cluster}})
@@ -126,7 +126,7 @@ func TestPoliciesOfBranches(t *testing.T) {
 				with := append([]string{theirs}, groups...)
 				_, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: with, Tags: map[string]string{"berth.dev/cluster": "lab"}})
 				wants("make an ENI with the group "+theirs, !operator, err)
-				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, must[string](t)(create(admin, "", "lab")), with))
+				wants("give an ENI the group "+theirs, false, berth.SetGroups(ctx, check.Must(create(admin, "", "lab"))(t), with))
 			}
 			_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: groups, Tags: map[string]string{"berth.dev/cluster": "lab"}})
 			wants("make an ENI with groups of the cluster", true, err)
@@ -138,13 +138,13 @@ func TestPoliciesOfBranches(t *testing.T) {
 			_, err = berth.AttachENI(ctx, trunk, node.ID, 1)
 			wants("attach it", true, err)
 			for vlan, of := range []string{"lab", "other"} {
-				id := must[string](t)(create(admin, "", of))
+				id := check.Must(create(admin, "", of))(t)
 				wants("groups of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				asked := cloud.Association{TrunkID: trunk, BranchID: id, VLAN: 1 + vlan}
 				a, err := berth.AssociateBranch(ctx, asked, "")
 				wants("associate of "+of, operator, err)
 				if !operator {
-					a = must[cloud.Association](t)(admin.AssociateBranch(ctx, asked, ""))
+					a = check.Must(admin.AssociateBranch(ctx, asked, ""))(t)
 				}
 				wants("groups of a branch of "+of, of == "lab", berth.SetGroups(ctx, id, groups))
 				wants("disassociate of "+of, operator, berth.DisassociateBranch(ctx, a.ID))
