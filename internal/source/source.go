@@ -43,7 +43,7 @@ type Source interface {
 	Annotations() []string
 	// CheckOptions returns an error if no pod can have what a pod asks for. It is called before anything else is done for
 	// an ADD. The error names the annotation or the field, and what was expected.
-	CheckOptions(wish PodOptions) error
+	CheckOptions(options PodOptions) error
 	// Restore takes over a lease from a record, at start, before Run and any Acquire. Also an address that the source
 	// does not know (yet) is never handed to another attachment. It fails when another key has one of the addresses.
 	// The pod may be unknown.

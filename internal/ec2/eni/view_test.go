@@ -212,7 +212,7 @@ func TestStoredENI(t *testing.T) {
 	}
 }
 
-func TestInventoryRefusesWhatCannotBe(t *testing.T) {
+func TestInvalidInventoryIsRejected(t *testing.T) {
 	for _, c := range []struct{ data, word string }{
 		{`{`, "inventory"},
 		{`{}`, "instanceID"},

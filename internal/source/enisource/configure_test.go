@@ -124,7 +124,7 @@ func TestSenselessSettings(t *testing.T) {
 		fits := func(inv *eni.Inventory) error { return nodenetwork.BeyondType(beyond, inv) }
 		n.startConfigured(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are not known yet
 		n.settle(time.Minute)
-		told := func(words ...string) {
+		reports := func(words ...string) {
 			t.Helper()
 			doc := n.document()
 			for _, w := range words {
@@ -136,21 +136,21 @@ func TestSenselessSettings(t *testing.T) {
 				t.Errorf("the template is %q, prefixes %v", doc.Template, n.supply.PrefixDelegation())
 			}
 		}
-		told("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
+		reports("NodeNetworkTemplate/beyond is not applied", "firstInterfaceIndex is 3: expected at most 2")
 		if l := n.add(1, time.Minute); l.IPv4.String()[:3] != "10." {
 			t.Errorf("the first pod has %v", l.IPv4)
 		}
 
 		n.Configure(Desired{Template: "NodeNetworkTemplate/odd", Settings: n.settingsOf(inPods), Err: errors.New("spec.eni is odd")})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
+		reports("NodeNetworkTemplate/odd is not applied: spec.eni is odd")
 		n.Configure(Desired{Template: "NodeNetworkTemplate/beyond", Settings: beyond, Fits: fits}) // the limits are known
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/beyond is not applied")
+		reports("NodeNetworkTemplate/beyond is not applied")
 		n.add(2, time.Minute)
 		n.Configure(Desired{Template: "NodeNetworkTemplate/negative", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.WarmIP = -1 })})
 		n.settle(time.Minute)
-		told("NodeNetworkTemplate/negative is not applied")
+		reports("NodeNetworkTemplate/negative is not applied")
 		check.Equal(t, len(n.furtherSubnets()), 0, "ENIs are in")
 
 		n.Configure(Desired{Template: "NodeNetworkTemplate/good", Settings: n.settingsOf(func(s *eni.Settings) { s.Policy.PrefixDelegation = true })})
@@ -169,7 +169,7 @@ func TestSenselessSettings(t *testing.T) {
 }
 
 // Trouble with the cloud is reported beside that with settings.
-func TestBothTroublesAreTold(t *testing.T) {
+func TestBothTroublesAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := templated(t, ipam.Policy{WarmENI: 1})
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "AssignAddresses", Times: 1000, Err: cloudfake.Err(cloud.Permission, "")})

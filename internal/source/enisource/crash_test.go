@@ -82,14 +82,14 @@ func (n *node) finalCheck() {
 			case !n.policy.Families.Has(f):
 				n.t.Errorf("%v is assigned, and no pod is to have it", p)
 			case !have[p.Addr().String()]:
-				n.t.Errorf("%v is assigned and in nobody's books", p)
+				n.t.Errorf("%v is assigned and in no snapshot", p)
 			default:
 				total += plan.CountOf(f, cloud.AmountOf([]netip.Prefix{p}))
 			}
 		}
 	}
 	if total != len(have) {
-		n.t.Errorf("EC2 has %d addresses, the books %d", total, len(have))
+		n.t.Errorf("EC2 has %d addresses, the node %d", total, len(have))
 	}
 }
 

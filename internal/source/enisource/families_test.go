@@ -52,7 +52,7 @@ func TestFamiliesChange(t *testing.T) {
 
 // An ENI whose subnet has no IPv6 serves no pod that needs both families, whatever IPv4 it has, and the
 // reason names the missing family. A block that is added later is used.
-func TestWithoutIPv6NobodyIsServed(t *testing.T) {
+func TestDualStackPodsNeedIPv6(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, Families: ipfamily.Dual}, func(t *testing.T, n *node) {
 		n.cloud.State.RemoveSubnet("subnet-1")
 		n.cloud.State.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
@@ -116,7 +116,7 @@ func (n *node) freeAtHome() int {
 
 // IPv6-only pods get addresses of ENIs in an IPv6-only subnet, which have no IPv4 address, also after a
 // restart, and after one while EC2 is away.
-func TestPodsInASubnetOfIPv6Alone(t *testing.T) {
+func TestPodsInAnIPv6OnlySubnet(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		free := n.freeAtHome()
@@ -168,7 +168,7 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 }
 
 // An IPv6-only subnet that refuses addresses is tried again, but not all the time.
-func TestASubnetOfIPv6AloneThatIsFull(t *testing.T) {
+func TestFullIPv6OnlySubnet(t *testing.T) {
 	bubble(t, "m5.large", ipam.Policy{WarmIP: 2, Families: ipfamily.OnlyIPv6}, func(t *testing.T, n *node) {
 		n.inSix()
 		n.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 3, Err: cloudfake.Err(cloud.SubnetFull, "")})

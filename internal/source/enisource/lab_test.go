@@ -124,7 +124,7 @@ func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
 // agree reports whether the lab and the node agree, and nothing of Berth's is detached or would outlive
 // its instance.
 func (n *labNode) agree() bool {
-	books := map[netip.Addr]string{}
+	assigned := map[netip.Addr]string{}
 	for _, e := range n.lab.Cloud.Snapshot().ENIs {
 		mine := e.Tags[eni.TagInstanceID] == n.id
 		if e.Attachment == nil || e.Attachment.InstanceID != n.id {
@@ -137,21 +137,21 @@ func (n *labNode) agree() bool {
 			return false
 		}
 		for _, a := range e.Secondary {
-			books[a] = e.ID
+			assigned[a] = e.ID
 		}
 		for _, p := range e.Prefixes {
 			for a := p.Addr(); p.Contains(a); a = a.Next() {
-				books[a] = e.ID
+				assigned[a] = e.ID
 			}
 		}
 	}
 	own := n.Snapshot().Addresses
 	for _, a := range own {
-		if books[a.Addr] != a.ENI {
+		if assigned[a.Addr] != a.ENI {
 			return false
 		}
 	}
-	return len(own) == len(books)
+	return len(own) == len(assigned)
 }
 
 // The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
@@ -165,7 +165,7 @@ func TestLabMisbehaves(t *testing.T) {
 	}
 	n := startLab(t, s, ipam.Policy{WarmIP: 1})
 	n.pods(t, 0, 20)
-	n.until(t, "the books agree with 20 pods", n.agree)
+	n.until(t, "EC2 and the node agree with 20 pods", n.agree)
 	n.mu.Lock()
 	check.Equal(t, n.creates, 2, "ENIs were made for 20 pods")
 	n.mu.Unlock()
@@ -195,7 +195,7 @@ func TestLabRestart(t *testing.T) {
 	lab, store := serve(t, labSpec()), &memStore{}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)
 	leases := n.pods(t, 0, 12)
-	n.until(t, "the books agree", n.agree)
+	n.until(t, "EC2 and the node agree", n.agree)
 	n.stop()
 	n = startOn(t, lab, ipam.Policy{WarmIP: 1}, store, leases)
 	for i, l := range n.pods(t, 1000, 1002) {
@@ -205,7 +205,7 @@ func TestLabRestart(t *testing.T) {
 			}
 		}
 	}
-	n.until(t, "the books agree after the restart", n.agree)
+	n.until(t, "EC2 and the node agree after the restart", n.agree)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	check.AtMost(t, n.creates, 1, "ENIs made after the restart")
@@ -280,7 +280,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 				}
 				return len(own) == 0
 			}
-			n.until(t, "the books agree", agree)
+			n.until(t, "EC2 and the node agree", agree)
 		})
 	}
 }

@@ -120,7 +120,7 @@ func wantTaken(t *testing.T, s *Source, i int, want string) {
 	}
 }
 
-func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
+func TestOfferWithholdsAddressesToRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
 		all := inventoryOf("10.0.0.1", "10.0.0.2", "10.0.0.3")
@@ -142,7 +142,7 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 }
 
 // An address that is asked back before its data path is ready is not handed out because of that.
-func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
+func TestOfferOfUnprogrammedAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
 		offer(t, s, inventoryOf("10.0.0.1"), nil)
@@ -277,7 +277,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 			n.wantLayout(tc.after)
 			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "addresses are not handed out")
 			if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
-				t.Errorf("the operator is told of uses %+v", uses)
+				t.Errorf("the uses reported to the operator are %+v", uses)
 			}
 			for i := 0; ; i++ {
 				l, err := n.try(i, time.Minute)

@@ -66,7 +66,7 @@ func (dual) Acquire(context.Context, source.Request) (source.Lease, error) {
 }
 
 // Only a lease of one family has a node-local address of the other, where that is asked for.
-func TestWhoGetsANodeLocalAddress(t *testing.T) {
+func TestNodeLocalAddressIsOfTheOtherFamily(t *testing.T) {
 	for name, tt := range map[string]struct {
 		addr       netip.Addr
 		ipv4, ipv6 bool

@@ -79,7 +79,7 @@ func (m *crashNode) checkLeases(want int, not ...string) {
 		}
 		seen[a] = i
 		if slices.Contains(not, a) {
-			m.T.Errorf("pod %d has %s, which the operator was told to take", i, a)
+			m.T.Errorf("pod %d has %s, which the operator may take", i, a)
 		}
 	}
 }
@@ -154,6 +154,6 @@ func killedAt(t *testing.T, failpoints string) {
 	m.await("11 stays after all", confirms())
 	m.until("the last pod has an address", func() bool { return m.Do("add 8") })
 	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
-	m.await("all is told", used(5))
+	m.await("all pods are reported", used(5))
 	check.Equal(t, m.Deaths, 1, "deaths of the daemon")
 }

@@ -68,7 +68,7 @@ func TestHandshake(t *testing.T) {
 	m.getsNothing(4)
 }
 
-func TestPrefixesGoBackWhole(t *testing.T) {
+func TestPrefixesAreReleasedWhole(t *testing.T) {
 	m := startMachine(t)
 	m.operator(func(o *v1alpha1.NodeNetwork) {
 		give(1, 0)(o)
@@ -168,7 +168,7 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	m.Release(key(1))
 	m.reports(1)
 	if n := m.Log.Count("a running pod is cut off"); n < 1 || n > 2 {
-		t.Errorf("told of %d times", n)
+		t.Errorf("reported %d times", n)
 	}
 }
 

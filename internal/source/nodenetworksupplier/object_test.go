@@ -167,7 +167,7 @@ func TestObjectThatIsNotAllowed(t *testing.T) {
 	const why = "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"
 	m.readySays(why)
 	if err := m.Ready(); err == nil || strings.Contains(err.Error(), "apply deploy/chart") {
-		t.Errorf("a person is told to do what does not help: %v", err)
+		t.Errorf("the message names a remedy that does not help: %v", err)
 	}
 }
 

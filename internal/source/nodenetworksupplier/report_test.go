@@ -32,11 +32,11 @@ func TestWhenAReportIsDue(t *testing.T) {
 		low    time.Duration // after t0, when the change was noted
 		high   time.Duration
 	}{
-		"enough":         {pending{}, false, coalesce / 2, coalesce * 3 / 2},
-		"too few":        {pending{}, true, gather, gather},
-		"told just now":  {pending{last: t0}, true, spacing, spacing},
-		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
-		"the API is ill": {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+		"enough":            {pending{}, false, coalesce / 2, coalesce * 3 / 2},
+		"too few":           {pending{}, true, gather, gather},
+		"reported just now": {pending{last: t0}, true, spacing, spacing},
+		"reported long ago": {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
+		"the API is ill":    {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
 	} {
 		for range 100 {
 			p := tt.p
@@ -130,11 +130,11 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	if at = s.send(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
 		t.Errorf("another look at %v", at)
 	}
-	// A link that is gone is told at once.
+	// A link that is gone is reported at once.
 	s.allocator = stock{uses: pods.uses, missing: []string{eth1}}
 	s.pending.note(clk.Now())
 	if at = s.send(t.Context(), o, nil, nil); at.Sub(clk.Now()) != gather {
-		t.Errorf("the missing link is told after %v, want %v", at.Sub(clk.Now()), gather)
+		t.Errorf("the missing link is reported after %v, want %v", at.Sub(clk.Now()), gather)
 	}
 	check.Equal(t, s.status(nil).MissingLinks, []string{eth1}, "missing links")
 }
@@ -198,7 +198,7 @@ func TestServesFromTheObject(t *testing.T) {
 	check.Same(t, o.Status.IPAM, want)
 }
 
-// Waiting pods are told the trouble nearest to the node.
+// Waiting pods report the trouble nearest to the node.
 func TestWhyPodsWait(t *testing.T) {
 	condition := func(kind, reason, message string) func(*observed) {
 		return func(s *observed) {
@@ -209,9 +209,9 @@ func TestWhyPodsWait(t *testing.T) {
 		change       func(*observed)
 		reason, says string
 	}{
-		"all well":    {func(*observed) {}, "growing", "is berth-operator running?"},
-		"told before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the operator was told 0s ago"},
-		"no API":      {func(s *observed) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
+		"all well":        {func(*observed) {}, "growing", "is berth-operator running?"},
+		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the operator was told 0s ago"},
+		"no API":          {func(s *observed) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
 		"no right": {func(s *observed) {
 			s.heard(apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil))
 		}, "permission", "apply deploy/chart"},
@@ -272,7 +272,7 @@ func TestAPIServerOutage(t *testing.T) {
 	for i := 4; i <= 6; i++ { // from the file: nobody else can tell
 		kept[i] = m.add(i)
 	}
-	m.until("a pod too many is told why it has to wait", func() bool {
+	m.until("a pod too many reports why it has to wait", func() bool {
 		l, err := m.try(7, 200*time.Millisecond)
 		ex, ok := err.(*source.Exhausted) //nolint:errorlint // the contract is this very type
 		if !ok {

@@ -111,13 +111,13 @@ type machine struct {
 	*Source
 	tune   func(*Config)
 	routes *routes
-	wishes map[string]string // pools that pods name, by pod
+	poolOf map[string]string // pools that pods name, by pod
 	stop   func()
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{Node: sourcenode.New(t), routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
+	m := &machine{Node: sourcenode.New(t), routes: &routes{}, poolOf: map[string]string{}, tune: func(*Config) {}}
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.namespace(namespace, "")
 	return m
@@ -216,7 +216,7 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	}
 	if pool != "" {
 		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
-		m.wishes[name] = pool
+		m.poolOf[name] = pool
 	}
 	m.Create(p)
 	return p
@@ -255,8 +255,8 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 
 // Acquire tells of the pod's annotation, as the runtime does.
 func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
-	if pool, ok := m.wishes[r.Pod.Name]; ok {
-		r.Options = wishFor(pool)
+	if pool, ok := m.poolOf[r.Pod.Name]; ok {
+		r.Options = annotated(pool)
 	}
 	return m.Source.Acquire(ctx, r)
 }

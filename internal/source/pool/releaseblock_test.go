@@ -187,7 +187,7 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	for i := range 2 {
 		check.Equal(t, m.add(i).Block, "default-1", "pod %d has", i)
 	}
-	m.until("it is told", func() bool {
+	m.until("it is reported", func() bool {
 		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
 	})
 	check.NoError(t, m.Ready())
@@ -195,5 +195,5 @@ func TestOneBlockThatCannotBeRouted(t *testing.T) {
 	for i := 2; i < 4; i++ {
 		check.Equal(t, m.add(i).Block, "default-0", "pod %d has", i)
 	}
-	m.until("nothing is told", func() bool { return m.Snapshot().LastError == "" })
+	m.until("nothing is reported any more", func() bool { return m.Snapshot().LastError == "" })
 }

@@ -115,7 +115,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 }
 
 // Pods of one pool do not wait for requests of another.
-func TestNobodyWaitsForAnothersRequest(t *testing.T) {
+func TestPodsDoNotWaitForRequestsOfOtherPools(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pool("slow", 0, nil, "10.1.0.0/24")

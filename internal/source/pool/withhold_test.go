@@ -39,7 +39,7 @@ func withholding(cidrs string) (out []v1alpha1.WithheldAddresses) {
 }
 
 // What a node has is handed out to nobody, also when it comes later; a pod that has it
-// keeps it and is told once, and it is handed out again only when it is nobody's.
+// keeps it and is notified once, and it is handed out again only when it is nobody's.
 func TestWithheldAddresses(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	block := blockOf("default-0", "10.0.0.0/30", "fd00::/126")
@@ -47,20 +47,20 @@ func TestWithheldAddresses(t *testing.T) {
 		block.withheld = readWithheld(withholding(cidrs))
 		b.give(block)
 	}
-	told := func(want string) {
+	conflicts := func(want string) {
 		t.Helper()
 		var got []string
 		for _, c := range b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas) {
 			got = append(got, fmt.Sprintf("%s has %s of %s", c.pod.Name, c.addr, c.owner))
 		}
-		check.Equal(t, strings.Join(got, ", "), want, "told: %v", got)
+		check.Equal(t, strings.Join(got, ", "), want, "conflicts")
 	}
 	withhold("10.0.0.1/32")
 	b.adds(0, "10.0.0.0 fd00::")
 	b.adds(1, "10.0.0.2 fd00::2")
 	withhold("10.0.0.1/32 fd00::/128 10.0.0.3/32")
-	told(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
-	told("")
+	conflicts(podRequest(0).Pod.Name + " has fd00:: of Node node-2")
+	conflicts("")
 	if c := b.pools.counts(b.blocks.byName["default-0"]); c.Used != 2 || c.Free != 0 || c.Withdrawn != 2 {
 		t.Errorf("counts %+v", c)
 	}
@@ -88,7 +88,7 @@ func TestWithheldAddresses(t *testing.T) {
 	lease := b.leases.byKey[key(1)].Lease
 	lease.IPv4, lease.IPv6 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	check.OK(t, next.restore(podRequest(9), lease, next.now))
-	check.Equal(t, len(next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas)), 1, "told")
+	check.Equal(t, len(next.leases.conflicts(next.blocks.byName["default-0"], next.policy.selfOwner(), next.nodeHas)), 1, "conflicts")
 	next.adds(3, "10.0.0.0 fd00::")
 	next.adds(4, "10.0.0.2 fd00::2")
 	next.adds(5, "waits")
@@ -127,7 +127,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		withhold(strings.ReplaceAll(kernelHas, "10.0.0.0", ""), kernelHas)
 		block.withheld = readWithheld(withholding("10.0.0.0/32"))
 		b.give(block)
-		check.Equal(t, len(b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)), want, "the node has %s: told", kernelHas)
+		check.Equal(t, len(b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)), want, "the node has %s: conflicts", kernelHas)
 		check.Equal(t, fmt.Sprint(s.NodeAddresses()), "[10.0.0.0]", "addresses of the Node")
 	}
 }

@@ -77,7 +77,7 @@ func TestLifeOfAnENI(t *testing.T) {
 	}
 	list[0].Addresses[0] = netip.Addr{}
 	if truth := c.State.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
-		t.Errorf("a caller changed the books: %+v", truth)
+		t.Errorf("a caller changed the state of the cloud: %+v", truth)
 	}
 	check.OK(t, c.DetachENI(ctx, a))
 	class(t, c.DetachENI(ctx, a), cloud.Gone)
@@ -161,7 +161,7 @@ func TestIPv6(t *testing.T) {
 	}
 	list[0].IPv6[0], list[0].IPv6Prefixes[0] = netip.Addr{}, netip.Prefix{}
 	if truth := c.State.Truth()[1]; !truth.IPv6[0].IsValid() || !truth.IPv6Prefixes[0].IsValid() {
-		t.Errorf("a caller changed the books: %+v", truth)
+		t.Errorf("a caller changed the state of the cloud: %+v", truth)
 	}
 	c.State.Steal(e.ID, got[7].Addr())
 	if truth := c.State.Truth()[1]; len(truth.IPv6) != 0 || len(truth.Addresses) != 2 {

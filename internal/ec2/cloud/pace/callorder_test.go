@@ -87,17 +87,17 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestHeld: who wants to know of a call that waits for long is told once, and
+// TestHeld: a call that waits for long is reported once, and
 // not of one that does not.
 func TestHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 0.05, Burst: 1})
 		start := time.Now()
-		var told []time.Duration
+		var reported []time.Duration
 		call := func() {
 			ctx := cloud.WithHeld(t.Context(), time.Now().Add(15*time.Second), func(op string) {
 				check.Equal(t, op, Assign.Action, "the action reported")
-				told = append(told, time.Since(start))
+				reported = append(reported, time.Since(start))
 			})
 			check.NoError(t, s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }))
 		}
@@ -105,8 +105,8 @@ func TestHeld(t *testing.T) {
 		call()
 		time.Sleep(10 * time.Second) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 		call()                       // has to wait for ten seconds
-		if len(told) != 1 || told[0] != 15*time.Second {
-			t.Errorf("told after %v, want once, after 15s", told)
+		if len(reported) != 1 || reported[0] != 15*time.Second {
+			t.Errorf("reported after %v, want once, after 15s", reported)
 		}
 	})
 }

@@ -112,7 +112,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 }
 
 // Trouble of one node with the API stops neither other nodes nor its own growth.
-func TestPublishFailureStopsNobody(t *testing.T) {
+func TestPublishFailureConcernsOneNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		p.setAll(settings(0, 8))
@@ -153,7 +153,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 
 // An ENI that someone detached is no longer published once the node was observed after Invalidate, long
 // before the next full listing.
-func TestInvalidateFindsWhatIsGone(t *testing.T) {
+func TestInvalidateFindsDetachedENIs(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 4))
@@ -204,7 +204,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	})
 }
 
-func TestRemoveTouchesNothingMore(t *testing.T) {
+func TestRemovedNodeIsNotChanged(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.SetLatency("CreateENI", time.Second)
 		p := w.operator(w.cloud)

@@ -61,7 +61,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 }
 
 // thief is a cloud that assigns addresses of one instance's ENIs to others as well: in replies or in
-// listings, while told to.
+// listings, while switched on.
 type thief struct {
 	w                 *world
 	of                string // the instance
@@ -259,17 +259,17 @@ func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		first, then netip.Prefix
-		served      bool // before it is told
+		served      bool // before the second answer
 	}{
 		{"of others, from the start", others, truth, false},
 		{"of others, later", truth, others, true},
 		{"smaller, later", truth, smaller, true},
 	} {
 		t.Run(tt.name, inBubble(2, func(t *testing.T, w *world) {
-			told := tt.first
+			answer := tt.first
 			p := w.operator(&api{Cloud: w.cloud, subnets: func(list []cloud.Subnet) {
 				for i := range list {
-					list[i].CIDR = told
+					list[i].CIDR = answer
 				}
 			}})
 			look := func(want bool) {
@@ -291,7 +291,7 @@ func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
 			}
 			p.set(t, w.objects[0], settings(0, 4))
 			look(tt.served)
-			told = tt.then
+			answer = tt.then
 			p.set(t, w.objects[1], settings(0, 4))
 			look(true)
 		}))

@@ -380,13 +380,13 @@ func TestTrunkThatCannotBeAttached(t *testing.T) {
 				return nil
 			}}
 			n := w.operator(ec2).set(t, w.objects[0], withTrunk(0, 2))
-			told := false
+			reported := false
 			for range 20 {
 				n.runFor(1, time.Second)
-				told = told || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
+				reported = reported || strings.HasPrefix(n.last().LastError, string(plan.AttachTrunk))
 			}
 			n.wantPods(t, 20)
-			if !told {
+			if !reported {
 				t.Errorf("%+v", n.last())
 			}
 			pass(2 * time.Hour)
@@ -494,7 +494,7 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 
 // A reply to the creation of a trunk may leave out its type. With another type it is not used, and the
 // trunk that was created is found.
-func TestRepliesThatTellOfTrunks(t *testing.T) {
+func TestRepliesWithAnotherTypeThanTrunk(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
 		t.Run(string(kind), inBubble(1, func(t *testing.T, w *world) {
 			w.cloud.State.SetLag(3 * time.Second)
@@ -510,7 +510,7 @@ func TestRepliesThatTellOfTrunks(t *testing.T) {
 }
 
 // If a trunk is no longer configured before EC2 allowed its creation, it is not created.
-func TestTrunkThatIsWantedNoMore(t *testing.T) {
+func TestUnconfiguredTrunkIsNotCreated(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.Throttled, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))

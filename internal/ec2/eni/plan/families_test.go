@@ -378,7 +378,7 @@ func TestSubnetOfIPv6AloneFirst(t *testing.T) {
 
 // A trunk takes no IPv4 address in an IPv6-only subnet, and is not created if there is no IPv6 address
 // either.
-func TestTrunkInASubnetOfIPv6Alone(t *testing.T) {
+func TestTrunkInAnIPv6OnlySubnet(t *testing.T) {
 	prefix := cloud.Amount{IPv6Prefixes: 1}
 	eth0 := ENI{ID: "eni-0", Subnet: "subnet-1", Phase: Attached, Primary: true, Ours: true, Amount: prefix, Free: prefix}
 	for none, want := range map[bool]int{false: 1, true: 0} {

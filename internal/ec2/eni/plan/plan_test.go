@@ -179,7 +179,7 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s)
 }
 
-func TestBegunENIsAreFinishedFirst(t *testing.T) {
+func TestDetachedENIsAreAttachedFirst(t *testing.T) {
 	begun := ENI{ID: "eni-b", Subnet: "s1", Phase: Detached, Ours: true, Amount: addresses(3)}
 	stray := ENI{ID: "eni-c", Subnet: "s1", Phase: Detached, Ours: true}
 	s := State{Subnets: forNew, ENIs: []ENI{eni0, begun, stray}, Waiting: 3}

@@ -121,7 +121,7 @@ func TestWeightOfATrunk(t *testing.T) {
 }
 
 // The message says what a person can do.
-func TestTrunkTroubleIsTold(t *testing.T) {
+func TestTrunkTroubleNamesTheRemedy(t *testing.T) {
 	full := State{Trunk: Trunk{Wanted: true, Branches: true}, ENIs: []ENI{eni0, {ID: "eni-1", Index: 1, Phase: Attached, Ours: true}}, Subnets: forNew}
 	_, message := TrunkTrouble(five, ipam.Policy{MaxENI: 2}, full)
 	if !strings.Contains(message, "may have (2)") || !strings.Contains(message, "raise MAX_ENI") {
