@@ -232,14 +232,19 @@ func (s *Source) Release(key attachment.Key) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	if a, ok := s.addresses.alloc.Release(key, now); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
-			s.program.Set()
-		}
-		s.addresses.serve(now) // without a cooling period the address is free at once
+		s.ended(key, a, now) // without a cooling period the address is free at once
 		s.cooled.Set()
-		s.supply.Kick()
 	}
+}
+
+// ended drops the lease of a key whose addresses the allocator took back. s.mu is held.
+func (s *Source) ended(key attachment.Key, had ipam.Addresses, now time.Time) {
+	delete(s.addresses.leases, key)
+	if s.addresses.ownAddressFreed(had) {
+		s.program.Set()
+	}
+	s.addresses.serve(now)
+	s.supply.Kick()
 }
 
 // Cancel implements source.Source.
@@ -247,12 +252,7 @@ func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a, ok := s.addresses.alloc.Cancel(key); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
-			s.program.Set()
-		}
-		s.addresses.serve(s.clock.Now())
-		s.supply.Kick()
+		s.ended(key, a, s.clock.Now())
 	}
 }
 
