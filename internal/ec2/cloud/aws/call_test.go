@@ -73,17 +73,12 @@ func TestRepeats(t *testing.T) {
 		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
 		{"attach, reply lost", attaching, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
 		{"attach, throttled", attaching, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
-		{"delete, reply lost, then throttled", deleting, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
 		{"delete, reply lost", deleting, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
-		{"delete, gone before", deleting, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
 		{"detach, reply lost", detaching, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
 		{"detach, throttled, then gone", detaching, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
 		{"associate, reply lost", associating(7), associate, []answer{dropped, internal, link}, 3, cloud.Unknown},
-		{"associate, throttled", associating(7), associate, []answer{throttled, link}, 2, cloud.Unknown},
 		{"associate, VLAN taken", associating(7), associate, []answer{refusal(400, "InvalidVlanId.Duplicate", "")}, 1, cloud.Conflict},
 		{"disassociate, reply lost", disassociating, disassociate, []answer{dropped, noLink}, 2, cloud.Unknown},
-		{"disassociate, gone before", disassociating, disassociate, []answer{noLink}, 1, cloud.Gone},
-		{"disassociate, throttled, then gone", disassociating, disassociate, []answer{throttled, noLink}, 2, cloud.Gone},
 		{"set groups, reply lost", setGroups, modify, []answer{dropped, ok(modify, "<return>true</return>")}, 2, cloud.Unknown},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

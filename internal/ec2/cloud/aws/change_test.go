@@ -9,7 +9,6 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/pace"
-	"github.com/berthnet/berth/test/harness/check"
 )
 
 // TestRequests holds the parameters of every changing call.
@@ -87,43 +86,4 @@ func TestRequests(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestNonsense: requests that make no sense are refused before they are sent,
-// and those for nothing need no call.
-func TestNonsense(t *testing.T) {
-	s := serve(t, nil)
-	c := client(t, s)
-	six := netip.MustParseAddr("2001:db8::5")
-	for name, bug := range map[string]call{
-		"no addresses":                 assigning(cloud.Amount{Addresses: 0}),
-		"fewer than no":                assigning(cloud.Amount{Prefixes: -1}),
-		"too many":                     assigning(cloud.Amount{Addresses: 1<<33 + 1}),
-		"both kinds":                   creating(cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Addresses: 1, Prefixes: 1}}),
-		"both families":                assigning(cloud.Amount{Addresses: 1, IPv6: 1}),
-		"both kinds of IPv6":           creating(cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Addresses: 1, IPv6: 1, IPv6Prefixes: 1}}),
-		"fewer than no IPv6":           assigning(cloud.Amount{IPv6: -1}),
-		"too many IPv6 prefixes":       assigning(cloud.Amount{IPv6Prefixes: 1001}),
-		"unassign both families":       unassigning("10.0.0.5/32", "2001:db8::5/128"),
-		"unassign both kinds of IPv6":  unassigning("2001:db8:0:0:1::/80", "2001:db8::5/128"),
-		"unassign both kinds":          unassigning("10.0.0.5/32", "10.0.0.16/28"),
-		"a branch from the beginning":  creating(cloud.CreateENI{SubnetID: "s", Type: cloud.InterfaceBranch}),
-		"a primary IPv6 address":       creating(cloud.CreateENI{SubnetID: "s", Primary: six}),
-		"an IPv6 address of IPv4":      creating(cloud.CreateENI{SubnetID: "s", IPv6Address: netip.MustParseAddr("10.0.0.5")}),
-		"an IPv6 address and a number": creating(cloud.CreateENI{SubnetID: "s", IPv6Address: six, Amount: cloud.Amount{IPv6: 1}}),
-		"VLAN 0":                       associating(0),
-		"VLAN 4095":                    associating(4095),
-		"no groups":                    settingGroups(),
-		"negative":                     creating(cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Prefixes: -1}}),
-	} {
-		if _, err := bug(t.Context(), c); cloud.ClassOf(err) != cloud.Bug {
-			t.Errorf("%s: got %v, want class bug", name, err)
-		}
-	}
-	for name, nothing := range map[string]call{"no instances": listingInstances(), "unassign nothing": unassigning(), "no tags": tagging(nil)} {
-		if _, err := nothing(t.Context(), c); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	check.Equal(t, len(s.calls), 0, "requests")
 }
