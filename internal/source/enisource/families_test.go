@@ -140,7 +140,6 @@ func TestPodsInAnIPv6OnlySubnet(t *testing.T) {
 		if l := n.add(3, time.Second); !six.Contains(l.IPv6) {
 			t.Errorf("while EC2 is away a pod has %v", l.Addrs())
 		}
-		n.kill()
 	})
 }
 
@@ -162,7 +161,6 @@ func TestNoPodsInASubnetOfIPv6Alone(t *testing.T) {
 				t.Errorf("the message is %v", err)
 			}
 			check.Equal(t, len(n.ofSix()), 0, "ENIs made")
-			n.kill()
 		}))
 	}
 }
@@ -178,6 +176,5 @@ func TestFullIPv6OnlySubnet(t *testing.T) {
 		if l := n.add(1, time.Minute); !six.Contains(l.IPv6) {
 			t.Errorf("the pod has %v", l.Addrs())
 		}
-		n.kill()
 	})
 }
