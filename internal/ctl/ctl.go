@@ -15,7 +15,7 @@ import (
 func New() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "berthctl",
-		Short:             "Look at a node's addresses, and plan them",
+		Short:             "Show a node's addresses, and plan capacity",
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},

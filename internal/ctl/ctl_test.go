@@ -258,7 +258,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 		{"something else", page.URL, "1m", "does not serve berthd's"},
 		{"starting", starting.URL, "1m", "waiting for the metadata service"},
 		{"silent", silent.URL, "300ms", "no answer"},
-		{"not an address", "http://[", "1m", "asking berthd"},
+		{"not an address", "http://[", "1m", "query berthd"},
 	} {
 		for _, view := range []string{"ip-manager", "status"} {
 			t.Run(tc.name+"/"+view, func(t *testing.T) {
@@ -298,8 +298,8 @@ func TestMaxPods(t *testing.T) {
 		}
 	}
 	refused(t, map[string]string{
-		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no branches",
-		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
+		"max-pods --instance-type t3.large --trunk-eni": "t3.large has no known support for branch interfaces",
+		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "is unknown",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m3.medium --ip-families dual": "has no IPv6", "warm --instance-type m3.medium --ip-families ipv6": "has no IPv6",
 		"max-pods --instance-type m5.large --ip-families both": `--ip-families: "both": expected ipv4, ipv6 or dual`, "max-pods --instance-type m5.large -o yaml": "expected table or json",
 		"max-pods --instance-type m5.large --first-interface-index 3": "--first-interface-index is 3: expected 0 to 2, as m5.large has 3 ENIs",
@@ -362,7 +362,7 @@ func TestWarmTables(t *testing.T) {
 	goldenRun(t, "warm.txt", "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
 	goldenRun(t, "warm-dual.txt", "warm", "--instance-type", "t3.small", "--pods", "4", "--warm-ip-target", "2", "--ip-families", "dual")
 	refused(t, map[string]string{
-		"warm --instance-type t3.none":                                      "not known",
+		"warm --instance-type t3.none":                                      "is unknown",
 		"warm --instance-type t3.small --pods=-1":                           "--pods is -1",
 		"warm --instance-type t3.small --warm-ip-target=x":                  "--warm-ip-target",
 		"warm --instance-type t3.small --warm-ip-target=1 --pre-allocate=1": "one dialect",
@@ -375,7 +375,7 @@ func TestUninstall(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"plugins":[{"type":"berth"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"removed " + path, "there is no"} {
+	for _, want := range []string{"removed " + path, "no configuration of Berth at"} {
 		out, err := run(t, "uninstall-cni", "--cni-conf-dir", dir)
 		if err != nil || !strings.HasPrefix(out, want) {
 			t.Errorf("printed %q, %v; want %q", out, err, want)

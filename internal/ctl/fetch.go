@@ -78,5 +78,5 @@ func (n *node) explain(err error) error {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return fmt.Errorf("no answer from %s in time: look at berthd's log", n.address)
 	}
-	return fmt.Errorf("asking berthd: %w", err)
+	return fmt.Errorf("query berthd: %w", err)
 }

@@ -33,8 +33,8 @@ func newStatus() *cobra.Command {
 	var out format
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether this node takes pods, its ENIs or blocks, and its conditions",
-		Long:  "Show whether this node takes pods, its ENIs or its pools and blocks, and its conditions. Fails when the node is not ready.",
+		Short: "Show this node's readiness, ENIs or blocks, and conditions",
+		Long:  "Show this node's readiness, its ENIs or its pools and blocks, and its conditions. Fails if the node is not ready.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ready, reason, err := n.readiness(cmd)

@@ -14,9 +14,9 @@ func newUninstall() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall-cni",
 		Short: "Remove Berth's network configuration from this node",
-		Long: `Remove Berth's network configuration from this node, so that it gets no more pods.
-The plugin's binary stays: pods that still run need it to be removed. A running
-berthd with --install-cni puts the configuration back.`,
+		Long: `Remove Berth's network configuration from this node, which then gets no new pods.
+The plugin's binary stays, because the removal of running pods needs it. A running
+berthd with --install-cni restores the configuration.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path := filepath.Join(dir, name)
@@ -26,7 +26,7 @@ berthd with --install-cni puts the configuration back.`,
 			}
 			what := "removed"
 			if !removed {
-				what = "there is no configuration of Berth's at"
+				what = "no configuration of Berth at"
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), what, path)
 			return err

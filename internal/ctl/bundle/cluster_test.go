@@ -486,7 +486,7 @@ func TestNothingIsLeft(t *testing.T) {
 // As a part of kubectl it has that program's way to the cluster, and is of no node unless
 // one is named.
 func TestInKubectl(t *testing.T) {
-	for args, want := range map[string]string{"": "say --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
+	for args, want := range map[string]string{"": "specify --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
 		cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs(strings.Fields(args))

@@ -64,7 +64,7 @@ func daemonNotReady(f Facts) *Diagnosis {
 		return nil
 	}
 	return trouble(DaemonNotReady, fmt.Sprintf("berthd on node %s is not ready: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, d.Why, "no reason given")),
-		fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
+		fmt.Sprintf("Check its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
 }
 
 func nodeNotReady(f Facts) *Diagnosis {

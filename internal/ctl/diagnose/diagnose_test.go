@@ -201,7 +201,7 @@ func TestPod(t *testing.T) {
 		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}
-		}, Refused, "runtime could not make"},
+		}, Refused, "container runtime could not create"},
 		{"refused long ago", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)}
@@ -312,10 +312,10 @@ func TestPod(t *testing.T) {
 
 		// Its NICs that are ports of VPCs.
 		{"NICs that come", inVPC(), nil, Waiting, "7s"},
-		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has made no PodNIC"},
+		{"no PodNIC", inVPC(), func(f *Facts) { f.NICs = Of([]v1alpha1.PodNIC{}) }, NoPodNIC, "has created no PodNIC"},
 		{"no PodNIC, no operator", inVPC(), func(f *Facts) { f.NICs, f.Operators = Of([]v1alpha1.PodNIC{}), Of(Operators{All: 2}) }, NoPodNIC, "None of 2"},
 		{"no PodNIC yet", inVPC(), func(f *Facts) { f.NICs, f.Pod.CreationTimestamp = Of([]v1alpha1.PodNIC{}), metav1.NewTime(now) }, Waiting, ""},
-		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "no such VPC"},
+		{"no VPC", inVPC(), func(f *Facts) { f.NICs, f.VPCs = Of([]v1alpha1.PodNIC{}), nil }, VPCNotReady, "which does not exist"},
 		{"NICs without a VPC", inVPC(), func(f *Facts) {
 			f.NICs, f.Pod.Annotations = Of([]v1alpha1.PodNIC{}), map[string]string{v1alpha1.AnnotationNICs: "[]"}
 		}, NoPodNIC, "names their VPC"},
@@ -331,8 +331,8 @@ func TestPod(t *testing.T) {
 		{"agent is down", inVPC(), nic(func(o *v1alpha1.PodNIC) {
 			o.Status.Conditions = []metav1.Condition{condition(v1alpha1.ConditionBound, metav1.ConditionFalse, "BindingFailed", "at host host-a", time.Hour)}
 		}), NotBound, "BindingFailed"},
-		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "another pod's"},
-		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not given it"},
+		{"another pod's NIC", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod.UID = nil, "u-0" }), NotBound, "Another pod uses it"},
+		{"NIC that nobody gave it", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Spec.Pod, o.Status.Pod = nil, nil }), NotBound, "has not assigned it"},
 		{"at another node", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.NodeName = "node-b" }), BoundElsewhere, "node-b"},
 		{"not plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) { o.Status.Node = nil }), NotPlugged, "has not reported"},
 		{"cannot be plugged", inVPC(), nic(func(o *v1alpha1.PodNIC) {
@@ -367,11 +367,11 @@ func TestPod(t *testing.T) {
 			f.EgressClient, f.Pod.CreationTimestamp = Fact[v1alpha1.EgressClient]{}, metav1.NewTime(now)
 		}, Works, ""},
 		{"EgressClients may not be read", useEgress(runs(), nil), func(f *Facts) { f.EgressClient = Unread[v1alpha1.EgressClient]("forbidden") }, Works, ""},
-		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing to it"},
+		{"another network's address", runs(), func(f *Facts) { f.Daemon.Value.Mode, f.View.Value.Attachments = EgressMode, nil }, Works, "has added nothing"},
 		{"another network's address, and tunnels that are gone", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode, f.View.Value.Attachments[0].Fault = EgressMode, "tunnel fou4 is missing"
 		}, PathBroken, "fou4"},
-		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is as it was set up"},
+		{"another network's address, and what Berth added", runs(), func(f *Facts) { f.Daemon.Value.Mode = EgressMode }, Works, "is intact"},
 		{"another network's address, and nobody looked", runs(), func(f *Facts) {
 			f.Daemon.Value.Mode = EgressMode
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "the kernel was not read"

@@ -60,7 +60,7 @@ func TestEgressClient(t *testing.T) {
 			f.Daemon = Of(Daemon{Pod: "-n kube-system berthd-x", Why: "CrashLoopBackOff"})
 		}}, NotSetUp, "CrashLoopBackOff"},
 		"node fails":   {[]func(*ClientFacts){isNot("SetUpFailed", "berthd of node node-a: no FoU", time.Minute)}, NotSetUp, "no FoU"},
-		"conflict":     {[]func(*ClientFacts){isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)}, NotServed, "gave it out twice"},
+		"conflict":     {[]func(*ClientFacts){isNot("AddressConflict", "10.0.0.5 is shop/web-1's", time.Minute)}, NotServed, "assigned it twice"},
 		"no gateway":   {[]func(*ClientFacts){isNot("NoGateway", "Egress egress/internet has no gateway", time.Minute)}, NoGateway, "kubectl berth egresses"},
 		"a new reason": {[]func(*ClientFacts){isNot("OfLater", "something", time.Minute)}, NotServed, "something"},
 	} {

@@ -62,5 +62,5 @@ func noEgressClient(f Facts) *Diagnosis {
 	if f.Pod.Spec.NodeName == "" || f.EgressClient.Unread != "" || f.Pod.DeletionTimestamp != nil || !membership.Annotated(f.Pod.Annotations) || f.Now.Sub(f.Pod.CreationTimestamp.Time) < made {
 		return nil
 	}
-	return trouble(NoEgressClient, "The pod names Egresses, and the operator has made no EgressClient for it.", operatorRemedy(f.Operators)+" It must run with the feature egress.", seeNoEgress)
+	return trouble(NoEgressClient, "The pod names Egresses, but berth-operator has created no EgressClient for it.", operatorRemedy(f.Operators)+" It must run with the feature egress.", seeNoEgress)
 }

@@ -28,12 +28,12 @@ import (
 
 // Exit codes of the program.
 const (
-	ExitTrouble = 1 // it could not do what it was asked
-	ExitUnwell  = 2 // it did, and what it looked at is not well
+	ExitTrouble = 1 // the command failed
+	ExitUnwell  = 2 // the command succeeded and found a problem
 )
 
 // errUnwell makes the program exit with ExitUnwell after the problem was printed.
-var errUnwell = errors.New("not well")
+var errUnwell = errors.New("a problem was found")
 
 // ExitCode returns the exit code for the error of a command, and the error that is still to
 // be printed, if any, with everything escaped that a terminal would interpret.

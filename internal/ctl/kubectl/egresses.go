@@ -56,10 +56,9 @@ func newEgresses(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "egresses [[NAMESPACE/]EGRESS...]",
 		Short: "Show Egresses, their gateways, and clients with problems",
-		Long: `Show Egresses, all or those named: whether they are available, their gateways, how many
-pods use them, and the pods that somebody has to see to, with what they wait for and what to do.
-Of Egresses that are named, or with -o wide, conditions and gateways too. Exits with 2 when an
-Egress or a client has a problem.`,
+		Long: `Show all Egresses, or those named: whether they are available, their gateways, how many
+pods use them, and the pods that need attention, with the reason and what to do. For named
+Egresses, or with -o wide, also conditions and gateways. Exits with 2 on a problem.`,
 		Example: `  kubectl berth egresses
   kubectl berth egresses egress/internet`,
 		ValidArgsFunction: completion{p}.egress,
@@ -241,7 +240,7 @@ func writeTroubled(p *view.Printer, whose string, clients []EgressClient, wide b
 	p.Section(whose+" that need attention", clientGrid(shown, false), "")
 	explain(p, shown)
 	if more > 0 {
-		p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "client"))
+		p.Printf("%s: -o wide lists them.\n", view.Count(more, "more client"))
 	}
 }
 

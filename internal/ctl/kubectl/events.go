@@ -44,10 +44,9 @@ func newEvents(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show events of Berth, newest last",
-		Long: `Show events of berthd and berth-operator, and those of kubelets that Berth's plugin
-failed, of all namespaces or of the one that -n names, the newest last. With
---follow those that come are printed until it is interrupted; with -o json each is a
-line then.`,
+		Long: `Show events of berthd and berth-operator, and events of kubelets about a failure of
+Berth's plugin, in all namespaces or in the namespace of -n, newest last. --follow
+prints new events until you interrupt it; with -o json, it prints one line for each.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if follow && out == asYAML {

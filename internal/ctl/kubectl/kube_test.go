@@ -283,7 +283,7 @@ func TestNICsInVPCs(t *testing.T) {
 	o := Options{Config: cfg, Dial: dial}
 
 	out, code, err := try(t, o, "pod", "default/stuck")
-	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent on the node lives", "port-db-0"} {
+	for _, want := range []string{"NotBound", "BindingFailed", "port-stuck", "192.168.0.9/24", "02:00:00:00:00:01", "host-node-b", "Created", "agent runs on the node", "port-db-0"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("pod: no %q in\n%s", want, out)
 		}

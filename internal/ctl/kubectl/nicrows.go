@@ -83,7 +83,7 @@ func whyUnread(list []string, what string) string {
 func (a around) judge(o *v1alpha1.PodNIC) diagnose.Diagnosis {
 	f := diagnose.NICFacts{
 		Now: a.now, NIC: o, VPC: known(a.vpcs[o.Spec.VPC], whyUnread(a.unread, "VPCs")),
-		Pod: diagnose.Unread[corev1.Pod]("pods were not looked at"), Daemon: diagnose.Unread[diagnose.Daemon]("it has no node"),
+		Pod: diagnose.Unread[corev1.Pod]("pods were not read"), Daemon: diagnose.Unread[diagnose.Daemon]("it has no node"),
 	}
 	if ref := diagnose.PodOf(o); ref != nil && a.pods != nil {
 		f.Pod = known(a.pods[o.Namespace+"/"+ref.Name], whyUnread(a.unread, "pods of namespace "+o.Namespace))

@@ -32,9 +32,9 @@ func newNode(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "node NODE",
 		Short: "Show a node: its berthd, addresses, ENIs or blocks, conditions and events",
-		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions, and events; with
--o wide each address and each client of an Egress too. The node is asked itself; what its objects say is shown where it does
-not answer. Exits with 2 on a problem.`,
+		Long: `Show a node: its berthd, ENIs, blocks or NICs in VPCs, conditions and events; with
+-o wide, also each address and each client of an Egress. The command asks the node itself,
+and shows its objects if it does not answer. Exits with 2 on a problem.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completion{p}.node,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -144,7 +144,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	if d.InstanceID != "" && d.InstanceID != name {
 		name += " (" + strings.TrimSpace(d.InstanceType+" "+d.InstanceID) + ")"
 	}
-	p.Printf("Node %s in %s mode: %s\n", name, cmp.Or(string(d.Mode), "no known"), verdictOf(d.Node))
+	p.Printf("Node %s in %s mode: %s\n", name, cmp.Or(string(d.Mode), "unknown"), verdictOf(d.Node))
 	if d.Daemon.Pod != "" {
 		p.Printf("berthd %s, pod %s, %s\n", d.Daemon.Version, d.Daemon.Pod, view.Count(int(d.Daemon.Restarts), "restart"))
 	}
@@ -152,7 +152,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 	case d.Document != nil:
 		p.Printf("%s\n", view.Totals(*d.Document))
 	case c != nil:
-		p.Printf("%d used, %d warm, %d cooling; %s waiting, as its object says\n", c.Used, c.Warm, c.Cooling, view.Count(c.Waiting, "pod"))
+		p.Printf("%d used, %d warm, %d cooling; %s waiting, according to its object\n", c.Used, c.Warm, c.Cooling, view.Count(c.Waiting, "pod"))
 	}
 	for _, t := range d.Trouble {
 		p.Printf("%s %s\n", view.Toned{Text: "!", Tone: view.Bad}, t)
@@ -174,7 +174,7 @@ func writeNode(p *view.Printer, d NodeDetails, prog *program, wide bool) {
 		if !wide {
 			clients = unwell(clients)
 		}
-		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("None of %s has trouble.", view.Count(len(d.EgressPods), "pod")))
+		p.Section("Clients of Egresses", clientGrid(clients, false), fmt.Sprintf("No problem with %s.", view.Count(len(d.EgressPods), "pod")))
 		explain(p, clients)
 	}
 	view.Conditions(p, "Conditions", d.Conditions, now)
@@ -192,6 +192,6 @@ func verdictOf(n Node) view.Toned {
 	case n.Short:
 		return view.Toned{Text: "short of addresses", Tone: view.Warn}
 	default:
-		return view.Toned{Text: "well", Tone: view.Good}
+		return view.Toned{Text: "healthy", Tone: view.Good}
 	}
 }

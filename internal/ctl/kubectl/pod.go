@@ -39,13 +39,13 @@ func newPod(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pod [NAMESPACE/]POD",
 		Short: "Explain why a pod has no address, or check the one that it has",
-		Long: `Tell why a pod has no address or a NIC of it does not come, and what to do. Of one that
-has: which, of which ENI or block, by which rules, since when; of NICs in VPCs port,
-addresses, MAC address, host and what they wait for; of Egresses which it uses, and the
-gateways that its tunnels lead to. Its node compares link, addresses,
-neighbours and routes with the kernel, as CNI CHECK does.
+		Long: `Explain why a pod has no address or lacks a NIC, and what to do. For a pod that has an
+address, show the address with its ENI or block, policy rules and age; NICs in VPCs with
+port, addresses, MAC address, host and what they wait for; and the Egresses that the pod
+uses, with the gateways of its tunnels. The node compares link, addresses, neighbours and
+routes with the kernel, as CNI CHECK does.
 
-Exits with 2 when the pod needs attention.`,
+Exits with 2 if the pod needs attention.`,
 		Example: `  kubectl berth pod shop/web-0
   kubectl berth pod -n shop web-0 -o json`,
 		Args:              cobra.ExactArgs(1),
@@ -148,7 +148,7 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 			return f, err
 		}
 	case isUnread(a.unread, "pods of berthd"):
-		f.Daemon = diagnose.Unread[diagnose.Daemon]("it is not known which pod is its berthd")
+		f.Daemon = diagnose.Unread[diagnose.Daemon]("the berthd pod of the node is unknown")
 		f.View = diagnose.Unread[introspect.Pod](f.Daemon.Unread)
 	}
 	mode := diagnose.NodeMode
@@ -276,7 +276,7 @@ func writeAttachments(p *view.Printer, d PodDetails, now time.Time, wide bool) {
 		for _, r := range a.Rules {
 			g.Add(r)
 		}
-		p.Section("Policy rules that packets of "+a.Address.String()+" meet", g, "")
+		p.Section("Policy rules for packets of "+a.Address.String(), g, "")
 		if !wide {
 			break
 		}
@@ -289,7 +289,7 @@ func writeTunnels(p *view.Printer, attachments []introspect.Attachment) {
 		switch e := a.Egress; {
 		case e == nil:
 		case e.Forward:
-			p.Printf("\nIt is a gateway of an Egress: its node has packets forwarded in its network namespace.\n")
+			p.Printf("\nThe pod is a gateway of an Egress: its node forwards packets in its network namespace.\n")
 		case len(e.Egresses) > 0:
 			p.Section("Tunnels to gateways", view.Tunnels(*e), "")
 		}

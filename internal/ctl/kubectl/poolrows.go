@@ -97,9 +97,9 @@ func (row *Pool) conditions(p v1alpha1.AddressPool) {
 	}
 	switch {
 	case p.DeletionTimestamp != nil:
-		row.Trouble = append(row.Trouble, "it is being deleted, and gives no block")
+		row.Trouble = append(row.Trouble, "it is being deleted and gives no more blocks")
 	case ready == nil:
-		row.Trouble = append(row.Trouble, "the operator has not reported on it")
+		row.Trouble = append(row.Trouble, "berth-operator has not reported on it")
 	case ready.Status != metav1.ConditionTrue:
 		row.Trouble = append(row.Trouble, fmt.Sprintf("it is not ready (%s): %s", ready.Reason, ready.Message))
 	}

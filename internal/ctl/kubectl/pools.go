@@ -22,9 +22,9 @@ func newPools(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pools [POOL...]",
 		Short: "Show address pools, and which nodes have their blocks",
-		Long: `Show address pools, all or those named: how many blocks and addresses they have
-left, what is wrong with them, and (of pools that are named, or with -o wide)
-which nodes have their blocks. Ends with 2 when a pool is not well.`,
+		Long: `Show all address pools, or those named: their free blocks and addresses and their
+problems. For named pools, or with -o wide, also the nodes that have their blocks. Exits
+with 2 on a problem.`,
 		ValidArgsFunction: completion{p}.others(poolsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			a, err := p.connect()
@@ -70,7 +70,7 @@ func missing(a *api, what string, err error) error {
 }
 
 func writePools(p *view.Printer, list Pools, wide, nodes bool) {
-	p.Table(poolGrid(list.Pools, wide), "There is no AddressPool.")
+	p.Table(poolGrid(list.Pools, wide), "No AddressPool exists.")
 	for _, pool := range list.Pools {
 		for _, t := range pool.Trouble {
 			p.Printf("\n%s %s\n", view.Toned{Text: "! " + pool.Name + ":", Tone: view.Bad}, t)
@@ -84,7 +84,7 @@ func writePools(p *view.Printer, list Pools, wide, nodes bool) {
 		for _, n := range pool.Nodes {
 			g.Add(n.Name, strconv.Itoa(n.Blocks), strconv.Itoa(n.Draining), strconv.Itoa(n.Requests))
 		}
-		p.Section("Nodes with blocks of "+pool.Name, g, "No node has a block of it.")
+		p.Section("Nodes with blocks of "+pool.Name, g, "No node has a block of this pool.")
 	}
 	unread(p, list.Unread)
 }

@@ -381,7 +381,7 @@ func (f nodeFacts) networks(r *Node) {
 	ready := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	switch {
 	case ready == nil:
-		r.bad("the operator has not reported on its NodeNetwork")
+		r.bad("berth-operator has not reported on its NodeNetwork")
 	case ready.Status != metav1.ConditionTrue:
 		say(ready)
 	}

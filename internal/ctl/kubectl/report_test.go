@@ -67,7 +67,7 @@ func TestStatusOfManyNodes(t *testing.T) {
 	o.daemons, o.operator.pods = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
 	s := statusOf(o)
 	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
-	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 further nodes without trouble") ||
+	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 more nodes without problems") ||
 		!strings.Contains(table, "15000 used, 6000 warm, 3000 cooling") {
 		t.Errorf("%d lines:\n%.2000s", n, table)
 	}
@@ -146,7 +146,7 @@ func TestVPCOfManyNICs(t *testing.T) {
 	}
 	prog := &program{Options: Options{Now: func() time.Time { return at }}}
 	out := printed(t, func(p *view.Printer) { writeVPCs(p, VPCs{VPCs: vpcRows(o)}, prog, false, false) })
-	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 NICs more") || strings.Count(out, "\n") > 300 {
+	if !strings.Contains(out, "NotBound of 5000 NICs, such as default/web-0000-eth0") || !strings.Contains(out, "4950 more NICs") || strings.Count(out, "\n") > 300 {
 		t.Errorf("%d lines:\n%.3000s", strings.Count(out, "\n"), out)
 	}
 	if s := printed(t, func(p *view.Printer) { writeStatus(p, statusOf(o), false, false) }); strings.Count(s, "\n") > 40 {

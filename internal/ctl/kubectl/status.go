@@ -29,15 +29,14 @@ func newStatus(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of Berth in the whole cluster, and all problems",
-		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and what is wrong.
+		Long: `Show nodes, addresses, pools, VPCs, Egresses, versions and all problems.
 
-Where nodes have objects (operator mode), those are read and no node is asked. In
-node mode nodes have none, so that each berthd is asked; with address pools
-blocks are known and addresses are not; with ports of VPCs their NICs are. --details
-asks every node in all modes.
+In operator mode the command reads the objects of the nodes. In node mode it asks every
+berthd. With address pools it knows the blocks of nodes, but not their addresses; with
+ports of VPCs it knows the NICs. --details asks every node in all modes.
 
-Of more than 50 nodes the table has those with trouble; --all lists all. JSON and
-YAML always do. Exits with 2 on a problem.`,
+For more than 50 nodes the table lists only those with problems; --all lists all. JSON
+and YAML list all nodes. Exits with 2 on a problem.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), within, fmt.Errorf("not done within --timeout %v", within))
@@ -126,9 +125,9 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 		}
 		addNode(g, s, n, wide)
 	}
-	p.Section("Nodes", g, fmt.Sprintf("None of %s has trouble.", view.Count(hidden, "node")))
+	p.Section("Nodes", g, fmt.Sprintf("No problem on %s.", view.Count(hidden, "node")))
 	if hidden > 0 && g.Len() > 0 {
-		p.Printf("%s without trouble: --all lists them too.\n", view.Count(hidden, "further node"))
+		p.Printf("%s without problems: --all lists them.\n", view.Count(hidden, "more node"))
 	}
 	if len(s.Pools) > 0 {
 		p.Section("Pools", poolGrid(s.Pools, wide), "")
@@ -183,11 +182,11 @@ func head(p *view.Printer, s Status) {
 	if !s.Healthy {
 		verdict = view.Toned{Text: "UNHEALTHY", Tone: view.Bad}
 	}
-	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "no known"), verdict)
+	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "unknown"), verdict)
 	t := s.Totals
-	p.Printf("%s, %d without trouble; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "of no known version"))
+	p.Printf("%s, %d without problems; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "version unknown"))
 	if o := s.Operator; o != nil {
-		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "not known"))
+		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "unknown"))
 	}
 	if t.Unknown < t.Nodes {
 		p.Printf("Addresses: %d used, %d warm, %d cooling", t.Used, t.Warm, t.Cooling)

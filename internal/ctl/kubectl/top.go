@@ -66,10 +66,9 @@ func newTop(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show subnets, ENIs, pools and nodes, fullest first",
-		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator
-mode this is read from NodeNetworks; in node mode, and with --details, nodes are
-asked. Of each the first 20 are shown, or as many as --most says; JSON and YAML
-have all.`,
+		Long: `Show subnets, ENIs, pools and nodes, fullest first. In operator mode the command reads
+NodeNetworks; in node mode, and with --details, it asks the nodes. Each table has 20 rows,
+or as many as --most; JSON and YAML have all.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if most < 1 {

@@ -56,13 +56,12 @@ func newVPCs(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vpcs [VPC...]",
 		Short: "Show VPCs, and NICs with problems",
-		Long: `Show VPCs, all or those named: whether they can be used, their NICs by phase, which
-subnets are full, and the NICs that somebody has to see to, with what they wait for and
-what to do. Of VPCs that are named, or with -o wide, conditions and subnets too.
+		Long: `Show all VPCs, or those named: whether they are ready, their NICs by phase, full subnets,
+and the NICs that need attention, with the reason and what to do. For named VPCs, or with
+-o wide, also conditions and subnets.
 
-With --details each NIC is compared with its pod, and so are those found that are at
-another node than their pod, or whose pod is gone. Ends with 2 when a VPC or a NIC is
-not well.`,
+--details compares each NIC with its pod, and so finds NICs on another node than their pod,
+and NICs whose pod is gone. Exits with 2 on a problem.`,
 		ValidArgsFunction: completion{p}.others(vpcsPath),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := p.vpcList(cmd, args, details)
@@ -207,7 +206,7 @@ func writeVPCs(p *view.Printer, list VPCs, prog *program, wide, whole bool) {
 			p.Section("NICs in "+v.Name+" that need attention", nicGrid(shown, false, wide), "")
 			explain(p, shown)
 			if more > 0 {
-				p.Printf("%s more: -o wide lists them too.\n", view.Count(more, "NIC"))
+				p.Printf("%s: -o wide lists them.\n", view.Count(more, "more NIC"))
 			}
 		}
 	}

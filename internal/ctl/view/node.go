@@ -68,7 +68,7 @@ func Totals(doc introspect.Document) string {
 	case "port":
 		return Count(len(doc.NICs), "NIC")
 	case "none":
-		return "pods have another network's addresses; Berth adds egress"
+		return "another network assigns the addresses of pods; Berth provides egress"
 	}
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {

@@ -51,7 +51,7 @@ var ofENIs = supply{
 	besides:   func(*Printer, introspect.Document) {},
 	status: func(p *Printer, doc introspect.Document) {
 		if doc.Template != "" {
-			p.Printf("New ENIs are as %s says.\n", doc.Template)
+			p.Printf("New ENIs follow %s.\n", doc.Template)
 		}
 		p.Section("ENIs", eniGrid(doc.ENIs), "No ENI is known.")
 	},

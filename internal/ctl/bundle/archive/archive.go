@@ -91,7 +91,7 @@ func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *
 	}
 }
 
-var errFull = errors.New("left out, as the bundle is as large as it may be: see --max-size")
+var errFull = errors.New("omitted: the bundle has reached its maximum size (--max-size)")
 
 // add writes a file. The content must have no secrets. It fails if the output fails or the
 // bundle is full.

@@ -30,9 +30,9 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 	pod, ok := k.daemons()[node]
 	switch {
 	case !ok && k.noPods != nil:
-		return fmt.Errorf("which pod is berthd's is not known: %w", k.noPods)
+		return fmt.Errorf("the berthd pod of the node is unknown: %w", k.noPods)
 	case !ok:
-		return fmt.Errorf("no pod with %s=%s is on it: run berthctl support-bundle on the node itself", connect.NameLabel, connect.DaemonName)
+		return fmt.Errorf("no pod with %s=%s runs on it: run berthctl support-bundle on the node itself", connect.NameLabel, connect.DaemonName)
 	case pod.Status.Phase != corev1.PodRunning:
 		return fmt.Errorf("pod %s/%s of berthd is %s: run berthctl support-bundle on the node itself", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
@@ -48,7 +48,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 		ended <- err
 	}()
 	err := s.Copy("nodes/"+node, r)
-	_ = r.CloseWithError(errors.New("no more is wanted")) // ends the program if it goes on
+	_ = r.CloseWithError(errors.New("the bundle is read")) // ends the program if it goes on
 	execErr := <-ended
 	switch {
 	case err == nil:

@@ -109,7 +109,7 @@ func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) e
 			}
 		}
 		if n += len(list.Items); n >= maxObjects && list.Metadata.Continue != "" {
-			return fmt.Errorf("there are more than %d", n)
+			return fmt.Errorf("more than %d objects", n)
 		}
 		if next = list.Metadata.Continue; next == "" {
 			return nil

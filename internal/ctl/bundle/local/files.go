@@ -34,7 +34,7 @@ const (
 // folder adds the regular files below a folder, and a list of everything in it.
 func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
 	if dir == "" {
-		return errors.New("not known where it is")
+		return errors.New("its path is unknown")
 	}
 	err := list(s, to+".txt", dir)
 	files := 0
@@ -96,7 +96,7 @@ func openRegular(name string) (*os.File, error) {
 // list adds a listing of a folder, like ls -lR.
 func list(s *archive.Sink, to, dir string) error {
 	if dir == "" {
-		return errors.New("not known where it is")
+		return errors.New("its path is unknown")
 	}
 	if _, err := os.Stat(dir); err != nil {
 		return err

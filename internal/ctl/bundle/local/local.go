@@ -67,7 +67,7 @@ func Parts(ctx context.Context, o Options) []archive.Part {
 	parts := []archive.Part{
 		n.part("settings", func(_ context.Context, s *archive.Sink) error {
 			if err != nil {
-				err = fmt.Errorf("%w; those of %s are taken to find things", err, source)
+				err = fmt.Errorf("%w; using those of %s instead", err, source)
 			}
 			return joinJSON(s, "settings.json", settings, err)
 		}),

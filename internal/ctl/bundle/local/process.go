@@ -46,7 +46,7 @@ func processes(_ context.Context, s *archive.Sink) error {
 		}
 	}
 	if b.Len() == 0 {
-		return errors.New("none that matters can be seen from here (a container sees its own only)")
+		return errors.New("no relevant process is visible from here (a container sees only its own)")
 	}
 	return s.Bytes("system/processes.txt", b.Bytes())
 }
