@@ -109,9 +109,9 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 	}
 	g := view.NewGrid(head...)
 	for _, e := range n.ENIs {
-		row := []string{strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used)}
+		row := []any{e.DeviceIndex, e.Addresses, e.Prefixes, e.Used}
 		if six {
-			row = append(row, strconv.Itoa(e.IPv6), strconv.Itoa(e.IPv6Prefix))
+			row = append(row, e.IPv6, e.IPv6Prefix)
 		}
 		g.Add(row...)
 	}

@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -29,14 +28,11 @@ ENIConfig by an annotation, comments have the commands that label them.`,
 		Example: `  kubectl berth eniconfigs --label topology.kubernetes.io/zone > templates.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			a, err := p.connect()
+			a, err := p.reach(cmd.Context())
 			if err != nil {
 				return err
 			}
-			if err := a.reach(cmd.Context()); err != nil {
-				return err
-			}
-			configs, nodes := a.eniConfigs(cmd.Context()), a.nodes(cmd.Context())
+			configs, nodes := list[template.ENIConfig](cmd.Context(), a, "ENIConfigs", eniConfigsPath, nil), a.nodes(cmd.Context())
 			if len(a.unread) > 0 {
 				return fmt.Errorf("some objects could not be read: %s", strings.Join(a.unread, "; "))
 			}
@@ -53,11 +49,6 @@ ENIConfig by an annotation, comments have the commands that label them.`,
 	cmd.Flags().StringVar(&label, "label", template.ENIConfigKey, "key of the label of Nodes, the Amazon VPC CNI's ENI_CONFIG_LABEL_DEF")
 	cmd.Flags().StringVar(&annotation, "annotation", template.ENIConfigKey, "key of the annotation of Nodes, the Amazon VPC CNI's ENI_CONFIG_ANNOTATION_DEF")
 	return cmd
-}
-
-func (a *api) eniConfigs(ctx context.Context) []template.ENIConfig {
-	list, _ := all[template.ENIConfig](ctx, a, "ENIConfigs", eniConfigsPath, nil)
-	return list
 }
 
 // relabel returns the commands that copy the annotation of Nodes to the label. In the Amazon

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -52,11 +51,8 @@ prints new events until you interrupt it; with -o json, it prints one line for e
 			if follow && out == asYAML {
 				return fmt.Errorf("--follow prints a table or JSON, not %s", out)
 			}
-			a, err := p.connect()
+			a, err := p.reach(cmd.Context())
 			if err != nil {
-				return err
-			}
-			if err := a.reach(cmd.Context()); err != nil {
 				return err
 			}
 			ns := p.NamedNamespace() // empty: all namespaces
@@ -89,7 +85,7 @@ func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) 
 		}
 	}
 	slices.SortStableFunc(out.Events, func(a, b Event) int { return cmp.Or(a.Last.Compare(b.Last), cmp.Compare(a.Object, b.Object)) })
-	out.Unread = append([]string{}, a.unread...)
+	out.Unread = a.unread.texts()
 	return out, version
 }
 
@@ -117,7 +113,7 @@ func eventOf(e corev1.Event) Event {
 
 func writeEvents(p *view.Printer, list Events, now time.Time, wide bool) {
 	p.Table(eventGrid(list.Events, now, wide), "No recent events: Kubernetes keeps events for an hour.")
-	unread(p, list.Unread)
+	notRead(p, list.Unread)
 }
 
 func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
@@ -129,9 +125,9 @@ func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
 	for _, e := range list {
 		object := e.Kind + " " + e.Object
 		if wide {
-			g.Add(view.Age(e.Last, now), view.Age(e.First, now), strconv.Itoa(e.Count), e.Type, e.Reason, object, e.From, e.Message)
+			g.Add(view.Age(e.Last, now), view.Age(e.First, now), e.Count, e.Type, e.Reason, object, e.From, e.Message)
 		} else {
-			g.Add(view.Age(e.Last, now), strconv.Itoa(e.Count), e.Type, e.Reason, object, e.Message)
+			g.Add(view.Age(e.Last, now), e.Count, e.Type, e.Reason, object, e.Message)
 		}
 		if e.Type == corev1.EventTypeWarning {
 			g.Tint(slices.Index(head, "TYPE"), view.Warn)

@@ -227,7 +227,7 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	bad.BearerToken = "nobody's"
 	for args, want := range map[string]string{
 		"pod default/none": "there is no pod default/none", "pod default/none/x": "expected NAMESPACE/POD", "pod /x": "expected NAMESPACE/POD", "node none": `there is no Node "none"`,
-		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "egresses none": "there is no Egress default/none", "egresses a/b/c": "expected NAMESPACE/EGRESS", "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
+		"pools none": `there is no AddressPool "none"`, "vpcs none": `there is no VPC "none"`, "egresses none": `there is no Egress "default/none"`, "egresses a/b/c": "expected NAMESPACE/EGRESS", "status -o xml": "expected one of table, wide, json, yaml", "status --parallel 0": "--parallel is 0",
 		"status --node-timeout 0s": "--node-timeout is 0s", "top --most 0": "--most is 0", "events -f -o yaml": "--follow prints", "node": "accepts 1 arg",
 	} {
 		if _, code, err := try(t, Options{Config: ops}, strings.Fields(args)...); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), want) {

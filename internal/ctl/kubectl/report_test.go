@@ -188,7 +188,7 @@ func TestEgresses(t *testing.T) {
 	list = Egresses{Egresses: egressRows(o), Unread: o.unread}
 	golden(t, "egresses-unread.txt", printed(t, func(p *view.Printer) { writeEgresses(p, list, prog, true, true) }))
 	for _, e := range list.Egresses {
-		if !slices.Equal(e.Trouble, told(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
+		if !slices.Equal(e.Trouble, summary(e.Troubled, "pods")) || e.unwell() != (e.Name != "down") {
 			t.Errorf("%s: %q", e.Name, e.Trouble)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -41,15 +40,12 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(cmd.Context(), within, fmt.Errorf("not done within --timeout %v", within))
 			defer cancel()
-			s, err := p.status(ctx, cmd, details)
+			o, err := p.gather(ctx, cmd, details)
 			if err != nil {
 				return err
 			}
-			err = out.show(cmd, s, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
-			if err == nil && !s.Healthy {
-				return errUnwell
-			}
-			return err
+			s := statusOf(o)
+			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
 	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
@@ -57,14 +53,6 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not asked by then are marked as such")
 	out.register(cmd)
 	return cmd
-}
-
-func (p *program) status(ctx context.Context, cmd *cobra.Command, details bool) (Status, error) {
-	o, err := p.gather(ctx, cmd, details)
-	if err != nil {
-		return Status{}, err
-	}
-	return statusOf(o), nil
 }
 
 // gather reads objects from the API server, and queries the nodes that have none, or with
@@ -94,11 +82,8 @@ func (p *program) gather(ctx context.Context, cmd *cobra.Command, details bool) 
 
 // read lists Berth's objects.
 func (p *program) read(ctx context.Context) (objects, error) {
-	a, err := p.connect()
+	a, err := p.reach(ctx)
 	if err != nil {
-		return objects{}, err
-	}
-	if err := a.reach(ctx); err != nil {
 		return objects{}, err
 	}
 	o := objects{
@@ -139,7 +124,7 @@ func writeStatus(p *view.Printer, s Status, wide, every bool) {
 		p.Section("Egresses", egressGrid(s.Egresses, wide), "")
 	}
 	troubles(p, s)
-	unread(p, s.Unread)
+	notRead(p, s.Unread)
 }
 
 // troubles prints all problems, one line each.
@@ -233,15 +218,15 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	case n.Daemon.Pod != "":
 		state = "not ready"
 	}
-	row := append([]string{n.Name, yesNo(n.Ready), state}, n.Addresses.cells()...)
+	row := append([]any{n.Name, yesNo(n.Ready), state}, n.Addresses.cells()...)
 	if slices.Contains(s.Modes, diagnose.PoolMode) {
-		row = append(row, strconv.Itoa(n.Blocks))
+		row = append(row, n.Blocks)
 	}
 	if len(s.VPCs) > 0 {
-		row = append(row, strconv.Itoa(n.NICs))
+		row = append(row, n.NICs)
 	}
 	if s.egress() {
-		row = append(row, strconv.Itoa(n.Clients))
+		row = append(row, n.Clients)
 	}
 	what := "none"
 	if len(n.Trouble) > 0 {
@@ -252,11 +237,11 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 	row = append(row, what)
 	last := len(row) - 1
 	if wide {
-		needed, capacity := "", ""
+		var needed, capacity any = "", ""
 		if c := n.Addresses; c != nil {
-			needed, capacity = strconv.Itoa(c.Needed), strconv.Itoa(c.Capacity)
+			needed, capacity = c.Needed, c.Capacity
 		}
-		row = append(row, string(n.Mode), n.Daemon.Version, strconv.Itoa(int(n.Daemon.Restarts)), needed, capacity, strconv.Itoa(n.ENIs), n.InstanceID, n.InstanceType, n.Zone, n.Daemon.Pod)
+		row = append(row, n.Mode, n.Daemon.Version, n.Daemon.Restarts, needed, capacity, n.ENIs, n.InstanceID, n.InstanceType, n.Zone, n.Daemon.Pod)
 	}
 	g.Add(row...)
 	if n.Ready != "True" {
@@ -272,19 +257,5 @@ func addNode(g *view.Grid, s Status, n Node, wide bool) {
 		g.Tint(last, view.Bad)
 	} else if n.Short {
 		g.Tint(last, view.Warn)
-	}
-}
-
-// yesNo returns a condition's status for a table.
-func yesNo(status string) string {
-	switch status {
-	case "True":
-		return "yes"
-	case "False":
-		return "no"
-	case "":
-		return "no Node"
-	default:
-		return "unknown"
 	}
 }
