@@ -18,12 +18,14 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/bundle/cluster"
 	"github.com/berthnet/berth/internal/ctl/bundle/local"
 	"github.com/berthnet/berth/internal/ctl/connect"
+	"github.com/berthnet/berth/internal/ctl/view"
 )
 
 const (
@@ -129,7 +131,7 @@ func (c *command) run(cmd *cobra.Command) error {
 	if err := keep(); err != nil {
 		return fmt.Errorf("no bundle was written: %w", err)
 	}
-	c.tell(cmd.ErrOrStderr(), index, name)
+	c.report(cmd.ErrOrStderr(), index, name)
 	return nil
 }
 
@@ -223,8 +225,8 @@ func (c *command) open(cmd *cobra.Command, name string) (out io.Writer, keep, dr
 	return f, f.Keep, f.Drop, nil
 }
 
-// tell says where the bundle is and what it lacks.
-func (c *command) tell(w io.Writer, index archive.Index, name string) {
+// report prints where the bundle is and what it lacks.
+func (c *command) report(w io.Writer, index archive.Index, name string) {
 	var bytes int64
 	for _, f := range index.Files {
 		bytes += f.Size
@@ -239,26 +241,16 @@ func (c *command) tell(w io.Writer, index archive.Index, name string) {
 	}
 	fmt.Fprintf(w, "%d parts could not be read completely (see also %s in the bundle):\n", len(index.Errors), archive.ErrorsFile)
 	for i, e := range index.Errors {
-		if i == maxTold {
+		if i == maxListed {
 			fmt.Fprintf(w, "  and %d more\n", len(index.Errors)-i)
 			break
 		}
-		fmt.Fprintf(w, "  %s: %s\n", printable(e.Part), printable(e.Error))
+		fmt.Fprintf(w, "  %s: %s\n", view.Printable(e.Part), view.Printable(e.Error))
 	}
 }
 
-// maxTold is how many parts that could not be read are told on the terminal.
-const maxTold = 40
-
-// printable replaces control characters by spaces.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return ' '
-		}
-		return r
-	}, s)
-}
+// maxListed is the number of parts that could not be read that the terminal shows.
+const maxListed = 40
 
 // plain replaces characters that may not be part of a file name.
 func plain(name string) string {
@@ -268,4 +260,25 @@ func plain(name string) string {
 		}
 		return '_'
 	}, name)
+}
+
+// size is a number of bytes in the format of Kubernetes quantities: 4Mi, 500k.
+type size int64
+
+func (s size) String() string { return resource.NewQuantity(int64(s), resource.BinarySI).String() }
+
+// Type implements pflag.Value.
+func (s *size) Type() string { return "size" }
+
+// minSize leaves room for the index of a bundle.
+const minSize = 4 << 10
+
+// Set implements pflag.Value.
+func (s *size) Set(text string) error {
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Value() < minSize {
+		return fmt.Errorf("expected a size of at least %s, such as 4Mi", size(minSize))
+	}
+	*s = size(q.Value())
+	return nil
 }

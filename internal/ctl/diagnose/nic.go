@@ -250,7 +250,7 @@ func notPlugged(f NICFacts) *Diagnosis {
 func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnosis {
 	switch {
 	case d.Absent():
-		return trouble(v, text+": no berthd pod runs there.", "Find out why the DaemonSet has no pod there: check its node selector, tolerations and events (kubectl describe daemonset).", seeDaemon)
+		return trouble(v, text+": no berthd pod runs there.", startDaemon, seeDaemon)
 	case d.Value != nil && !d.Value.Ready:
 		return trouble(v, fmt.Sprintf("%s: berthd there is not ready: %s", text, cmp.Or(d.Value.Why, "no reason given")), fmt.Sprintf("Check its log (kubectl logs %s) and `kubectl berth node %s`.", d.Value.Pod, node), seeNode)
 	}

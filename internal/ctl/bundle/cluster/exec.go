@@ -23,7 +23,7 @@ import (
 const program = "/berthctl"
 
 // maxStderr bounds the program's standard error that is kept, in bytes.
-const maxSaid = 16 << 10
+const maxStderr = 16 << 10
 
 // node adds the bundle that berthctl writes in a node's berthd pod.
 func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error {
@@ -40,7 +40,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 		program, "support-bundle", "--local", "--output=-", "--since=" + k.Since.String(), "--timeout=" + k.Timeout.String(), "--max-file-size=" + k.FileSize,
 	}
 	r, w := io.Pipe()
-	said := &bounded{most: maxSaid}
+	said := &bounded{most: maxStderr}
 	ended := make(chan error, 1)
 	go func() {
 		err := k.exec(ctx, pod, args, w, said)
