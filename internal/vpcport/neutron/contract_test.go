@@ -2,9 +2,7 @@ package neutron_test
 
 import (
 	"net/netip"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/neutron"
@@ -40,27 +38,6 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 		b := newBed(t, neutronfake.Options{})
 		b.provider = b.open(t, func(s *neutron.Settings) { s.Project, s.ProviderMAC = project, true })
 		return b.contract(ovn)
-	})
-}
-
-func TestHTTP(t *testing.T) {
-	vpcporttest.RunHTTP(t, func(t *testing.T) vpcporttest.Service {
-		b := newBed(t, neutronfake.Options{Clock: start()})
-		return vpcporttest.Service{
-			Name: "Neutron", Networks: "networks", Bed: b.contract(ovn),
-			Inject: func(f vpcporttest.Fault) {
-				kind := ""
-				if f.Message != "" {
-					kind = strings.Repeat("T", 1000)
-				}
-				b.cloud.HTTP.Inject(neutronfake.Fault{
-					Method: f.Method, Times: f.Times, Delay: f.Delay, After: f.After, HangUp: f.HangUp, Status: f.Status, Type: kind, Message: f.Message, Falsify: f.Falsify,
-				})
-			},
-			Impatient: func() vpcport.Provider {
-				return b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
-			},
-		}
 	})
 }
 

@@ -207,43 +207,6 @@ func TestLargestBatch(t *testing.T) {
 	if n := b.cloud.HTTP.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
 		t.Errorf("%d requests", n)
 	}
-	for _, n := range []int{0, len(want) + 1} {
-		_, err := b.provider.Create(t.Context(), make([]vpcport.NewPort, n))
-		vpcporttest.WantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
-	}
-}
-
-// Listings are complete, in pages of whatever size, by URLs that servers read.
-func TestListings(t *testing.T) {
-	for _, page := range []int{0, 7} {
-		b := newBed(t, neutronfake.Options{MaxPage: page})
-		var devices, all []string
-		for i := range 100 {
-			device := vpcport.Device("a-cluster-with-a-long-name-that-makes-long-devices-of-its-ports", fmt.Sprintf("0b5d7a3c-7c7e-4b54-9a4e-%012d", i))
-			all = append(all, b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Device: device, Owner: vpcport.Owner}).ID)
-			devices = append(devices, device)
-		}
-		slices.Sort(all)
-		for name, f := range map[string]vpcport.Filter{"devices": {Devices: devices}, "IDs": {IDs: all}, "owner": {Owner: vpcport.Owner}, "both": {IDs: all, Devices: devices}} {
-			ports, err := b.provider.Ports(t.Context(), f)
-			got := []string{}
-			for _, p := range ports {
-				got = append(got, p.ID)
-			}
-			slices.Sort(got)
-			if err != nil || !slices.Equal(got, all) {
-				t.Errorf("pages of %d, by %s: %d ports, %v", page, name, len(got), err)
-			}
-		}
-		for _, c := range b.cloud.HTTP.Calls() {
-			if n := len(c.Path) + len(c.Query); n > 8000 {
-				t.Errorf("a URL of %d bytes", n)
-			}
-		}
-		if n := b.cloud.HTTP.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
-			t.Errorf("%d requests", n)
-		}
-	}
 }
 
 // A page that hangs on a port which has gone is no word about the ports that were asked
@@ -283,38 +246,6 @@ func TestListingsMayBeOld(t *testing.T) {
 	clock.Advance(5 * time.Second)
 	if seen() != 1 {
 		t.Error("not listed after the lag")
-	}
-}
-
-// Filters with empty values and invalid IDs are not sent: Neutron ignores empty values, and IDs are
-// parts of URLs.
-func TestWhatIsNotAskedFor(t *testing.T) {
-	b := newBed(t, neutronfake.Options{})
-	b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
-	for _, f := range []vpcport.Filter{{}, {IDs: []string{""}}, {Devices: []string{"a", ""}}, {IDs: make([]string, 101)}} {
-		if ports, err := b.provider.Ports(t.Context(), f); vpcport.ClassOf(err) != vpcport.Bug {
-			t.Errorf("%v: %v, %v", f, ports, err)
-		}
-	}
-	host := "node-a"
-	for id, want := range map[string]vpcport.Class{"": vpcport.Bug, "../networks/" + b.network.ID: vpcport.PortGone, "a?b": vpcport.PortGone, strings.Repeat("a", 65): vpcport.PortGone} {
-		_, get := b.provider.Get(t.Context(), id)
-		_, update := b.provider.Update(t.Context(), id, 0, vpcport.Change{Host: &host})
-		if vpcport.ClassOf(get) != want || vpcport.ClassOf(update) != want {
-			t.Errorf("%q: Get %v, Update %v; want %v", id, get, update, want)
-		}
-		if err := b.provider.Delete(t.Context(), id); (err == nil) != (id != "") {
-			t.Errorf("%q: Delete %v", id, err)
-		}
-	}
-	_, err := b.provider.Update(t.Context(), vpcporttest.Absent, 0, vpcport.Change{})
-	vpcporttest.WantError(t, "a change of nothing", err, vpcport.Bug, "")
-	_, err = b.provider.Network(t.Context(), "")
-	vpcporttest.WantError(t, "no network", err, vpcport.Bug, "")
-	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
-	vpcporttest.WantError(t, "a port of no network", err, vpcport.Bug, "")
-	if n := len(b.cloud.HTTP.Calls()); n != 0 {
-		t.Errorf("%d requests", n)
 	}
 }
 
