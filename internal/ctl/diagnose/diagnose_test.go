@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -124,6 +125,15 @@ func TestPod(t *testing.T) {
 		return func(f *Facts) { f.NodeNetwork.Value.Status.Conditions = c }
 	}
 	idle := func(f *Facts) { f.View.Value.Waiting = nil } // nobody asked for an address
+	requests := func(list ...v1alpha1.BlockRequest) func(*Facts) { return func(f *Facts) { f.Requests = Of(list) } }
+	poolOf := func(c metav1.Condition) func(*Facts) {
+		return func(f *Facts) {
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { meta.SetStatusCondition(&p.Status.Conditions, c) })})
+		}
+	}
+	said := func(events ...corev1.Event) func(*Facts) {
+		return func(f *Facts) { idle(f); f.Events = events }
+	}
 	for _, tc := range []struct {
 		name string
 		of   Facts
@@ -162,9 +172,7 @@ func TestPod(t *testing.T) {
 		{"other address", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
 		{"address that is none", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
 		{"address on its way into the status", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
-		{"that one broken", runs(), func(f *Facts) {
-			f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down"
-		}, PathBroken, "bthx is down"},
+		{"that one broken", runs(), func(f *Facts) { f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down" }, PathBroken, "bthx is down"},
 
 		// Its node.
 		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "which does not exist"},
@@ -184,35 +192,17 @@ func TestPod(t *testing.T) {
 			f.Node.Value.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}}
 		}, NodeNotReady, "Kubelet stopped"},
 		{"not asked yet", waits(NodeMode), idle, NotAsked, "has not asked for an address"},
-		{"volumes come first", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}}
-		}, NotAsked, "FailedMount: secret not found"},
+		{"volumes come first", waits(NodeMode), said(corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}), NotAsked, "FailedMount: secret not found"},
 
 		// What the plugin said.
-		{"refused", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): the attachment's record could not be written; no space left on device`)}
-		}, Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
-		{"refused, with the network's name", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)}
-		}, Refused, "ADD failed: the kernel rejected"},
-		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}
-		}, Refused, "container runtime could not create"},
-		{"refused long ago", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)}
-		}, NotAsked, ""},
+		{"refused", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
+		{"refused, with the network's name", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)), Refused, "ADD failed: the kernel rejected"},
+		{"another plugin of the chain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)), Refused, "container runtime could not create"},
+		{"refused long ago", waits(NodeMode), said(sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)), NotAsked, ""},
 		{"refused before, waits now", waits(NodeMode), func(f *Facts) {
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
-		{"waited in vain", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)}
-		}, Waiting, "in vain: no subnet that this node may use"},
+		{"waited in vain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
 		{"berthd tells why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
@@ -222,18 +212,9 @@ func TestPod(t *testing.T) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
-		{"berthd told that there was none", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")}
-		}, Waiting, "in vain: no address for the pod: every ENI"},
-		{"berthd told that the ADD failed", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")}
-		}, Refused, "the kernel refused a step [kernel]"},
-		{"worked since, before a new sandbox", waits(NodeMode), func(f *Facts) {
-			idle(f)
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")}
-		}, NotAsked, ""},
+		{"berthd told that there was none", waits(NodeMode), said(toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd told that the ADD failed", waits(NodeMode), said(toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
+		{"worked since, before a new sandbox", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}
@@ -262,9 +243,7 @@ func TestPod(t *testing.T) {
 		// Address pools.
 		{"waits for a block", waits(PoolMode), nil, Waiting, "7s"},
 		{"no default pool", waits(PoolMode), func(f *Facts) { f.Pools = Of([]v1alpha1.AddressPool{}) }, NoPool, "no annotation of the pod or its namespace"},
-		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) {
-			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
-		}, NoPool, "the namespace's annotation"},
+		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) { f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"} }, NoPool, "the namespace's annotation"},
 		{"pod may not choose", waits(PoolMode), func(f *Facts) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", nil), pool("web", nil)})
@@ -273,37 +252,21 @@ func TestPod(t *testing.T) {
 			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
 			f.Pools = Of([]v1alpha1.AddressPool{pool("web", func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"shop"} })})
 		}, Waiting, ""},
-		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) {
-			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"}
-		}, Waiting, ""},
+		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) { f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"} }, Waiting, ""},
 		{"pool being deleted", waits(PoolMode), func(f *Facts) {
 			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { p.DeletionTimestamp = &metav1.Time{Time: now} })})
 		}, PoolNotReady, "being deleted"},
-		{"pool overlaps", waits(PoolMode), func(f *Facts) {
-			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
-				p.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}}
-			})})
-		}, PoolNotReady, "overlaps web"},
-		{"pool exhausted", waits(PoolMode), func(f *Facts) {
-			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
-				p.Status.Conditions = append(p.Status.Conditions, truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken"))
-			})})
-		}, PoolExhausted, "all 8 blocks"},
-		{"exhausted, as the request says", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))})
-		}, PoolExhausted, "kubectl berth pools"},
+		{"pool overlaps", waits(PoolMode), poolOf(metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}), PoolNotReady, "overlaps web"},
+		{"pool exhausted", waits(PoolMode), poolOf(truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken")), PoolExhausted, "all 8 blocks"},
+		{"exhausted, as the request says", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))), PoolExhausted, "kubectl berth pools"},
 		{"exhausted, but the node has one", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "x"))})
 			f.Document.Value.Pools = []introspect.Pool{{Name: "default", Free: 1}}
 		}, Waiting, ""},
-		{"quota", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))})
-		}, RequestRefused, "the node has 3 blocks"},
-		{"another pool's request", waits(PoolMode), func(f *Facts) {
-			f.Requests = Of([]v1alpha1.BlockRequest{request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))})
-		}, Waiting, ""},
-		{"request unanswered", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)}) }, RequestUnanswered, "req-1"},
-		{"request just made", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Second)}) }, Waiting, ""},
+		{"quota", waits(PoolMode), requests(request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))), RequestRefused, "the node has 3 blocks"},
+		{"another pool's request", waits(PoolMode), requests(request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))), Waiting, ""},
+		{"request unanswered", waits(PoolMode), requests(request("default", time.Minute)), RequestUnanswered, "req-1"},
+		{"request just made", waits(PoolMode), requests(request("default", time.Second)), Waiting, ""},
 		{"nobody to answer", waits(PoolMode), func(f *Facts) {
 			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)})
 			f.Operators = Of(Operators{All: 1})

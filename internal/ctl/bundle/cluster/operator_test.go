@@ -62,12 +62,7 @@ func TestOperator(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := &Cluster{Options: Options{Timeout: time.Minute}, dial: dials(t, tc.pod, tc.port, tc.serves), pods: []corev1.Pod{tc.pod}}
-			parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "operator kube-system/berth-operator-1" })
-			var out bytes.Buffer
-			a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
-			harness.OK(t, a.Collect(t.Context(), 1, parts))
-			index, err := a.Close()
-			harness.OK(t, err)
+			parts, contents, index := collect(t, k, "operator kube-system/berth-operator-1")
 			var files []string
 			for _, f := range index.Files {
 				base, ok := strings.CutPrefix(f.Name, "cluster/operators/berth-operator-1/")
@@ -77,9 +72,7 @@ func TestOperator(t *testing.T) {
 				files = append(files, base)
 			}
 			slices.Sort(files)
-			contents, _, err := archive.Open(&out)
-			harness.OK(t, err)
-			if len(parts) != 1 || !slices.Equal(files, tc.files) {
+			if parts != 1 || !slices.Equal(files, tc.files) {
 				t.Errorf("files %v, want %v; %s", files, tc.files, contents[archive.ErrorsFile])
 			}
 			for _, missing := range tc.missing {
@@ -97,6 +90,20 @@ func TestOperator(t *testing.T) {
 			}
 		})
 	}
+}
+
+// collect collects the parts of a name, and returns how many there are and what they add.
+func collect(t *testing.T, k *Cluster, name string) (n int, files map[string][]byte, index archive.Index) {
+	t.Helper()
+	parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != name })
+	var out bytes.Buffer
+	a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
+	harness.OK(t, a.Collect(t.Context(), 1, parts))
+	_, err := a.Close()
+	harness.OK(t, err)
+	files, index, err = archive.Open(&out)
+	harness.OK(t, err)
+	return len(parts), files, index
 }
 
 // dials is a way to a port of a pod where something serves; nil: nobody listens.
@@ -128,17 +135,10 @@ func TestGateway(t *testing.T) {
 	}
 	for node, want := range map[string]int{"node-1": 1, "node-2": 0} {
 		k := &Cluster{Options: Options{Timeout: time.Minute, Nodes: []string{node}}, dial: dials(t, pod, v1alpha1.EgressHealthPort, serves), gateways: []corev1.Pod{pod}}
-		parts := slices.DeleteFunc(k.Objects(), func(p archive.Part) bool { return p.Name != "gateway egress/internet-1" })
-		var out bytes.Buffer
-		a := archive.New(&out, "x", "cluster", archive.Limits{File: 1 << 20, Total: 1 << 20}, time.Now)
-		harness.OK(t, a.Collect(t.Context(), 1, parts))
-		_, err := a.Close()
-		harness.OK(t, err)
-		contents, _, err := archive.Open(&out)
-		harness.OK(t, err)
+		parts, contents, _ := collect(t, k, "gateway egress/internet-1")
 		for name, text := range map[string]string{"metrics.txt": "up 1", "readyz.txt": "not-forwarded"} {
-			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); len(parts) != want || has != (want == 1) {
-				t.Errorf("of %s: %d parts, %s: %v", node, len(parts), name, has)
+			if has := bytes.Contains(contents["cluster/gateways/egress/internet-1/"+name], []byte(text)); parts != want || has != (want == 1) {
+				t.Errorf("of %s: %d parts, %s: %v", node, parts, name, has)
 			}
 		}
 	}
