@@ -165,6 +165,9 @@ func TestPod(t *testing.T) {
 		{"not compared", runs(), func(f *Facts) {
 			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "another call is at work"
 		}, Unchecked, "another call"},
+		{"one of two not compared", runs(), func(f *Facts) {
+			f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work"})
+		}, Unchecked, "another call is at work"},
 		{"node cannot be asked", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
 		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "no berthd pod"},
 		{"another plugin's", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
@@ -358,12 +361,7 @@ func TestPod(t *testing.T) {
 				tc.edit(&tc.of)
 			}
 			d := Pod(tc.of)
-			if d.Verdict != tc.want || !strings.Contains(d.Summary+d.Remedy, tc.says) {
-				t.Errorf("%+v\nwant %s with %q", d, tc.want, tc.says)
-			}
-			if !d.OK && d.Remedy == "" {
-				t.Errorf("%s says nothing of what to do", d.Verdict)
-			}
+			wantDiagnosis(t, d, tc.want, tc.says)
 			verdicts[d.Verdict] = true
 		})
 	}
@@ -371,6 +369,17 @@ func TestPod(t *testing.T) {
 		if !verdicts[v] {
 			t.Errorf("no row of the table has the verdict %s", v)
 		}
+	}
+}
+
+// wantDiagnosis checks the verdict, a text of summary or remedy, and that a problem has a remedy.
+func wantDiagnosis(t *testing.T, d Diagnosis, want Verdict, text string) {
+	t.Helper()
+	if d.Verdict != want || !strings.Contains(d.Summary+d.Remedy, text) {
+		t.Errorf("%+v\nwant %s with %q", d, want, text)
+	}
+	if !d.OK && (d.Remedy == "" || d.See == "" && d.Verdict != NotScheduled) {
+		t.Errorf("%s does not say what to do", d.Verdict)
 	}
 }
 
@@ -417,16 +426,5 @@ func TestHeadingsExist(t *testing.T) {
 		if !strings.Contains(string(page), "# "+strings.Trim(heading, `"`)+"\n") {
 			t.Errorf("docs/troubleshoot.md has no heading %s", heading)
 		}
-	}
-}
-
-// Of two attachments the one that was not checked says why.
-func TestTheUncheckedSaysWhy(t *testing.T) {
-	f := runs()
-	f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{
-		Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work",
-	})
-	if d := Pod(f); d.Verdict != Unchecked || !strings.Contains(d.Summary, "another call is at work") {
-		t.Errorf("%+v", d)
 	}
 }

@@ -132,17 +132,13 @@ func TestNIC(t *testing.T) {
 			f.NIC.DeletionTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 		}}, NotReleased, "node node-b says"},
 	} {
-		f := plugged()
-		for _, edit := range tt.edit {
-			edit(&f)
-		}
-		d := NIC(f)
-		if d.Verdict != tt.want || !strings.Contains(d.Summary+d.Remedy, tt.says) {
-			t.Errorf("%s: %+v\nwant %s with %q", name, d, tt.want, tt.says)
-		}
-		if !d.OK && (d.Remedy == "" || d.See == "") {
-			t.Errorf("%s: %s says nothing of what to do", name, d.Verdict)
-		}
+		t.Run(name, func(t *testing.T) {
+			f := plugged()
+			for _, edit := range tt.edit {
+				edit(&f)
+			}
+			wantDiagnosis(t, NIC(f), tt.want, tt.says)
+		})
 	}
 }
 
