@@ -38,7 +38,7 @@ var errUnwell = errors.New("a problem was found")
 
 // ExitCode returns the exit code for the error of a command, and the error that is still to
 // be printed, if any, with everything escaped that a terminal would interpret.
-func ExitCode(err error) (code int, tell error) {
+func ExitCode(err error) (code int, toPrint error) {
 	switch {
 	case err == nil:
 		return 0, nil

@@ -145,7 +145,7 @@ const rewatch = time.Second
 func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version string, list Events, keep func(Event) bool, out output) error {
 	pr := &view.Printer{W: cmd.OutOrStdout(), Colours: colours(cmd.OutOrStdout())}
 	var last time.Time
-	tell := func(e Event) error {
+	show := func(e Event) error {
 		if e.Last.After(last) {
 			last = e.Last
 		}
@@ -159,13 +159,13 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		pr.Printf("%s %s %s %s: %s\n", e.Last.Local().Format("15:04:05"), view.Toned{Text: e.Type, Tone: tone}, e.Reason, e.Kind+" "+e.Object, e.Message)
 		return pr.Err
 	}
-	tellAll := func(list Events) error {
-		since := last // one of the same second may be told twice, and none is lost
+	showAll := func(list Events) error {
+		since := last // an event of the same second may be printed twice, and none is lost
 		for _, e := range list.Events {
 			if e.Last.Before(since) {
 				continue
 			}
-			if err := tell(e); err != nil {
+			if err := show(e); err != nil {
 				return err
 			}
 		}
@@ -174,14 +174,14 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		}
 		return nil
 	}
-	if err := tellAll(list); err != nil {
+	if err := showAll(list); err != nil {
 		return err
 	}
 	for cmd.Context().Err() == nil {
 		pause := time.NewTimer(rewatch)
 		err := watch(cmd.Context(), a, eventsIn(namespace), nil, &version, func(e corev1.Event) error {
 			if is := eventOf(e); ofBerth(e) && keep(is) {
-				return tell(is)
+				return show(is)
 			}
 			return nil
 		})
@@ -189,7 +189,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		case cmd.Context().Err() != nil: // interrupted by the user
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 			list, version = readEvents(cmd.Context(), a, namespace, keep)
-			if err := tellAll(list); err != nil && cmd.Context().Err() == nil {
+			if err := showAll(list); err != nil && cmd.Context().Err() == nil {
 				return err
 			}
 		case err != nil:

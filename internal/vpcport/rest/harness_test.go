@@ -1,6 +1,7 @@
 package rest_test
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"testing"
@@ -34,58 +35,50 @@ var services = map[string]func(t *testing.T) service{
 	"Alcor": func(t *testing.T) service {
 		t.Helper()
 		cloud := alcorfake.New(alcorfake.Options{Clock: start()})
-		network := cloud.AddNetwork(alcorfake.Network{Name: "blue"})
-		subnet := func(name, cidr string) string {
-			p := netip.MustParsePrefix(cidr)
-			return cloud.AddSubnet(alcorfake.Subnet{Name: name, Network: network.ID, CIDR: p, Gateway: p.Addr().Next()}).ID
-		}
+		network := cloud.AddNetwork(alcorfake.Network{Name: "blue"}).ID
 		cloud.AddHost("node-a", alcorfake.Host{})
-		server := httptest.NewServer(cloud)
-		t.Cleanup(server.Close)
-		open := func(timeout time.Duration) vpcport.Provider {
-			p, err := alcor.Open(alcor.Settings{Endpoint: server.URL, Project: "3dda2801-d675-4688-a63f-dcda8d327f50", Timeout: timeout})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(p.Close)
-			return p
+		subnet := func(name string, p netip.Prefix) string {
+			return cloud.AddSubnet(alcorfake.Subnet{Name: name, Network: network, CIDR: p, Gateway: p.Addr().Next()}).ID
 		}
-		s := bed(open, network.ID, subnet("web", "192.168.0.0/24"), subnet("small", "192.168.1.0/29"), cloud.AddGroup())
-		s.name, s.networks, s.prefix, s.network, s.fake = "Alcor", "vpcs", "/project/*/", "/project/*/vpcs/*", cloud.HTTP
-		s.ports = func() int { return len(cloud.Ports()) }
-		return s
+		open := func(url string, timeout time.Duration) (vpcport.Provider, error) {
+			return alcor.Open(alcor.Settings{Endpoint: url, Project: "3dda2801-d675-4688-a63f-dcda8d327f50", Timeout: timeout})
+		}
+		return service{
+			name: "Alcor", networks: "vpcs", prefix: "/project/*/", network: "/project/*/vpcs/*", fake: cloud.HTTP, ports: func() int { return len(cloud.Ports()) },
+			Bed: vpcporttest.Bed{Network: network, Group: cloud.AddGroup()},
+		}.serve(t, cloud, subnet, open)
 	},
 	"Neutron": func(t *testing.T) service {
 		t.Helper()
 		cloud := neutronfake.New(neutronfake.Options{Clock: start()})
-		network := cloud.AddNetwork(neutronfake.Network{Name: "blue"})
-		subnet := func(name, cidr string) string {
-			p := netip.MustParsePrefix(cidr)
-			return cloud.AddSubnet(neutronfake.Subnet{Name: name, Network: network.ID, CIDR: p, Gateway: p.Addr().Next()}).ID
-		}
+		network := cloud.AddNetwork(neutronfake.Network{Name: "blue"}).ID
 		cloud.AddHost("node-a", neutronfake.Host{})
-		server := httptest.NewServer(cloud)
-		t.Cleanup(server.Close)
-		open := func(timeout time.Duration) vpcport.Provider {
-			p, err := neutron.Open(neutron.Settings{Endpoint: server.URL, Project: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", Timeout: timeout})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(p.Close)
-			return p
+		subnet := func(name string, p netip.Prefix) string {
+			return cloud.AddSubnet(neutronfake.Subnet{Name: name, Network: network, CIDR: p, Gateway: p.Addr().Next()}).ID
 		}
-		s := bed(open, network.ID, subnet("web", "192.168.0.0/24"), subnet("small", "192.168.1.0/29"), cloud.AddGroup(neutronfake.Group{Name: "web"}).ID)
-		s.name, s.networks, s.prefix, s.network, s.fake = "Neutron", "networks", "/v2.0/", "/v2.0/networks", cloud.HTTP
-		s.ports = func() int { return len(cloud.Ports()) }
-		return s
+		open := func(url string, timeout time.Duration) (vpcport.Provider, error) {
+			return neutron.Open(neutron.Settings{Endpoint: url, Project: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", Timeout: timeout})
+		}
+		return service{
+			name: "Neutron", networks: "networks", prefix: "/v2.0/", network: "/v2.0/networks", fake: cloud.HTTP, ports: func() int { return len(cloud.Ports()) },
+			Bed: vpcporttest.Bed{Network: network, Group: cloud.AddGroup(neutronfake.Group{Name: "web"}).ID},
+		}.serve(t, cloud, subnet, open)
 	},
 }
 
-func bed(open func(timeout time.Duration) vpcport.Provider, network, web, small, group string) service {
-	return service{
-		Bed:       vpcporttest.Bed{Provider: open(20 * time.Second), Network: network, Subnet: web, Small: small, Room: 5, Group: group, Host: "node-a"},
-		impatient: open(20 * time.Millisecond),
+// serve adds the subnets, and the providers for the served fake.
+func (s service) serve(t *testing.T, fake http.Handler, subnet func(name string, p netip.Prefix) string, open func(url string, timeout time.Duration) (vpcport.Provider, error)) service {
+	t.Helper()
+	server := httptest.NewServer(fake)
+	t.Cleanup(server.Close)
+	for timeout, p := range map[time.Duration]*vpcport.Provider{20 * time.Second: &s.Provider, 20 * time.Millisecond: &s.impatient} {
+		var err error
+		if *p, err = open(server.URL, timeout); err != nil {
+			t.Fatal(err)
+		}
 	}
+	s.Subnet, s.Small, s.Room, s.Host = subnet("web", netip.MustParsePrefix("192.168.0.0/24")), subnet("small", netip.MustParsePrefix("192.168.1.0/29")), 5, "node-a"
+	return s
 }
 
 func start() clock.Clock { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }

@@ -40,10 +40,10 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 		program, "support-bundle", "--local", "--output=-", "--since=" + k.Since.String(), "--timeout=" + k.Timeout.String(), "--max-file-size=" + k.FileSize,
 	}
 	r, w := io.Pipe()
-	said := &bounded{most: maxStderr}
+	stderr := &bounded{most: maxStderr}
 	ended := make(chan error, 1)
 	go func() {
-		err := k.exec(ctx, pod, args, w, said)
+		err := k.exec(ctx, pod, args, w, stderr)
 		_ = w.CloseWithError(err)
 		ended <- err
 	}()
@@ -56,7 +56,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 	case execErr != nil && !errors.Is(execErr, io.ErrClosedPipe) && ctx.Err() == nil:
 		err = fmt.Errorf("running %s in pod %s/%s: %w", program, pod.Namespace, pod.Name, execErr)
 	}
-	if text := strings.TrimSpace(said.String()); text != "" {
+	if text := strings.TrimSpace(stderr.String()); text != "" {
 		err = fmt.Errorf("%w; it says: %s", err, text)
 	}
 	return err
@@ -64,7 +64,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 
 // exec runs a program in berthd's container, over WebSocket, or over SPDY if the server or a
 // proxy does not support it.
-func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, said io.Writer) error {
+func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, stderr io.Writer) error {
 	container, _ := connect.Container(&pod, connect.DaemonName)
 	req := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
 		Param("container", container.Name).Param("stdout", "true").Param("stderr", "true")
@@ -87,7 +87,7 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 		return err
 	}
 	ctx = klog.NewContext(ctx, logr.Discard()) // the error has what the library logs
-	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: said})
+	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: stderr})
 }
 
 // bounded keeps the beginning of what is written. It has a lock because the library may

@@ -76,8 +76,8 @@ func (n *node) journal(ctx context.Context, s *archive.Sink) error {
 func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit string) error {
 	cmd := exec.CommandContext(ctx, program, "--unit", unit, "--no-pager", "--quiet", "--output", "short-iso-precise",
 		fmt.Sprintf("--since=-%ds", int(n.Since.Seconds())), fmt.Sprintf("--lines=%d", s.Most()/100))
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	cmd.WaitDelay = time.Second
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -91,7 +91,7 @@ func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit str
 		err = s.Log("logs/journal-"+unit+".log", io.MultiReader(bytes.NewReader(first), out))
 	}
 	if waitErr := cmd.Wait(); waitErr != nil {
-		err = errors.Join(err, fmt.Errorf("%w: %s", waitErr, strings.TrimSpace(said.String())))
+		err = errors.Join(err, fmt.Errorf("%w: %s", waitErr, strings.TrimSpace(stderr.String())))
 	}
 	return err
 }
