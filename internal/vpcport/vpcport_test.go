@@ -12,8 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-// Every class has a name and a policy of its own, and none waits without end or repeats
-// without a pause what nobody looked at.
+// Every class has a name and a policy with a bounded backoff. Without backoff the caller looks first.
 func TestEveryClassHasAPolicy(t *testing.T) {
 	names := map[string]bool{}
 	word := regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
@@ -39,7 +38,7 @@ func TestEveryClassHasAPolicy(t *testing.T) {
 	}
 }
 
-// What may have taken effect is looked at before it is asked for again.
+// The caller looks before it repeats a request that may have taken effect.
 func TestLostRepliesAreLookedAt(t *testing.T) {
 	for _, c := range []vpcport.Class{vpcport.Unknown, vpcport.Transient, vpcport.MACTaken, vpcport.Conflict, vpcport.Stale, vpcport.PortGone, vpcport.Bug} {
 		if !vpcport.PolicyOf(c).Look {
@@ -74,7 +73,7 @@ func TestClassOf(t *testing.T) {
 	}
 }
 
-// A port is Berth's, and so may be deleted, only by both marks and in its own cluster.
+// A port is Berth's, and may be deleted, only by its device and owner, and in its own cluster.
 func TestMine(t *testing.T) {
 	for _, tc := range []struct {
 		device, owner string

@@ -20,7 +20,7 @@ func of(status int, message, path string) string {
 }
 
 // Every unsuccessful reply has a class, whoever sends it.
-func TestClassesOfAnswers(t *testing.T) {
+func TestClassesOfReplies(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
 		message     string
@@ -66,8 +66,8 @@ func TestClassesOfAnswers(t *testing.T) {
 	}
 }
 
-// Alcor may have one message for a taken address and for a full subnet. The request decides which it
-// is.
+// For Alcor's message of a failed allocation, the request decides whether an address is taken or the
+// subnet is full.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
 		b := newBed(t, alcorfake.Options{})
@@ -118,8 +118,8 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, alcorfake.Options{}).contract("vpc-ns") })
 }
 
-// The same of a release that names, writes and filters otherwise, beside ports of others
-// that are not right.
+// A release with other names, spellings and filters works too, also beside invalid ports of other
+// clients.
 func TestContractOfAnotherRelease(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t, alcorfake.Options{Lower: true, Networks: true, Unfiltered: true})
@@ -131,7 +131,7 @@ func TestContractOfAnotherRelease(t *testing.T) {
 	})
 }
 
-// The same with MAC addresses that Alcor chooses.
+// Alcor may choose the MAC addresses.
 func TestContractWithAlcorsMACs(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t, alcorfake.Options{})

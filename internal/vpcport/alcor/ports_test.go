@@ -132,7 +132,7 @@ func TestUnknownHosts(t *testing.T) {
 }
 
 // A concurrent change of another client is detected, because the port is read again.
-func TestAnothersChange(t *testing.T) {
+func TestConcurrentChanges(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodGet, Skip: 1, Times: 1, Falsify: vpcporttest.Swap("berth:blue:u-2", "berth:blue:u-3")})
@@ -209,7 +209,7 @@ func TestPortsAreChecked(t *testing.T) {
 }
 
 // Invalid ports of other clients do not break listings.
-func TestStrangersPortThatCannotBe(t *testing.T) {
+func TestInvalidPortsOfOthersAreIgnored(t *testing.T) {
 	b := newBed(t, alcorfake.Options{})
 	p := b.make(t)
 	other := b.make(t, func(n *vpcport.NewPort) {

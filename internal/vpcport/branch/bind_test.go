@@ -41,8 +41,7 @@ func wantUnbindable(t *testing.T, p vpcport.Port, err error, host, why string) {
 	}
 }
 
-// A port keeps its address from host to host, also when another process moves it, and a
-// given one too.
+// A port keeps its address from host to host, also when another process moves it.
 func TestMove(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -60,7 +59,7 @@ func TestMove(t *testing.T) {
 }
 
 // If an instance cannot take a branch, the binding has the reason, and there is no error.
-func TestHostsThatCannot(t *testing.T) {
+func TestHostsThatCannotTakeABranch(t *testing.T) {
 	b := newBed(t)
 	other := b.make(b.provider, newPort("u-1", "i-b"))
 	host := "i-a"
@@ -88,7 +87,7 @@ func TestHostsThatCannot(t *testing.T) {
 	failsWith(t, "a port in any subnet of an instance without a trunk", err, vpcport.Conflict)
 }
 
-// The trunk of an instance that gets another one is looked for again.
+// The new trunk of an instance is found.
 func TestTrunkThatIsReplaced(t *testing.T) {
 	b := newBed(t)
 	b.wantBound("before", b.make(b.provider, newPort("u-1", "i-a")), "i-a")
@@ -103,8 +102,8 @@ func TestTrunkThatIsReplaced(t *testing.T) {
 	b.wantBound("after", p, host)
 }
 
-// A VLAN that another branch has is not tried for ever, and the tags say which it became.
-func TestVLANThatIsTaken(t *testing.T) {
+// If another branch has the VLAN, the next ones are tried, and the tags name the one in use.
+func TestTakenVLANs(t *testing.T) {
 	b := newBed(t)
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 2, Err: cloudfake.Err(cloud.Conflict, "InvalidVlanId.Duplicate")})
 	p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -119,8 +118,8 @@ func TestVLANThatIsTaken(t *testing.T) {
 	failsWith(t, "where all are taken", err, vpcport.Conflict)
 }
 
-// A VLAN cools after its branch is deleted or taken off, also for the same NIC.
-func TestVLANsCool(t *testing.T) {
+// A released VLAN cools down, also for the same NIC.
+func TestReleasedVLANsCoolDown(t *testing.T) {
 	b := newBed(t)
 	vlan := func(p vpcport.Port) int { return p.Binding.Plug.VLAN }
 	first := b.make(b.provider, newPort("u-1", "i-a"))
@@ -137,7 +136,7 @@ func TestVLANsCool(t *testing.T) {
 	}
 }
 
-// How long they cool is a setting.
+// The cooling period of VLANs is a setting.
 func TestCoolingIsASetting(t *testing.T) {
 	if got := branch.Open(branch.Settings{}).Traits().Cooling; got != branch.Cooling {
 		t.Errorf("branches cool %v by default, want %v", got, branch.Cooling)
@@ -154,8 +153,8 @@ func TestCoolingIsASetting(t *testing.T) {
 	}
 }
 
-// It cools from when it is given back, however long it was in use.
-func TestVLANsCoolFromTheirEnd(t *testing.T) {
+// A VLAN cools down from its release, however long it was in use.
+func TestVLANsCoolDownFromTheirRelease(t *testing.T) {
 	b := newBed(t)
 	first := b.make(b.provider, newPort("u-1", "i-a"))
 	vlan, host, none := first.Binding.Plug.VLAN, "i-a", ""
@@ -176,8 +175,7 @@ func TestVLANsCoolFromTheirEnd(t *testing.T) {
 	}
 }
 
-// A trunk that is being attached takes no branch yet; of two the first by ID has them, as
-// whoever keeps trunks keeps that.
+// A trunk that is being attached gets no branch yet. Of two trunks, the first by ID gets them.
 func TestWhichTrunk(t *testing.T) {
 	b := newBed(t)
 	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}
@@ -207,7 +205,7 @@ func TestWhichTrunk(t *testing.T) {
 	}
 }
 
-// The result of an association whose reply was lost is found, and it is not requested again.
+// An association whose reply was lost is found, and not requested again.
 func TestLostAssociation(t *testing.T) {
 	b := newBed(t)
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "AssociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
@@ -228,10 +226,9 @@ func TestLostAssociation(t *testing.T) {
 	}
 }
 
-// An operator that is killed before it wrote down an association leaves a port that another one
-// can move all the same, and each move makes an association of its own, also where the VLAN is
-// one that the port had before.
-func TestAssociationThatWasNotWrittenDown(t *testing.T) {
+// If an operator is killed before it tags a branch with its association, another operator can move
+// the port. Each move makes a new association, also with a VLAN that the port had before.
+func TestAssociationsMissingInTags(t *testing.T) {
 	b := newBed(t)
 	writing := &untagged{Cloud: b.cloud}
 	unable := func(s *branch.Settings) { s.Cloud = writing }
@@ -272,7 +269,7 @@ func TestAssociationThatWasNotWrittenDown(t *testing.T) {
 }
 
 // A provider that is no longer used writes missing tags at once.
-func TestAssociationIsWrittenDownAtTheEnd(t *testing.T) {
+func TestMissingTagsAreWrittenAtTheEnd(t *testing.T) {
 	b, ended := newBed(t), make(chan struct{})
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
 	p := b.make(b.open(func(s *branch.Settings) { s.Ended = ended }), newPort("u-1", "i-a"))
@@ -307,7 +304,7 @@ func (u *untagged) Tag(ctx context.Context, id string, tags map[string]string) e
 	return u.Cloud.Tag(ctx, id, tags)
 }
 
-// A port that is off its trunk already, as the reply was lost, is moved on once EC2 says so.
+// A port whose disassociation got no reply is moved once EC2 shows it without a trunk.
 func TestLostDisassociation(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
@@ -322,9 +319,8 @@ func TestLostDisassociation(t *testing.T) {
 	b.wantBound("moved", moved, host)
 }
 
-// Tags that somebody wrote give a pod no other pod's VLAN as long as the process knows better,
-// and tags without sense bind nothing.
-func TestTagsThatLie(t *testing.T) {
+// What the process knows takes precedence over forged tags, and invalid tags bind nothing.
+func TestForgedTags(t *testing.T) {
 	b := newBed(t)
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	harness.OK(t, b.cloud.Tag(t.Context(), p.ID, map[string]string{branch.TagVLAN: "7", branch.TagTrunk: b.trunk("i-b", map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner})}))
@@ -386,7 +382,7 @@ func TestAttachedENI(t *testing.T) {
 	wantUnbindable(t, p, err, host, "is attached to i-a as an ENI of its own")
 }
 
-// Trunks are listed together: however many instances ask, and lack one.
+// One listing has the trunks of all instances, also of those without one.
 func TestTrunksAreListedTogether(t *testing.T) {
 	b := newBed(t)
 	b.clock.Advance(time.Minute)
@@ -419,7 +415,7 @@ func (s *slow) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error)
 	return s.Cloud.ENIs(ctx, f)
 }
 
-// A call that waits for a listing of trunks by another one ends with its context.
+// A call that waits for another's listing of trunks ends with its context.
 func TestWaitForAListing(t *testing.T) {
 	b := newBed(t)
 	s := &slow{b.cloud, make(chan struct{}), make(chan struct{})}

@@ -78,7 +78,7 @@ func virtual(t *testing.T, test func(t *testing.T, sleep func(time.Duration))) {
 	})
 }
 
-// Eight calls at once, and no time in which there are fewer while some wait.
+// Eight calls are in flight as long as calls wait.
 func TestBound(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{})
@@ -114,8 +114,8 @@ func TestThrottled(t *testing.T) {
 	})
 }
 
-// Without a time to wait the lanes choose one, which grows as long as all is refused; one
-// call is always let through in the end.
+// Without Retry-After the limiter chooses a pause, which grows while all calls are throttled. One call is
+// always let through in the end.
 func TestThrottledWithoutATime(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{Calls: 4})
@@ -139,7 +139,7 @@ func TestThrottledWithoutATime(t *testing.T) {
 	})
 }
 
-// A refusal with a longer time, of a call that began before the pause, makes it longer.
+// A longer Retry-After of a call that began before the pause extends it.
 func TestLongerPause(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 2})
@@ -155,7 +155,7 @@ func TestLongerPause(t *testing.T) {
 	})
 }
 
-// A provider that is away has not said that calls are too many.
+// Transient errors do not lower the limit.
 func TestTransientChangesNothing(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
@@ -166,8 +166,7 @@ func TestTransientChangesNothing(t *testing.T) {
 	})
 }
 
-// Deletions and bindings come before looks, those before new ports; but one that waits is
-// not overtaken for ever.
+// Deletions and bindings go before reads, and reads before new ports, but no call waits forever.
 func TestOrder(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
@@ -200,8 +199,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Who gives up while it waits is not sent, and its place is another's; also during a
-// pause.
+// A waiting call whose context ends is not sent, and frees its place.
 func TestGivesUp(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
@@ -220,7 +218,7 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
-// A call that panics gives its place back.
+// A call that panics frees its place.
 func TestPanic(t *testing.T) {
 	l := lanes.New(lanes.Options{Calls: 1})
 	p := l.Provider(nil, nil)

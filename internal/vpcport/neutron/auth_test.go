@@ -30,8 +30,8 @@ func atOnce(n int, call func(int) error) []error {
 	return errs
 }
 
-// Many calls share a token, and when it has ended they share one other; what was refused
-// for the old one is asked for again, once.
+// Many calls share a token, and the next one when it has expired. A request that was refused for the
+// old token is repeated once.
 func TestTokensAreShared(t *testing.T) {
 	clock := start()
 	b := withKeystone(t, neutronfake.Options{Clock: clock}, neutronfake.User{})
@@ -55,7 +55,7 @@ func TestTokensAreShared(t *testing.T) {
 	}
 }
 
-// A token that Neutron refuses although it is new is no reason to ask on and on.
+// If Neutron refuses a new token, no further one is requested.
 func TestNewTokenRefused(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{TokensWithoutAccess: true})
 	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)

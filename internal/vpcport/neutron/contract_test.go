@@ -23,7 +23,7 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, neutronfake.Options{}).contract(ovn) })
 }
 
-// The same behind Keystone, with Neutron's own small pages and the agent of Open vSwitch.
+// The contract holds behind Keystone, with small pages and the agent of Open vSwitch.
 func TestContractBehindKeystone(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := withKeystone(t, neutronfake.Options{MaxPage: 2}, neutronfake.User{Reader: true})
@@ -32,7 +32,7 @@ func TestContractBehindKeystone(t *testing.T) {
 	})
 }
 
-// The same with MAC addresses that Neutron chooses.
+// Neutron may choose the MAC addresses.
 func TestContractWithNeutronsMACs(t *testing.T) {
 	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
 		b := newBed(t, neutronfake.Options{})
@@ -41,9 +41,8 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 	})
 }
 
-// Every request that the provider makes, with every answer that there is, goes as it
-// should with the lab's Neutron. TestLabAnswersAsNeutron of test/e2e/neutron compares the
-// answers with those of a real one.
+// The lab's Neutron replies to every request of the provider. TestLabAnswersAsNeutron of
+// test/e2e/neutron compares the replies with those of a real Neutron.
 func TestScenes(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})
 	if n := len(neutronscenes.Play(t, url, s)); n < 40 {

@@ -15,7 +15,7 @@ import (
 )
 
 // Every unsuccessful reply has a class, whoever sends it.
-func TestClassesOfAnswers(t *testing.T) {
+func TestClassesOfReplies(t *testing.T) {
 	for _, tc := range []struct {
 		status        int
 		kind, message string

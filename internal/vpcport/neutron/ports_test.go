@@ -41,8 +41,8 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// A port goes from down to active as it is bound and plugged, and a binding that failed is
-// tried again by asking for the same host.
+// A port becomes active when it is bound and plugged. A request for the same host retries a failed
+// binding.
 func TestLifeOfAPort(t *testing.T) {
 	b := newBed(t, neutronfake.Options{Clock: start()})
 	p := b.make(t)
@@ -74,7 +74,7 @@ func TestLifeOfAPort(t *testing.T) {
 }
 
 // A change does not overwrite the change of another client, unless it has revision 0.
-func TestAnothersChange(t *testing.T) {
+func TestConcurrentChanges(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.make(t)
 	b.cloud.Edit(p.ID, func(o *neutronfake.Port) { o.Device = "theirs" })
@@ -96,16 +96,15 @@ func TestAnothersChange(t *testing.T) {
 	vpcporttest.WantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
 }
 
-// A service's port is not deleted, and that is an error.
+// The deletion of a service's port fails.
 func TestServicePortsStay(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	p := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Owner: "network:dhcp"})
 	vpcporttest.WantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Neutron gives a port the gateway's address to whoever asks for it: what keeps people from
-// asking is Berth's own check of the NICs of a pod, by the network that the provider
-// describes.
+// Neutron gives a port the gateway's address on request. Berth's own check of a pod's NICs, by the
+// network that the provider describes, refuses such requests.
 func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	n, err := b.provider.Network(t.Context(), "blue")
@@ -131,7 +130,7 @@ func has(p vpcport.Port, ip netip.Addr) bool {
 	return slices.ContainsFunc(p.Addresses, func(a vpcport.FixedIP) bool { return a.IP == ip })
 }
 
-// Without addresses asked for, a port has one of each family.
+// Without requested addresses, a port has one of each family.
 func TestAddressesOfBothFamilies(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	six := b.cloud.AddSubnet(neutronfake.Subnet{Network: b.network.ID, CIDR: netip.MustParsePrefix("fd00:1::/64"), Gateway: netip.MustParseAddr("fd00:1::1"),
@@ -183,8 +182,7 @@ func TestNetworkByName(t *testing.T) {
 	}
 }
 
-// A request of the greatest size is one that Neutron reads, and names that it would refuse
-// are cut.
+// Neutron accepts the largest request. Names are cut to the length that it allows.
 func TestLargestBatch(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	groups := []string{}
@@ -209,9 +207,8 @@ func TestLargestBatch(t *testing.T) {
 	}
 }
 
-// A page that hangs on a port which has gone is no word about the ports that were asked
-// for.
-func TestPageHangsOnAPortThatGoes(t *testing.T) {
+// If the last port of a page is deleted before the next request, the listing fails as Transient.
+func TestLastPortOfAPageIsDeleted(t *testing.T) {
 	b := newBed(t, neutronfake.Options{MaxPage: 2})
 	for range 5 {
 		b.cloud.AddPort(neutronfake.Port{Network: b.network.ID})
@@ -228,7 +225,7 @@ func TestPageHangsOnAPortThatGoes(t *testing.T) {
 	}
 }
 
-// A listing may be older than a look.
+// A listing may be older than the reply of Get.
 func TestListingsMayBeOld(t *testing.T) {
 	clock := start()
 	b := newBed(t, neutronfake.Options{Clock: clock, Lag: 5 * time.Second})
@@ -270,7 +267,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// A project sees no other's ports.
+// A project cannot see ports of others.
 func TestProjects(t *testing.T) {
 	b := withKeystone(t, neutronfake.Options{}, neutronfake.User{Reader: true})
 	theirs := b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Project: "theirs"})

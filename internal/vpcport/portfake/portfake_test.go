@@ -40,15 +40,14 @@ func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed { return bed(filled(portfake.Options{})) })
 }
 
-// The same for a provider that can do little, such as one without revisions.
-func TestContractOfLittle(t *testing.T) {
+// The contract holds without revisions, batches and chosen MAC addresses.
+func TestContractWithFewTraits(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
 		return bed(filled(portfake.Options{Traits: vpcport.Traits{MaxBatch: 1, MaxFilter: 8}}))
 	})
 }
 
-// A port becomes active where it is plugged after it was bound, and by no other order,
-// as with OVN.
+// A port becomes active only if it is plugged after it was bound, as with OVN.
 func TestBindBeforePlug(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.AddHost("node-b", ovn)
@@ -79,7 +78,7 @@ func TestBindBeforePlug(t *testing.T) {
 	}
 }
 
-// A lost reply is one of a call that took effect; a fault is spent.
+// A call whose reply is lost took effect. A fault ends after its number of calls.
 func TestFaults(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.Front.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
@@ -96,8 +95,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Calls take their time, a few at once; a cancelled call frees its place.
-func TestLatencyAndTurns(t *testing.T) {
+// Calls have a latency and a limit of concurrency; a cancelled call frees its place.
+func TestLatencyAndConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})
 		began := time.Now()
@@ -122,7 +121,7 @@ func TestLatencyAndTurns(t *testing.T) {
 	})
 }
 
-// A listing may be older than a look.
+// A listing may be older than the reply of Get.
 func TestLag(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := filled(portfake.Options{Lag: 5 * time.Second})
