@@ -66,7 +66,7 @@ func goldenRun(t *testing.T, name string, args ...string) {
 	golden(t, name, out)
 }
 
-// refused executes berthctl, which must fail with each of these texts.
+// refused executes berthctl with each of the arguments, and checks the text of its error.
 func refused(t *testing.T, wantByArgs map[string]string) {
 	t.Helper()
 	for args, want := range wantByArgs {
@@ -90,7 +90,7 @@ func document(t *testing.T, name string) introspect.Document {
 	return doc
 }
 
-// serve is a berthd's two web servers in one: the document and /readyz.
+// serve serves what berthd serves: the document and /readyz.
 func serve(t *testing.T, doc introspect.Document, notReady string) (address string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -156,8 +156,7 @@ func TestStatusJSON(t *testing.T) {
 	}
 }
 
-// refusing is an address that has a holder, so that no other server may take it,
-// and nobody who listens.
+// refusing returns an address that is in use, and at which nothing listens.
 func refusing(t *testing.T) (address string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -204,7 +203,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	}
 }
 
-// The formula of AWS's best practices; the results are also rows of AWS's eni-max-pods.txt.
+// The results of the formula in AWS's best practices are rows of AWS's eni-max-pods.txt.
 func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
 		kind     string
@@ -241,7 +240,7 @@ func TestMaxPods(t *testing.T) {
 	goldenRun(t, "max-pods-ipv6.txt", "max-pods", "--instance-type", "m5.large", "--ip-families", "ipv6")
 }
 
-// The table of what the Amazon VPC CNI itself does.
+// The simulation has the results of the Amazon VPC CNI.
 func TestWarm(t *testing.T) {
 	for _, tc := range []struct {
 		kind, flags string

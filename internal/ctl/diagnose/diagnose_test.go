@@ -20,7 +20,7 @@ import (
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// waits is a pod of a node in this mode that waits for its address, with nothing else wrong.
+// waits returns a pod that waits for its address on a node in a mode, without another problem.
 func waits(mode Mode) Facts {
 	f := Facts{
 		Now: now,
@@ -48,7 +48,7 @@ func waits(mode Mode) Facts {
 	return f
 }
 
-// runs is a pod that has an address, by which its node knows it.
+// runs returns a pod with an address, which its node has recorded.
 func runs() Facts {
 	f := waits(NodeMode)
 	f.Pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}}}
@@ -57,7 +57,7 @@ func runs() Facts {
 	return f
 }
 
-// inVPC is a pod that waits, whose one NIC works.
+// inVPC returns a pod that waits, and whose one NIC works.
 func inVPC() Facts {
 	f, of := waits(PortMode), plugged()
 	f.Pod.UID, f.Pod.CreationTimestamp, f.Pod.Annotations = "u-1", of.NIC.CreationTimestamp, map[string]string{v1alpha1.AnnotationVPC: "blue"}
@@ -65,7 +65,7 @@ func inVPC() Facts {
 	return f
 }
 
-// useEgress makes a pod one that is served, but for an edit of that.
+// useEgress makes a pod a served client of an Egress, and edits the client.
 func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	of := served()
 	if edit != nil {
@@ -76,12 +76,12 @@ func useEgress(f Facts, edit func(*ClientFacts)) Facts {
 	return f
 }
 
-// static makes a pod the mirror of a kubelet's own, by whose UID there its EgressClient is.
+// static makes a pod the mirror of a static pod, whose UID its EgressClient has.
 func static(f *Facts) {
 	f.Pod.Annotations[corev1.MirrorPodAnnotationKey], f.EgressClient.Value.Spec.PodUID = "u-static", "u-static"
 }
 
-// namesWrong has a pod's annotation name an Egress that it may not use.
+// namesWrong makes the pod's annotation name an Egress that it may not use.
 func namesWrong(f *ClientFacts) {
 	isNot("NotAllowed", "Egress egress/bank does not allow namespace shop", time.Minute)(f)
 	f.Client.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "bank", Reason: "NotAllowed", Message: "Egress egress/bank does not allow namespace shop", Named: true}}
@@ -385,7 +385,7 @@ func wantDiagnosis(t *testing.T, d Diagnosis, want Verdict, text string) {
 
 var verdicts = map[Verdict]bool{} // that a row had
 
-// literals are what the constants of verdict.go are, by the beginning of their names.
+// literals returns the values of the constants of verdict.go that is selects.
 func literals(t *testing.T, is func(name string, spec *ast.ValueSpec) bool) (out []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "verdict.go", nil, 0)
@@ -411,7 +411,7 @@ func declared(t *testing.T) (out []Verdict) {
 	return out
 }
 
-// Where a diagnosis sends people there is something to read.
+// Each heading that a diagnosis names exists.
 func TestHeadingsExist(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/troubleshoot.md")
 	if err != nil {

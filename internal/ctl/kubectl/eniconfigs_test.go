@@ -29,8 +29,8 @@ spec:
   - {name: v1alpha1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
 
-// What is printed of ENIConfigs is taken by the API server as it is, and names the Nodes
-// that are to be labelled; what a Node says of itself is no command.
+// The API server accepts the printed templates. Comments name the Nodes to label, and no text of a
+// Node becomes a command.
 func TestENIConfigs(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)

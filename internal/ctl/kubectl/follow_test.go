@@ -30,8 +30,8 @@ func (f answering) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Request: r, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body))}, err
 }
 
-// A server that no longer knows the version to watch from has events listed again: those
-// that were told are not told anew. One that ends each watch at once is not flooded.
+// After the resource version has expired, events are listed again, and none is printed twice. A server
+// that ends each watch at once is not flooded.
 func TestFollowingGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, told := time.Now(), func(name string, at time.Time) corev1.Event {

@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// person is somebody with the rights of docs/operate.md and no others.
+// person returns the configuration of a user with the rights of docs/operate.md only.
 func person(t *testing.T) *rest.Config {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "operate.md"))
@@ -97,7 +97,7 @@ func create(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// cluster makes a cluster of two nodes in a mode, and returns a way to its nodes.
+// inMode makes a cluster of two nodes in a mode, and returns a dialer for its nodes and a pod.
 func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	t.Helper()
 	harness.KubeClean(t)
@@ -123,8 +123,7 @@ func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	return pipes(map[string]http.Handler{"node-a": serving(doc), "node-b": serving(document("node-b"))}), web
 }
 
-// With the rights that docs/operate.md gives every command answers, in all modes,
-// and nothing is left out.
+// With the rights of docs/operate.md every command reads everything, in all modes.
 func TestRightsSuffice(t *testing.T) {
 	cfg := person(t)
 	for ipam, more := range map[string]func(){
@@ -210,7 +209,7 @@ func TestRightsSuffice(t *testing.T) {
 	}
 }
 
-// Who may read nothing is told so, and what is missing; a wrong name is an error.
+// Without rights the commands report what they could not read. A wrong name is an error.
 func TestWithoutRightsOrNames(t *testing.T) {
 	ops := person(t)
 	dial, _ := inMode(t, "eni")
@@ -250,8 +249,8 @@ func TestWithoutRightsOrNames(t *testing.T) {
 	}
 }
 
-// What is asked about NICs in VPCs is answered from the API server's objects, with the
-// rights that docs/operate.md gives: each NIC's port, and what it waits for.
+// With the rights of docs/operate.md the commands show each NIC's port, and what it waits for, from
+// objects of the API server.
 func TestNICsInVPCs(t *testing.T) {
 	cfg := person(t)
 	dial, web := inMode(t, "port")
@@ -318,8 +317,8 @@ func TestNICsInVPCs(t *testing.T) {
 	}
 }
 
-// Pods that name Egresses are told of where there is none, those of the node's network too,
-// with the rights that docs/operate.md gives.
+// With the rights of docs/operate.md the commands show pods that name missing Egresses, also
+// host-network pods.
 func TestPodsThatNameNoEgress(t *testing.T) {
 	cfg := person(t)
 	dial, _ := inMode(t, "none")
@@ -350,7 +349,7 @@ func TestPodsThatNameNoEgress(t *testing.T) {
 	}
 }
 
-// A large cluster is read by pages.
+// Lists of a large cluster are read page by page.
 func TestPages(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)

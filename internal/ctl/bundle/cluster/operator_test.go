@@ -32,8 +32,7 @@ func operatorPod(phase corev1.PodPhase, args ...string) corev1.Pod {
 	}
 }
 
-// TestOperator: what an operator serves is in the bundle, and of what it does not the
-// bundle says why.
+// The bundle has what an operator serves, and why the rest is missing.
 func TestOperator(t *testing.T) {
 	const secret = "Planted7Secret"
 	current := http.NewServeMux()
@@ -106,7 +105,7 @@ func collect(t *testing.T, k *Cluster, name string) (n int, files map[string][]b
 	return len(parts), files, index
 }
 
-// dials is a way to a port of a pod where something serves; nil: nobody listens.
+// dials returns a dialer for one port of a pod. Without a handler nothing listens there.
 func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
 		if port != at || pod.Name != to.Name {
@@ -122,7 +121,7 @@ func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.
 	}
 }
 
-// TestGateway: what a gateway of a node that is asked for serves is in the bundle.
+// The bundle has what gateways on the chosen nodes serve.
 func TestGateway(t *testing.T) {
 	serves := http.NewServeMux()
 	serves.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("up 1\n")) })
