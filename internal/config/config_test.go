@@ -400,7 +400,7 @@ func TestEffectiveSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(c.Effective) != len(table(&Config{})) {
-		t.Errorf("%d settings are told", len(c.Effective))
+		t.Errorf("%d settings are listed", len(c.Effective))
 	}
 	got := map[string]introspect.Setting{}
 	for _, s := range c.Effective {

@@ -34,7 +34,7 @@ func TestOperatorDefaults(t *testing.T) {
 		LogSettings:      LogSettings{LogLevel: "info", LogFormat: "text"},
 	}
 	if len(o.Effective) != len(operatorTable(&Operator{})) {
-		t.Errorf("%d settings are told", len(o.Effective))
+		t.Errorf("%d settings are listed", len(o.Effective))
 	}
 	o.Effective = nil
 	if diff := cmp.Diff(want, o); diff != "" {

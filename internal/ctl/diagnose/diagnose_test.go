@@ -114,7 +114,7 @@ func sandboxFailed(ago time.Duration, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", LastTimestamp: metav1.NewTime(now.Add(-ago)), Message: message}
 }
 
-func toldByDaemon(reason, message string) corev1.Event {
+func eventOfDaemon(reason, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, ReportingController: "berthd", EventTime: metav1.NewMicroTime(now.Add(-time.Second)), Message: message}
 }
 
@@ -206,18 +206,18 @@ func TestPod(t *testing.T) {
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
 		{"waited in vain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
-		{"berthd tells why it waits", waits(NodeMode), func(f *Facts) {
+		{"berthd reports why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
-			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
 		{"the node says why this ADD waits", waits(NodeMode), func(f *Facts) {
 			f.View.Value.Waiting = append(f.View.Value.Waiting, introspect.Waiting{ContainerID: "d", Since: now, Reason: "subnet-full", Message: "no subnet has a free address"})
 			f.Document.Value.LastError = "of another pod"
-			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
-		{"berthd told that there was none", waits(NodeMode), said(toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
-		{"berthd told that the ADD failed", waits(NodeMode), said(toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
-		{"worked since, before a new sandbox", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
+		{"berthd reported that there was none", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd reported that the ADD failed", waits(NodeMode), said(eventOfDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
+		{"worked since, before a new sandbox", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}

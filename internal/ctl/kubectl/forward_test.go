@@ -287,7 +287,7 @@ func TestManyAreAskedAFewAtATime(t *testing.T) {
 		}
 	}
 	if most != parallel || len(answers) != 200 || failed != 20 || last != 200 {
-		t.Errorf("%d at a time, %d answers, %d failed, told of %d", most, len(answers), failed, last)
+		t.Errorf("%d at a time, %d answers, %d failed, progress %d", most, len(answers), failed, last)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -432,6 +432,6 @@ func TestEventsAreFollowed(t *testing.T) {
 		t.Errorf("interrupted: %v", err)
 	}
 	if strings.Contains(out.String(), "Scheduled") {
-		t.Errorf("events of others are told:\n%s", out)
+		t.Errorf("events of others are printed:\n%s", out)
 	}
 }

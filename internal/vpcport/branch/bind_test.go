@@ -1,6 +1,7 @@
 package branch_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,60 +119,47 @@ func TestTakenVLANs(t *testing.T) {
 	failsWith(t, "where all are taken", err, vpcport.Conflict)
 }
 
-// A released VLAN cools down, also for the same NIC.
+// A released VLAN cools down from its release, also for the same NIC, and however long it was in use.
 func TestReleasedVLANsCoolDown(t *testing.T) {
-	b := newBed(t)
-	vlan := func(p vpcport.Port) int { return p.Binding.Plug.VLAN }
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
-	second := b.make(b.provider, newPort("u-1", "i-a"))
-	b.wantBound("again", second, "i-a")
-	if vlan(first) == vlan(second) {
-		t.Errorf("VLAN %d is used again at once", vlan(first))
-	}
-	harness.OK(t, b.provider.Delete(t.Context(), second.ID))
-	b.clock.Advance(branch.Cooling)
-	if third := b.make(b.provider, newPort("u-1", "i-a")); vlan(third) != vlan(first) {
-		t.Errorf("VLANs %d, %d and, once they cooled, %d", vlan(first), vlan(second), vlan(third))
-	}
-}
-
-// The cooling period of VLANs is a setting.
-func TestCoolingIsASetting(t *testing.T) {
-	if got := branch.Open(branch.Settings{}).Traits().Cooling; got != branch.Cooling {
-		t.Errorf("branches cool %v by default, want %v", got, branch.Cooling)
-	}
-	b := newBed(t, func(s *branch.Settings) { s.Cooling = time.Hour })
-	if got := b.provider.Traits().Cooling; got != time.Hour {
-		t.Errorf("branches cool %v, want an hour", got)
-	}
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	harness.OK(t, b.provider.Delete(t.Context(), first.ID))
-	b.clock.Advance(branch.Cooling)
-	if again := b.make(b.provider, newPort("u-1", "i-a")); again.Binding.Plug.VLAN == first.Binding.Plug.VLAN {
-		t.Errorf("VLAN %d is used again before its time", first.Binding.Plug.VLAN)
-	}
-}
-
-// A VLAN cools down from its release, however long it was in use.
-func TestVLANsCoolDownFromTheirRelease(t *testing.T) {
-	b := newBed(t)
-	first := b.make(b.provider, newPort("u-1", "i-a"))
-	vlan, host, none := first.Binding.Plug.VLAN, "i-a", ""
-	b.clock.Advance(time.Hour)
-	_, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &none})
-	harness.OK(t, err)
-	again, err := b.provider.Update(t.Context(), first.ID, 0, vpcport.Change{Host: &host})
-	harness.OK(t, err)
-	if b.wantBound("again", again, host); again.Binding.Plug.VLAN == vlan {
-		t.Errorf("VLAN %d is used again at once after the port was let go", vlan)
-	}
-	b.clock.Advance(time.Hour)
-	one := b.make(b.provider, newPort("u-2", host))
-	b.clock.Advance(time.Hour)
-	harness.OK(t, b.provider.Delete(t.Context(), one.ID))
-	if two := b.make(b.provider, newPort("u-2", host)); two.Binding.Plug.VLAN == one.Binding.Plug.VLAN {
-		t.Errorf("VLAN %d is used again at once after the port was deleted", one.Binding.Plug.VLAN)
+	host, none := "i-a", ""
+	for name, tc := range map[string]struct {
+		cooling time.Duration // 0: the default
+		used    time.Duration
+		wait    time.Duration
+		moved   bool // released by Update, not by Delete
+		again   bool // the VLAN is used again
+	}{
+		"deleted":                   {},
+		"deleted after long use":    {used: time.Hour},
+		"moved after long use":      {used: time.Hour, moved: true},
+		"cooled down":               {wait: branch.Cooling, again: true},
+		"with a longer setting":     {cooling: time.Hour, wait: branch.Cooling},
+		"cooled down for as long":   {cooling: time.Hour, wait: time.Hour, again: true},
+		"with a setting, long used": {cooling: time.Hour, used: 2 * time.Hour},
+	} {
+		b := newBed(t, func(s *branch.Settings) { s.Cooling = tc.cooling })
+		if got, want := b.provider.Traits().Cooling, cmp.Or(tc.cooling, branch.Cooling); got != want {
+			t.Errorf("%s: VLANs cool down for %v, want %v", name, got, want)
+		}
+		p := b.make(b.provider, newPort("u-1", host))
+		vlan := p.Binding.Plug.VLAN
+		b.clock.Advance(tc.used)
+		update := func(to *string) {
+			var err error
+			p, err = b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: to})
+			harness.OK(t, err)
+		}
+		if tc.moved {
+			update(&none)
+			update(&host)
+		} else {
+			harness.OK(t, b.provider.Delete(t.Context(), p.ID))
+			b.clock.Advance(tc.wait)
+			p = b.make(b.provider, newPort("u-1", host))
+		}
+		if b.wantBound(name, p, host); (p.Binding.Plug.VLAN == vlan) != tc.again {
+			t.Errorf("%s: VLAN %d, then %d", name, vlan, p.Binding.Plug.VLAN)
+		}
 	}
 }
 
@@ -310,7 +298,7 @@ func TestLostDisassociation(t *testing.T) {
 	p := b.make(b.provider, newPort("u-1", "i-a"))
 	host := "i-a2"
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "DisassociateBranch", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
-	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // and then what was told before does not hold
+	for _, class := range []vpcport.Class{vpcport.Transient, vpcport.Conflict} { // then the memory is wrong
 		_, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host})
 		failsWith(t, "without a reply", err, class)
 	}

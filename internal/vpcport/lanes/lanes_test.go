@@ -2,7 +2,6 @@ package lanes_test
 
 import (
 	"context"
-	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -20,20 +19,9 @@ const call = 400 * time.Millisecond
 // A provider whose calls go through lanes keeps the contract.
 func TestContract(t *testing.T) {
 	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
-		plug := vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
-		p := portfake.New(portfake.Options{})
-		web, small := netip.MustParsePrefix("192.168.0.0/24"), netip.MustParsePrefix("192.168.1.0/29")
-		gateway := netip.MustParseAddr("192.168.0.1")
-		p.AddNetwork(vpcport.Network{ID: "n-1", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{
-			{ID: "s-1", Name: "web", CIDR: web, Gateway: gateway}, {ID: "s-2", Name: "small", CIDR: small, Gateway: netip.MustParseAddr("192.168.1.1")},
-		}})
-		p.AddGroup("g-1")
-		p.AddHost("node-a", plug)
-		return vpcporttest.Bed{
-			Provider: lanes.New(lanes.Options{}).Provider(p, nil), Network: "n-1", Name: "blue", Subnet: "s-1", CIDR: web, Gateway: gateway,
-			Free: netip.MustParseAddr("192.168.0.200"), Small: "s-2", Room: 5, Group: "g-1", Host: "node-a", NoHost: "node-z", Plug: plug, Absent: "absent",
-			SetQuota: func(_ *testing.T, more int) { p.SetQuota(len(p.All()) + more) },
-		}
+		p, bed := vpcporttest.InMemory(portfake.Options{})
+		bed.Provider = lanes.New(lanes.Options{}).Provider(p, nil)
+		return bed
 	})
 }
 
@@ -239,21 +227,21 @@ func TestObserver(t *testing.T) {
 		tr.provider = tr.lanes.Provider(tr.fake, seen)
 		tr.ask(t.Context(), 2)
 		tr.group.Wait()
-		want := []told{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}
+		want := []called{{lanes.OpGet, vpcport.PortGone, 0, call}, {lanes.OpGet, vpcport.PortGone, call, call}}
 		if !slices.Equal(seen.all, want) {
 			t.Errorf("%+v, want %+v", seen.all, want)
 		}
 	})
 }
 
-type told struct {
+type called struct {
 	op           string
 	class        vpcport.Class
 	waited, took time.Duration
 }
 
-type observed struct{ all []told }
+type observed struct{ all []called }
 
 func (o *observed) Called(op string, err error, waited, took time.Duration) {
-	o.all = append(o.all, told{op, vpcport.ClassOf(err), waited, took})
+	o.all = append(o.all, called{op, vpcport.ClassOf(err), waited, took})
 }

@@ -196,7 +196,7 @@ func TestCopy(t *testing.T) {
 	}
 	for _, want := range []string{"whole, kernel: half\n", "broken: the node's bundle: ", "early: the node's bundle ends early", "else: the node's bundle: "} {
 		if !strings.Contains(string(files[ErrorsFile]), want) {
-			t.Errorf("%q is not told:\n%s", want, files[ErrorsFile])
+			t.Errorf("%q is missing:\n%s", want, files[ErrorsFile])
 		}
 	}
 }

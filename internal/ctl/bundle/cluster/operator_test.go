@@ -76,7 +76,7 @@ func TestOperator(t *testing.T) {
 			}
 			for _, missing := range tc.missing {
 				if !bytes.Contains(contents[archive.ErrorsFile], []byte(missing)) {
-					t.Errorf("%q is not told:\n%s", missing, contents[archive.ErrorsFile])
+					t.Errorf("%q is missing:\n%s", missing, contents[archive.ErrorsFile])
 				}
 			}
 			if len(tc.missing) == 0 && len(index.Errors) > 0 {
