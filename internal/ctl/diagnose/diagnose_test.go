@@ -114,6 +114,11 @@ func sandboxFailed(ago time.Duration, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", LastTimestamp: metav1.NewTime(now.Add(-ago)), Message: message}
 }
 
+// addFailed is the kubelet's event for a failed ADD of Berth's plugin.
+func addFailed(text string) corev1.Event {
+	return sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): `+text)
+}
+
 func eventOfDaemon(reason, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, ReportingController: "berthd", EventTime: metav1.NewMicroTime(now.Add(-time.Second)), Message: message}
 }
@@ -198,14 +203,14 @@ func TestPod(t *testing.T) {
 		{"volumes come first", waits(NodeMode), said(corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}), NotAsked, "FailedMount: secret not found"},
 
 		// What the plugin said.
-		{"refused", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
+		{"refused", waits(NodeMode), said(addFailed(`the attachment's record could not be written; no space left on device`)), Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
 		{"refused, with the network's name", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel rejected a step of the pod's network setup`)), Refused, "ADD failed: the kernel rejected"},
 		{"another plugin of the chain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)), Refused, "container runtime could not create"},
 		{"refused long ago", waits(NodeMode), said(sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)), NotAsked, ""},
 		{"refused before, waits now", waits(NodeMode), func(f *Facts) {
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): berthd is being restarted; try again`)}
+			f.Events = []corev1.Event{addFailed(`berthd is being restarted; try again`)}
 		}, Waiting, "7s"},
-		{"waited in vain", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
+		{"waited in vain", waits(NodeMode), said(addFailed(`no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)), Waiting, "in vain: no subnet that this node may use"},
 		{"berthd reports why it waits", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{eventOfDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
@@ -217,10 +222,10 @@ func TestPod(t *testing.T) {
 		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
 		{"berthd reported that there was none", waits(NodeMode), said(eventOfDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")), Waiting, "in vain: no address for the pod: every ENI"},
 		{"berthd reported that the ADD failed", waits(NodeMode), said(eventOfDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")), Refused, "the kernel refused a step [kernel]"},
-		{"worked since, before a new sandbox", waits(NodeMode), said(sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
+		{"worked since, before a new sandbox", waits(NodeMode), said(addFailed(`x`), eventOfDaemon("AddressAssigned", "has 10.0.0.5")), NotAsked, ""},
 		{"waits again", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
-			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}
+			f.Events = []corev1.Event{addFailed(`no address for the pod: every ENI is full`)}
 		}, Waiting, "for 7s: every ENI is full"},
 		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
