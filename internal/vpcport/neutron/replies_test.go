@@ -3,7 +3,6 @@ package neutron_test
 import (
 	"bytes"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/mac"
@@ -25,10 +24,6 @@ func TestCreateIsChecked(t *testing.T) {
 			return func(b []byte) []byte { return bytes.ReplaceAll(b, ids(b)[0], []byte("../networks/x")) }
 		}},
 		{"too few", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": []}`) } }},
-		{"of another type", func(*bed) func([]byte) []byte { return func([]byte) []byte { return []byte(`{"ports": "two"}`) } }},
-		{"too much", func(*bed) func([]byte) []byte {
-			return func([]byte) []byte { return []byte(`{"ports": [` + strings.Repeat(" ", 9<<20)) }
-		}},
 	} {
 		b := newBed(t, neutronfake.Options{})
 		b.cloud.HTTP.Inject(neutronfake.Fault{Method: http.MethodPost, After: true, Falsify: tc.lie(b)})
@@ -77,16 +72,10 @@ func TestOnePortIsChecked(t *testing.T) {
 		get, update vpcport.Class
 	}{
 		{"another port", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.ID, vpcporttest.Absent) }, vpcport.Bug, vpcport.Bug},
-		{"no port", func(vpcport.Port) func([]byte) []byte { return func([]byte) []byte { return []byte(`{}`) } }, vpcport.Bug, vpcport.Bug},
 		{"another host", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
 		{"an old revision", func(vpcport.Port) func([]byte) []byte {
 			return vpcporttest.Swap(`"revision_number":`, `"revision_number":-`)
 		}, vpcport.Unknown, vpcport.Bug},
-		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
-		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte {
-			return vpcporttest.Swap(p.MAC.String(), "02:00:00:00:00:00:00:01")
-		}, vpcport.Bug, vpcport.Bug},
-		{"a zone", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
 		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return vpcporttest.Swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},
 	} {
 		b := newBed(t, neutronfake.Options{})
@@ -116,8 +105,6 @@ func TestListingsAreChecked(t *testing.T) {
 		{"a MAC address that was not asked for", vpcport.Filter{MACs: []mac.Addr{hw}}, vpcporttest.Swap(hw.String(), "fa:16:3e:00:00:01")},
 		{"an owner that was not asked for", vpcport.Filter{Owner: vpcport.Owner}, vpcporttest.Swap(vpcport.Owner, "compute:nova")},
 		{"a network that was not asked for", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
-		{"no ports", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`"ports"`, `"networks"`)},
-		{"ports that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [1]}`) }},
 		{"links that are none", vpcport.Filter{NetworkID: b.network.ID}, func([]byte) []byte { return []byte(`{"ports": [], "ports_links": 7}`) }},
 		{"more, without end", vpcport.Filter{NetworkID: b.network.ID}, vpcporttest.Swap(`{"ports":`, `{"ports_links":[{"rel":"next"}],"ports":`)},
 	} {
@@ -142,13 +129,8 @@ func TestNetworksAreChecked(t *testing.T) {
 		name, path string
 		lie        func([]byte) []byte
 	}{
-		{"another network", "/v2.0/networks", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
-		{"an MTU below nothing", "/v2.0/networks", vpcporttest.Swap(`"mtu":1442`, `"mtu":-1`)},
 		{"a subnet of another network", "/v2.0/subnets", vpcporttest.Swap(b.network.ID, vpcporttest.Absent)},
-		{"a subnet without addresses", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "all")},
 		{"a subnet that begins in its middle", "/v2.0/subnets", vpcporttest.Swap("192.168.0.0/24", "192.168.0.9/24")},
-		{"a gateway of another family", "/v2.0/subnets", vpcporttest.Swap("192.168.0.1", "fd00::1")},
-		{"a route to nowhere", "/v2.0/subnets", vpcporttest.Swap(`"host_routes":[]`, `"host_routes":[{"destination":"10.0.0.0/8","nexthop":"nobody"}]`)},
 	} {
 		b.cloud.HTTP.ClearFaults()
 		b.cloud.HTTP.Inject(neutronfake.Fault{Path: tc.path, After: true, Falsify: tc.lie})

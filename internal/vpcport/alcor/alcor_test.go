@@ -1,7 +1,6 @@
 package alcor_test
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -21,7 +20,7 @@ func of(status int, message, path string) string {
 }
 
 // Every unsuccessful reply has a class, whoever sends it.
-func TestClassesOfAnswers(t *testing.T) {
+func TestClassesOfReplies(t *testing.T) {
 	for _, tc := range []struct {
 		status      int
 		message     string
@@ -29,19 +28,13 @@ func TestClassesOfAnswers(t *testing.T) {
 		create, get vpcport.Class
 	}{
 		{400, "JSON parse error: Unexpected character", 0, vpcport.Invalid, vpcport.Invalid},
-		{401, "", 0, vpcport.Unauthorized, vpcport.Unauthorized},
-		{403, "create_port is disallowed by policy.", 0, vpcport.Forbidden, vpcport.Forbidden},
 		{404, "Port not found", 0, vpcport.Transient, vpcport.PortGone},
 		{404, "No message available", 0, vpcport.Transient, vpcport.Transient},
-		{404, "Not Found", 0, vpcport.Transient, vpcport.Transient},
 		{405, "Request method 'POST' not supported", 0, vpcport.Invalid, vpcport.Invalid},
-		{408, "", 0, vpcport.Transient, vpcport.Transient},
 		{409, "something is under way", 0, vpcport.Conflict, vpcport.Conflict},
 		{412, "Network id is required", 0, vpcport.Invalid, vpcport.Invalid},
 		{412, "Fixed ips invalid", 0, vpcport.Invalid, vpcport.Invalid},
 		{412, "Ip address conflict with exist", 0, vpcport.AddressTaken, vpcport.AddressTaken},
-		{413, "", 0, vpcport.TooLarge, vpcport.TooLarge},
-		{429, "", 3, vpcport.Throttled, vpcport.Throttled},
 		{500, "No message available", 0, vpcport.Transient, vpcport.Transient},
 		{500, "java.lang.NullPointerException", 0, vpcport.Transient, vpcport.Transient},
 		{500, "Get VpcEntity exception", 0, vpcport.NetworkGone, vpcport.NetworkGone},
@@ -55,10 +48,6 @@ func TestClassesOfAnswers(t *testing.T) {
 		{500, of(400, "Ip address invalid", "/ips"), 0, vpcport.Invalid, vpcport.Invalid},
 		{500, of(400, "This mac address is not unique!!", "/macs"), 0, vpcport.MACTaken, vpcport.MACTaken},
 		{502, "Get VpcEntity exception", 0, vpcport.Transient, vpcport.Transient},
-		{503, "", 0, vpcport.Transient, vpcport.Transient},
-		{503, "", 30, vpcport.Throttled, vpcport.Throttled},
-		{504, "", 0, vpcport.Transient, vpcport.Transient},
-		{302, "", 0, vpcport.Invalid, vpcport.Invalid},
 	} {
 		b := newBed(t, alcorfake.Options{})
 		b.cloud.HTTP.Inject(alcorfake.Fault{Status: tc.status, Message: tc.message, RetryAfter: tc.after})
@@ -77,58 +66,8 @@ func TestClassesOfAnswers(t *testing.T) {
 	}
 }
 
-// A 404 of a proxy does not mean that Alcor has deleted a port.
-func TestDeleteBelievesAlcorOnly(t *testing.T) {
-	b := newBed(t, alcorfake.Options{})
-	p := b.make(t)
-	for _, body := range []string{"<html>no backend</html>", `{"status":404,"error":"Not Found","message":"No message available","path":"/"}`, ""} {
-		b.cloud.HTTP.Inject(alcorfake.Fault{Method: http.MethodDelete, Status: 404, Message: body, Plain: true, Times: 1})
-		err := b.provider.Delete(t.Context(), p.ID)
-		e := vpcporttest.WantError(t, "by a proxy", err, vpcport.Transient, "")
-		if strings.Contains(e.Message, "<") {
-			t.Errorf("a page for people is told: %v", err)
-		}
-	}
-	if err := b.provider.Delete(t.Context(), p.ID); err != nil || len(b.cloud.Ports()) != 0 {
-		t.Errorf("by Alcor: %v, ports %v", err, b.cloud.Ports())
-	}
-}
-
-// An error has the name that caused it if the request has only one of its kind.
-func TestAbout(t *testing.T) {
-	taken := netip.MustParseAddr("192.168.0.7")
-	for _, tc := range []struct {
-		name  string
-		edit  func(*bed, *vpcport.NewPort)
-		class vpcport.Class
-		about func(*bed) string
-	}{
-		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = vpcporttest.Absent }, vpcport.NetworkGone, func(*bed) string { return vpcporttest.Absent }},
-		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = vpcporttest.Absent }, vpcport.ReferenceGone, func(*bed) string { return vpcporttest.Absent }},
-		{"group, or subnet", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{vpcporttest.Absent} }, vpcport.ReferenceGone, func(*bed) string { return "" }},
-		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
-		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "" }},
-		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
-		{"full subnet", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(b *bed) string { return b.small.ID }},
-	} {
-		b := newBed(t, alcorfake.Options{})
-		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
-		for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
-			b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, FixedIPs: []alcorfake.FixedIP{{Subnet: b.small.ID, IP: ip}}})
-		}
-		n := b.newPort("u-2")
-		tc.edit(b, &n)
-		before := len(b.cloud.Ports())
-		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		vpcporttest.WantError(t, tc.name, err, tc.class, tc.about(b))
-		if len(b.cloud.Ports()) != before {
-			t.Errorf("%s: something is left of it", tc.name)
-		}
-	}
-}
-
-// Alcor may have one message for a taken address and for a full subnet. The request decides which it
-// is.
+// For Alcor's message of a failed allocation, the request decides whether an address is taken or the
+// subnet is full.
 func TestNoAddress(t *testing.T) {
 	for ip, class := range map[string]vpcport.Class{"": vpcport.SubnetFull, "192.168.0.9": vpcport.AddressTaken} {
 		b := newBed(t, alcorfake.Options{})
@@ -142,30 +81,6 @@ func TestNoAddress(t *testing.T) {
 		if e := vpcporttest.WantError(t, ip, err, class, about); e.Message != "Allocate ip address error" {
 			t.Errorf("Alcor's words are %q", e.Message)
 		}
-	}
-}
-
-// A call ends with its context.
-func TestContextEnds(t *testing.T) {
-	b := newBed(t, alcorfake.Options{Clock: start()})
-	b.cloud.HTTP.Inject(alcorfake.Fault{Delay: time.Hour})
-	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error, 1)
-	go func() { _, err := b.provider.Get(ctx, vpcporttest.Absent); failed <- err }()
-	cancel()
-	if err := <-failed; vpcport.ClassOf(err) != vpcport.Transient {
-		t.Errorf("got %v", err)
-	}
-}
-
-// A redirect is not followed.
-func TestRedirectsAreNotFollowed(t *testing.T) {
-	b := newBed(t, alcorfake.Options{})
-	other := newBed(t, alcorfake.Options{})
-	b.cloud.HTTP.Inject(alcorfake.Fault{Status: 307, Header: map[string]string{"Location": other.server.URL}})
-	_, err := b.provider.Get(t.Context(), vpcporttest.Absent)
-	if e := vpcporttest.WantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Message, other.server.URL) || len(other.cloud.HTTP.Calls()) != 0 {
-		t.Errorf("got %v, calls %v", err, other.cloud.HTTP.Calls())
 	}
 }
 
@@ -189,4 +104,38 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s got %v", field, err)
 		}
 	}
+}
+
+func (b *bed) contract(prefix string) vpcporttest.Bed {
+	return vpcporttest.Bed{
+		Provider: b.provider, Network: b.network.ID, Name: b.network.Name, Subnet: b.web.ID, CIDR: b.web.CIDR, Gateway: b.web.Gateway,
+		Free: netip.MustParseAddr("192.168.0.77"), Small: b.small.ID, Room: 5, Group: b.group, Host: "node-a", NoHost: "node-z", Absent: vpcporttest.Absent,
+		Plug: vpcport.Plug{Kind: vpcport.Netns, Netns: prefix + b.network.ID},
+	}
+}
+
+func TestContract(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed { return newBed(t, alcorfake.Options{}).contract("vpc-ns") })
+}
+
+// A release with other names, spellings and filters works too, also beside invalid ports of other
+// clients.
+func TestContractOfAnotherRelease(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
+		b := newBed(t, alcorfake.Options{Lower: true, Networks: true, Unfiltered: true})
+		b.cloud.AddPort(alcorfake.Port{Network: "x/y", MAC: "none", Device: "someone", Project: project})
+		b.cloud.AddPort(alcorfake.Port{Network: b.network.ID, Owner: vpcport.Owner, Project: "another"})
+		b.cloud.AddNetwork(alcorfake.Network{Name: "blue", Project: "another"})
+		b.provider = b.open(t, func(s *alcor.Settings) { s.NetnsPrefix = "vpc-ns-" })
+		return b.contract("vpc-ns-")
+	})
+}
+
+// Alcor may choose the MAC addresses.
+func TestContractWithAlcorsMACs(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
+		b := newBed(t, alcorfake.Options{})
+		b.provider = b.open(t, func(s *alcor.Settings) { s.ProviderMAC = true })
+		return b.contract("vpc-ns")
+	})
 }
