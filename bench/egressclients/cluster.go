@@ -245,7 +245,7 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	}
 	for uid, at := range c.seen {
 		if said := c.said[uid]; !said.IsZero() && said.After(began) {
-			out.Told = max(out.Told, at.Sub(said))
+			out.Known = max(out.Known, at.Sub(said))
 		}
 	}
 	p := podOf(0)

@@ -40,9 +40,9 @@ type Outcome struct {
 	// one that watches the cluster's pods.
 	Objects, PodObjects int
 	Bytes, PodBytes     float64
-	// Told is the longest time from when a node had set a client up until gateways knew
+	// Known is the longest time from when a node had set a client up until gateways knew
 	// it.
-	Told   time.Duration
+	Known  time.Duration
 	Writes map[string]int // the operator's, while clients were replaced
 	Heap   uint64         // the operator's, with its caches
 }

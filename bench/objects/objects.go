@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/bench/must"
 )
 
 // Each calls do for 0 to n-1, so many at a time, and returns the first error.
@@ -22,7 +24,10 @@ func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i in
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
 	for i := 0; i < n && ctx.Err() == nil; i++ {
-		g.Go(func() error { return do(ctx, i) })
+		g.Go(func() (err error) {
+			defer must.Catch(&err)
+			return do(ctx, i)
+		})
 	}
 	return g.Wait()
 }
