@@ -141,7 +141,7 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 	t.Run("not the list itself", func(t *testing.T) {
 		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
 		// Rights as in the role of berthd.
-		role := get[rbacv1.ClusterRole](t, deploy.OperatorMode, "ClusterRole", "berthd")
+		role := one[rbacv1.ClusterRole](t, render(t, deploy.OperatorMode), "berthd")
 		for _, rule := range role.Rules {
 			if slices.Contains(rule.Resources, "configmaps") {
 				t.Error("berthd's role has ConfigMaps")

@@ -260,9 +260,7 @@ func gatewaysOf(t *testing.T, e *v1alpha1.Egress) map[string]*unstructured.Unstr
 	t.Helper()
 	chart, err := deploy.Render(egressRelease)
 	harness.OK(t, err)
-	operator, err := deploy.Get[appsv1.Deployment](chart, "Deployment", "berth-operator")
-	harness.OK(t, err)
-	settings := loadBy(t, config.NewOperatorLoader, operator.Spec.Template.Spec.Containers[0])
+	settings := loadBy(t, config.NewOperatorLoader, onlyContainer(t, podOf(t, chart, "operator")))
 	objects, problem := gatewayplan.Objects(e, gatewayplan.Settings{Image: settings.EgressImage, Port: uint16(settings.EgressPort)})
 	if problem != nil {
 		t.Fatal(problem)

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -91,45 +90,6 @@ func TestDaemonTellsPods(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// Without Events, node mode needs no token and no rights. The same applies to Kubernetes versions
-// whose tokens name no node. With an operator, a daemon needs its token for other purposes.
-func TestNodeModeWithoutEvents(t *testing.T) {
-	for _, c := range []struct {
-		mode, setting, version string
-		token                  bool
-	}{
-		{deploy.NodeMode, "", "", true}, {deploy.NodeMode, "auto", "", true}, {deploy.NodeMode, "always", "v1.32.0", true},
-		{deploy.NodeMode, "never", "", false}, {deploy.NodeMode, "", "v1.31.4", false}, {deploy.PoolMode, "never", "", true},
-	} {
-		release := deploy.InMode(c.mode, "test")
-		release.Kubernetes = c.version
-		if c.setting != "" {
-			release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": c.setting}}
-		}
-		objects, err := deploy.Render(release)
-		harness.OK(t, err)
-		daemons, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
-		harness.OK(t, err)
-		account, err := deploy.Get[corev1.ServiceAccount](objects, "ServiceAccount", "berthd")
-		harness.OK(t, err)
-		pod := daemons.Spec.Template.Spec.AutomountServiceAccountToken
-		if mounted := pod == nil && account.AutomountServiceAccountToken == nil; mounted != c.token {
-			t.Errorf("%+v: token mounted: %v", c, mounted)
-		}
-		for _, kind := range []string{"ClusterRoleBinding", "ValidatingAdmissionPolicy"} {
-			if there := len(objects.Of(kind)) > 0; there != c.token {
-				t.Errorf("%+v: a %s: %v", c, kind, there)
-			}
-		}
-	}
-	release := deploy.InMode(deploy.NodeMode, "test")
-	release.Kubernetes = "v1.31.4"
-	release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": "always"}}
-	if _, err := deploy.Render(release); err == nil || !strings.Contains(err.Error(), "pod-events: always needs Kubernetes 1.32 or later") {
-		t.Errorf("Events on Kubernetes 1.31: %v", err)
 	}
 }
 

@@ -172,7 +172,7 @@ func TestUsersOfANamespaceHaveItsPodNICs(t *testing.T) {
 	denied(t, viewer.Create(t.Context(), nicPolicy(namespace)), "nicpolicies")
 	harness.OK(t, c.Delete(t.Context(), policy))
 	for name, label := range map[string]string{"berth-podnics-view": "aggregate-to-view", "berth-podnics-edit": "aggregate-to-edit"} {
-		if got := get[rbacv1.ClusterRole](t, deploy.PortMode, "ClusterRole", name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
+		if got := one[rbacv1.ClusterRole](t, render(t, deploy.PortMode), name); got.Labels["rbac.authorization.k8s.io/"+label] != "true" {
 			t.Errorf("%s has the labels %v", name, got.Labels)
 		}
 	}
