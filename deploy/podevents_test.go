@@ -45,6 +45,15 @@ func podEvent(node, name string) podevents.Event {
 	}
 }
 
+// eventOf is an Event with a number as berthd of node-1 writes it.
+func eventOf(number string) *eventsv1.Event {
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berthd.node-1x" + number}, EventTime: metav1.NowMicro(),
+		ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
+	}
+}
+
 // With the rights of a node's token in each mode, Events are written where `kubectl describe pod`
 // finds them.
 func TestDaemonTellsPods(t *testing.T) {
@@ -144,15 +153,7 @@ func TestPolicyKnowsTheReasons(t *testing.T) {
 func TestDaemonTellsNothingElse(t *testing.T) {
 	applyEventPolicy(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
-	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event {
-		e := &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "berthd.node-1x" + name}, EventTime: metav1.NowMicro(),
-			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
-			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
-		}
-		change(e)
-		return e
-	}
+	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event { return edited(eventOf(name), change) }
 	const own, pods, reasons, bare = "may write only events that it reports itself", "may write events of Pods only", "may write only events with the reasons", "without labels, annotations"
 	for why, changes := range map[string][]func(*eventsv1.Event){
 		own: {
@@ -218,10 +219,7 @@ func applyEventPolicy(t *testing.T) {
 	applyPoliciesOf(t, deploy.NodeMode)
 	loose := account(t, "berthd", "")
 	untilRefused(t, map[string]func() error{"the daemon's Events": func() error {
-		return loose.Create(t.Context(), &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, EventTime: metav1.NowMicro(), ReportingController: "berthd", ReportingInstance: "node-1",
-			Action: "AssignAddress", Reason: "NoAddress", Type: "Normal", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "a"},
-		}, client.DryRunAll)
+		return loose.Create(t.Context(), eventOf("0"), client.DryRunAll)
 	}})
 }
 
@@ -231,12 +229,7 @@ func TestDaemonCannotFlood(t *testing.T) {
 	daemon := account(t, "berthd", "node-1")
 	made := 0
 	for i := range 400 {
-		e := &eventsv1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("berthd.node-1x", i)}, EventTime: metav1.NowMicro(),
-			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning",
-			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: fmt.Sprint("web-", i)},
-		}
-		if err := daemon.Create(t.Context(), e); err == nil {
+		if err := daemon.Create(t.Context(), eventOf(fmt.Sprint(i))); err == nil {
 			made++
 		} else if !apierrors.IsForbidden(err) {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
@@ -73,15 +74,8 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 
 // operate runs the controllers until ctx ends.
 func operate(ctx context.Context, api *memapi.API) error {
-	mgr, err := memapi.NewManager(api, clients.Watches())
-	if err != nil {
+	return memapi.Operate(ctx, api, clients.Watches(), clients.Index, func(mgr manager.Manager) error {
+		_, err := clients.Setup(mgr, clients.Options{})
 		return err
-	}
-	if err := clients.Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return err
-	}
-	if _, err := clients.Setup(mgr, clients.Options{}); err != nil {
-		return err
-	}
-	return mgr.Start(ctx)
+	})
 }

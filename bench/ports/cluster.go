@@ -32,26 +32,17 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, o
 		return err
 	}
 	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
-	g, ctx := errgroup.WithContext(ctx)
-	begin := func(what string, do func() error) {
-		g.Go(func() error {
-			if err := do(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		})
-	}
-	begin("the operator", func() error { return operate(ctx, api, p) })
-	begin("the nodes", func() error { return c.nodes(ctx) })
+	parts, ctx := bubble.NewParts(ctx)
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api, p) })
+	parts.Start("the nodes", c.nodes)
 	<-time.After(10 * time.Second) // all watches are there
 	at := bubble.CPU()
 	c.began = time.Now()
-	begin("the scheduler", func() error { return c.makePods(ctx) })
+	parts.Start("the scheduler", c.makePods)
 	err = c.await(ctx)
 	out.CPU = bubble.CPU() - at
 	cancel()
-	err = errors.Join(g.Wait(), err)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
+	err = errors.Join(parts.Wait(), err)
 	c.tell(out)
 	return err
 }
