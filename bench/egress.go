@@ -95,13 +95,16 @@ func (b *testbed) raiseEgress(ctx context.Context) {
 		}}))
 	}
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
-		b.egressReady(ctx, key)
+		egressBed{b}.ready(ctx, key)
 	}
 	b.installBerth()
 }
 
-// egressReady waits until an Egress has all its gateways and no other, and none that ends.
-func (b *testbed) egressReady(ctx context.Context, key types.NamespacedName) {
+// egressBed measures pods that use Egresses, on a testbed that raiseEgress raised.
+type egressBed struct{ *testbed }
+
+// ready waits until an Egress has all its gateways and no other, and none that ends.
+func (b egressBed) ready(ctx context.Context, key types.NamespacedName) {
 	egress := &v1alpha1.Egress{}
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
@@ -117,8 +120,8 @@ func (b *testbed) egressReady(ctx context.Context, key types.NamespacedName) {
 	}))
 }
 
-// egressPod makes a Pod on the node, that names Egresses by annotation.
-func (b *testbed) egressPod(ctx context.Context, name string, egresses ...types.NamespacedName) *corev1.Pod {
+// pod makes a Pod on the node, that names Egresses by annotation.
+func (b egressBed) pod(ctx context.Context, name string, egresses ...types.NamespacedName) *corev1.Pod {
 	return b.benchPod(ctx, clientNamespace, name, egressAnnotations(egresses...))
 }
 
@@ -131,7 +134,7 @@ func egressAnnotations(egresses ...types.NamespacedName) map[string]string {
 }
 
 // waitKnown waits until the operator has made the EgressClients of pods.
-func (b *testbed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
+func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	must.OK(poll.Until(ctx, func() error {
@@ -154,13 +157,13 @@ func (b *testbed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 // are made when the ADD begins, which waits for the operator. Then the first connection, begun
 // when the ADD ends: gateways serve a pod once they know of it.
 func egressAdds(ctx context.Context, b *bench) []Result {
-	bed := b.bed
-	defer bed.removeEgressPods(ctx)
+	bed := egressBed{b.bed}
+	defer bed.removePods(ctx)
 	n, atOnce := max(b.options.rounds/2, 1), max(b.options.rounds/4, 1)
 	var with, without []*corev1.Pod
 	for i := range n + warmUp {
-		with = append(with, bed.egressPod(ctx, fmt.Sprintf("with-%d", i), directEgress))
-		without = append(without, bed.egressPod(ctx, fmt.Sprintf("without-%d", i)))
+		with = append(with, bed.pod(ctx, fmt.Sprintf("with-%d", i), directEgress))
+		without = append(without, bed.pod(ctx, fmt.Sprintf("without-%d", i)))
 	}
 	bed.waitKnown(ctx, with)
 	known := rounds(n, func(i int, note note) {
@@ -168,8 +171,8 @@ func egressAdds(ctx context.Context, b *bench) []Result {
 		bed.addAndConnect(ctx, without[i], "without ", note)
 	})
 	unknown := rounds(atOnce, func(i int, note note) {
-		bed.addAndConnect(ctx, bed.egressPod(ctx, fmt.Sprintf("with-at-once-%d", i), directEgress), "with ", note)
-		bed.addAndConnect(ctx, bed.egressPod(ctx, fmt.Sprintf("without-at-once-%d", i)), "without ", note)
+		bed.addAndConnect(ctx, bed.pod(ctx, fmt.Sprintf("with-at-once-%d", i), directEgress), "with ", note)
+		bed.addAndConnect(ctx, bed.pod(ctx, fmt.Sprintf("without-at-once-%d", i)), "without ", note)
 	})
 	return []Result{
 		known.ratio("egress-add", "ms", "with add", "without add"),
@@ -180,7 +183,7 @@ func egressAdds(ctx context.Context, b *bench) []Result {
 }
 
 // addAndConnect measures the ADD of a Pod, its first connection and its DEL.
-func (b *testbed) addAndConnect(ctx context.Context, p *corev1.Pod, whose string, note note) {
+func (b egressBed) addAndConnect(ctx context.Context, p *corev1.Pod, whose string, note note) {
 	rt := b.berth.sandboxOf(p)
 	note(whose+"add", b.berth.add(ctx, rt))
 	begin := time.Now()
@@ -193,8 +196,8 @@ func (b *testbed) addAndConnect(ctx context.Context, p *corev1.Pod, whose string
 	note(whose+"del", b.berth.del(ctx, rt))
 }
 
-// removeEgressPods removes the Pods that were measured, so that egress-failover is alone.
-func (b *testbed) removeEgressPods(ctx context.Context) {
+// removePods removes the Pods that were measured, so that egress-failover is alone.
+func (b egressBed) removePods(ctx context.Context) {
 	if err := b.lab.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, kubeclient.InNamespace(clientNamespace), kubeclient.GracePeriodSeconds(0)); err != nil {
 		say("the pods that were measured stay: %v", err)
 	}

@@ -48,11 +48,11 @@ func egressFailover(ctx context.Context, b *bench) []Result {
 		p := must.Get(b.bed.few.AddPod(bounded, "failover-"+key.Name, node.PodOptions{Namespace: clientNamespace, Annotations: egressAnnotations(key)}))
 		clients[key] = p.Netns()
 	}
-	s := series{}
+	s, bed := series{}, egressBed{b.bed}
 	for range max(b.options.rounds/13, 1) {
-		s.add("direct", b.bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Cut))
-		s.add("service", b.bed.failOver(ctx, serviceEgress, clients[serviceEgress], (*lab.Gateway).Cut))
-		s.add("node", b.bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Vanish))
+		s.add("direct", bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Cut))
+		s.add("service", bed.failOver(ctx, serviceEgress, clients[serviceEgress], (*lab.Gateway).Cut))
+		s.add("node", bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Vanish))
 	}
 	must.OK(proxy.stop())
 	return []Result{s.ratio("egress-failover", "s", "direct", "service"), measured("egress-failover-node", "s", s["node"]...)}
@@ -60,8 +60,8 @@ func egressFailover(ctx context.Context, b *bench) []Result {
 
 // failOver kills the gateway of a client's connections, and returns how many seconds the longest gap
 // is, once connections go by another. It deletes the gateway's Pod, so that the Egress gets another.
-func (b *testbed) failOver(ctx context.Context, key types.NamespacedName, client string, kill func(*lab.Gateway) error) float64 {
-	b.egressReady(ctx, key)
+func (b egressBed) failOver(ctx context.Context, key types.NamespacedName, client string, kill func(*lab.Gateway) error) float64 {
+	b.ready(ctx, key)
 	bounded, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	d := &dialler{client: client}
