@@ -154,7 +154,7 @@ func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 // egressAdds measures the whole ADD, from exec to result, of pods that use one Egress of both
 // families with two gateways, in turn with pods that use none: of Pods that the operator has seen,
 // as is usual (a kubelet prepares a Pod's volumes and sandbox before it calls the plugin), and of Pods that
-// are made when the ADD begins, which waits for the operator. Then the first connection, begun
+// are made when the ADD begins, which waits for the operator. Then the first connection, which begins
 // when the ADD ends: gateways serve a pod once they know of it.
 func egressAdds(ctx context.Context, b *bench) []Result {
 	bed := egressBed{b.bed}

@@ -29,14 +29,14 @@ import (
 )
 
 const (
-	// Connections are begun so often, and given up after so long.
+	// A connection begins so often, and times out after so long.
 	dialInterval = 50 * time.Millisecond
 	dialTimeout  = 500 * time.Millisecond
 )
 
 // egressFailover measures the longest time in which no new connection of a client comes about when its
 // gateway goes: killed, so that its kubelet sees it and says so, by tunnels to gateways in turn with
-// tunnels to the Service; and gone with its node, of which nobody tells. Affinity is ClientIP, the
+// tunnels to the Service; and gone with its node, which nobody reports. Affinity is ClientIP, the
 // default, so that all connections of a client go by the gateway that goes.
 func egressFailover(ctx context.Context, b *bench) []Result {
 	proxy := startServiceProxy(b.bed.lab, serviceEgress, b.bed.few.Netns)

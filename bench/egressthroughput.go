@@ -112,7 +112,7 @@ func egressThroughput(ctx context.Context, _ *bench) []Result {
 
 const throughput = "egress-throughput"
 
-// againstRoute tells series by a tunnel from those by the pod that routes.
+// againstRoute are the suffixes of series by a tunnel and by the pod that routes.
 var againstRoute = [2]string{"", " reference"}
 
 func transferName(w way, down bool) string {
@@ -317,7 +317,7 @@ func pour(c net.Conn, until time.Time) error {
 	return c.Close()
 }
 
-// drain reads to the end, and tells how many bytes it was.
+// drain reads to the end, and returns the number of bytes.
 func drain(c net.Conn) (n int64, err error) {
 	data := make([]byte, 256<<10)
 	for {

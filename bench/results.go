@@ -192,7 +192,7 @@ func median(xs []float64) float64 {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// met tells whether a result keeps its budget.
+// met reports whether a result keeps its budget.
 func (b budget) met(r Result) bool {
 	got := r.Ratio
 	if r.Reference == 0 {
@@ -204,7 +204,7 @@ func (b budget) met(r Result) bool {
 	return got <= b.limit
 }
 
-// report prints the results as a table, those with a budget first, and tells
+// report prints the results as a table, those with a budget first, and returns
 // how many miss theirs.
 func report(w io.Writer, results []Result) (missed int) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)

@@ -1,6 +1,6 @@
 // Package bubble does runs in virtual time (testing/synctest), each in a process of its
-// own, so that none inherits another's heap: a program that uses it calls Child first
-// thing in main, and then Run of its jobs as often as it likes.
+// own, so that none inherits another's heap. A program that uses it calls Child at the beginning of
+// main, and then Run of its jobs.
 package bubble
 
 import (
@@ -53,7 +53,7 @@ func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Ou
 // childArg is how a process knows that it is to do one run.
 const childArg = "virtual-run"
 
-// call is what such a process is told.
+// call is the argument of such a process.
 type call struct {
 	Work    string
 	Profile string
@@ -112,7 +112,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 	if err != nil {
 		return fmt.Errorf("write the order: %w", err)
 	}
-	told, err := json.Marshal(call{work, profile, body})
+	arg, err := json.Marshal(call{work, profile, body})
 	if err != nil {
 		return fmt.Errorf("write the call: %w", err)
 	}
@@ -126,7 +126,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 	}
 	defer r.Close()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, childArg, string(told))
+	cmd := exec.CommandContext(ctx, self, childArg, string(arg))
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &said, &said, []*os.File{w}
 	err = cmd.Start()
 	_ = w.Close()

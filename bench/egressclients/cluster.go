@@ -48,7 +48,7 @@ type cluster struct {
 
 	mu      sync.Mutex // guards all below
 	said    map[string]time.Time
-	seen    map[string]time.Time // by UID: when the gateway of the first Egress was told
+	seen    map[string]time.Time // by UID: when the gateway of the first Egress knew the client
 	objects map[string]bool
 	bytes   int // that it was sent
 }

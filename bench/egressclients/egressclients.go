@@ -1,4 +1,4 @@
-// Package egressclients has the operator's own controllers keep gateways told of their
+// Package egressclients has the operator's own controllers keep gateways informed of their
 // clients, in a cluster of many pods of which some use Egresses, and measures what a client
 // that goes and one that comes cost the operator, and what a gateway is sent. The
 // Kubernetes API is in memory, in virtual time.

@@ -58,7 +58,7 @@ type API struct {
 // Kind is a kind of object that there may be.
 type Kind struct {
 	Object client.Object
-	// Cluster tells that it is in no namespace, Status that its status is written apart.
+	// Cluster: it is cluster-scoped. Status: its status is a subresource.
 	Cluster, Status bool
 }
 
@@ -159,7 +159,7 @@ func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	}}, nil
 }
 
-// noStream tells informers that a watch does not begin with what there is.
+// noStream makes informers list before they watch.
 type noStream struct{ *toolscache.ListWatch }
 
 func (noStream) IsWatchListSemanticsUnSupported() bool { return true }

@@ -1,7 +1,7 @@
 // Package ports has thousands of pods get a port of a VPC at once, by the operator's own
 // controller, and measures how many calls that takes, how long, how many writes at the
 // Kubernetes API, and what the operator keeps of it. Provider and Kubernetes API are in
-// memory, in virtual time: a call to the provider takes as long as it is told, and all else
+// memory, in virtual time: a call to the provider takes the order's latency, and all else
 // takes none. A controller that makes a call for each port has the same provider.
 //
 //	ports.go    a run, the controller, and one that makes a call for each port

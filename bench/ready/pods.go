@@ -50,7 +50,7 @@ func spec(node string) corev1.PodSpec {
 	return s
 }
 
-// Deployment makes one of so many pods, as many on each node as on another, and tells
+// Deployment makes one of so many pods, as many on each node as on another, and returns
 // how long it takes until all are Ready.
 func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last time.Duration, err error) {
 	replicas := int32(pods)
@@ -71,7 +71,7 @@ func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last tim
 	return last, err
 }
 
-// Burst makes so many pods at once for one node, and tells how long each took from its
+// Burst makes so many pods at once for one node, and returns how long each took from its
 // creation until it was Ready, the fastest first.
 func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.Duration, err error) {
 	began := make([]time.Time, pods)

@@ -166,7 +166,7 @@ func (c *cluster) close() {
 	c.idle(time.Hour) // for timers that nobody waits for any more
 }
 
-// times tells when the goal was reached, and when half of the nodes were filled.
+// times returns when the goal was reached, and when half of the nodes were filled.
 func (c *cluster) times() (last, median time.Duration) {
 	var all []time.Duration
 	for _, n := range c.nodes {

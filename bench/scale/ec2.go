@@ -62,10 +62,10 @@ func (e *ec2) outcome() Outcome {
 	return out
 }
 
-// besides has another client of the account make so many calls a second until ctx
+// startForeign has another client of the account make so many calls a second until ctx
 // ends, if any: at random moments, whatever is refused. It returns when the client
 // has done so for a minute.
-func (e *ec2) besides(ctx context.Context, l Limits) {
+func (e *ec2) startForeign(ctx context.Context, l Limits) {
 	if l.Foreign == 0 {
 		return
 	}
@@ -106,7 +106,7 @@ func (e *ec2) exposure() (longest time.Duration, now int) {
 	return longest, len(attached)
 }
 
-// Limits is what the EC2 in memory imposes, and does not tell.
+// Limits is what the EC2 in memory imposes.
 type Limits struct {
 	Delay time.Duration // of every call
 	// Shared is one bucket for the calls of all actions, describes included.

@@ -244,7 +244,7 @@ func runThrottled(ctx context.Context, o Order, p ipam.Policy, method string) (O
 func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	foreign, stop := context.WithCancel(ctx)
 	defer stop()
-	c.ec2.besides(foreign, o.Limits)
+	c.ec2.startForeign(foreign, o.Limits)
 	c.start(ctx)
 	defer c.close()
 	if err := c.join(ctx, o.Join); err != nil {
@@ -335,7 +335,7 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	e := newEC2(o, nil)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	e.besides(ctx, o.Limits)
+	e.startForeign(ctx, o.Limits)
 	begin := time.Now()
 	var all errgroup.Group
 	at := make([]time.Duration, o.Nodes*callsOfPeer) // when each call had passed
@@ -365,7 +365,7 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 
 // meter measures what is spent between start and stop, without the CPU time of
 // the EC2 in memory. What that allocates, replies above all, is counted: the
-// runtime does not tell whose it is.
+// runtime does not know whose it is.
 type meter struct {
 	own func() time.Duration // CPU time of the EC2 in memory so far
 	at  spent

@@ -43,7 +43,7 @@ const (
 const pluginName = "aws-cni"
 
 // ipamdRun is where the Amazon VPC CNI's daemon keeps its socket and its records.
-// It cannot be told otherwise, so that each node has a mount namespace with a
+// That cannot be configured, so each node has a mount namespace with a
 // directory of its own there.
 const ipamdRun = "/run/aws-node"
 

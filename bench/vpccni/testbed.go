@@ -207,7 +207,7 @@ func (b *bed) close() error {
 	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
 }
 
-// often is the time between two looks at what tells nobody when it changes.
+// often is the interval at which conditions without a notification are polled.
 const often = 10 * time.Millisecond
 
 // pause waits; false when ctx ended instead.
