@@ -50,7 +50,7 @@ func TestWebhooksThatChangePods(t *testing.T) {
 }
 
 // The operator's token may write one resource of a Node's capacity and no other field.
-func TestOperatorTokenTellsOfBranchesOnly(t *testing.T) {
+func TestOperatorTokenWritesBranchCapacityOnly(t *testing.T) {
 	operator := asOperatorOf(t, rendered(t, deploy.OperatorMode, "ports: {enabled: true}"), "Node")
 	admin := harness.KubeClient(t)
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{

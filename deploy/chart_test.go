@@ -65,7 +65,7 @@ func TestRenderedObjectsAreTheCallers(t *testing.T) {
 }
 
 // Tokens name the node of their pod since Kubernetes 1.32, which the policies rely on.
-func TestOldKubernetesIsRefused(t *testing.T) {
+func TestOldKubernetesIsRejected(t *testing.T) {
 	for _, tt := range []struct{ mode, values, version, want string }{
 		{deploy.NodeMode, "{}", "v1.30.0", ""},
 		{deploy.NodeMode, "{}", "v1.29.15", "mode node needs Kubernetes 1.30 or later, and this is v1.29.15"},
@@ -88,7 +88,7 @@ func TestOldKubernetesIsRefused(t *testing.T) {
 const definitions = 11
 
 // The CRDs are as generated.
-func TestCRDsAreTheGenerated(t *testing.T) {
+func TestCRDsAreAsGenerated(t *testing.T) {
 	objects := render(t, deploy.PoolMode)
 	names, err := fs.Glob(deploy.CRDs(), "*.yaml")
 	harness.OK(t, err)

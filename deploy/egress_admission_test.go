@@ -158,7 +158,7 @@ func setUpElsewhere(o *v1alpha1.EgressClient) {
 
 // Only Berth's programs may define the clients of an Egress and its gateways: no administrator, no
 // user with all other rights, and no gateway.
-func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
+func TestOnlyOperatorWritesEgressClients(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "")
 	o, slice, user := egressClient("web"), egressSlice("nat-1", "nat"), egress("nat")
@@ -186,7 +186,7 @@ func TestOperatorAloneSaysWhoUsesEgresses(t *testing.T) {
 	}
 }
 
-func TestOperatorTellsOfEgressClients(t *testing.T) {
+func TestOperatorWritesEgressClients(t *testing.T) {
 	applyEgressPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	o, slice, user := egressClient("web"), egressSlice("nat-1", "nat"), egress("nat")

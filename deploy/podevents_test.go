@@ -56,7 +56,7 @@ func eventOf(number string) *eventsv1.Event {
 
 // With the rights of a node's token in each mode, Events are written where `kubectl describe pod`
 // finds them.
-func TestDaemonTellsPods(t *testing.T) {
+func TestDaemonWritesEventsOfPods(t *testing.T) {
 	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
 		t.Run(mode, func(t *testing.T) {
 			harness.KubeClean(t)
@@ -103,7 +103,7 @@ func TestDaemonTellsPods(t *testing.T) {
 }
 
 // Writes that the API server will always reject are not retried.
-func TestEventsThatAreNeverTaken(t *testing.T) {
+func TestRejectedEventsAreNotRetried(t *testing.T) {
 	applyEventPolicy(t)
 	w := writerOf(t, "node-1")
 	for what, change := range map[string]func(*podevents.Event){
@@ -150,7 +150,7 @@ func TestPolicyKnowsTheReasons(t *testing.T) {
 
 // A node's token cannot write Events of another node or program, or about other kinds than Pods,
 // and has a limited number of Event names.
-func TestDaemonTellsNothingElse(t *testing.T) {
+func TestDaemonWritesNoOtherEvents(t *testing.T) {
 	applyEventPolicy(t)
 	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
 	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event { return edited(eventOf(name), change) }

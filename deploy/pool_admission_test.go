@@ -308,7 +308,7 @@ func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
 	})
 }
 
-func TestOperatorAloneMakesBlocks(t *testing.T) {
+func TestOnlyOperatorCreatesBlocks(t *testing.T) {
 	applyPoolPolicies(t)
 	operator := account(t, "berth-operator", "node-1")
 	for who, as := range map[string]client.Client{
