@@ -6,75 +6,28 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/poll"
-	"github.com/berthnet/berth/test/harness"
 )
 
-// underCalls lets do run while the Service is called from the client by its name and
-// from the host outside by a node's port, and wants every call to be answered.
+// underCalls calls do while the Service is called, and wants every call to be answered.
 func (w *world) underCalls(t *testing.T, by string, do func()) {
 	t.Helper()
-	inside := len(w.callsInside(t))
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var done sync.WaitGroup
-	var outside int
-	var failed []error
-	url := w.nodeURL(t, by)
-	done.Go(func() {
-		for ctx.Err() == nil {
-			one, end := context.WithTimeout(ctx, 5*time.Second)
-			_, err := ns.Get(one, w.OutsidePath(), url)
-			end()
-			if ctx.Err() != nil {
-				return // told to stop in the middle
-			}
-			if outside++; err != nil {
-				failed = append(failed, err)
-			}
-			_ = poll.Pause(ctx, time.Now(), 50*time.Millisecond)
-		}
-	})
-	do()
-	stop()
-	done.Wait()
-	answers := w.callsInside(t)[inside:]
-	for _, status := range answers {
-		if !strings.HasPrefix(status, "200/") {
-			failed = append(failed, fmt.Errorf("a call from the client: status %s", status))
-		}
+	figures, err := w.web.UnderCalls(t.Context(), by, do)
+	if err != nil {
+		t.Error(err)
 	}
-	if len(failed) > 0 || outside == 0 || len(answers) == 0 {
-		t.Errorf("%d of %d calls from outside and %d from a pod failed: want some of both and none failed: %v",
-			len(failed), outside, len(answers), errors.Join(failed[:min(len(failed), 5)]...))
-		return
-	}
-	t.Logf("%d calls from outside and %d from a pod, all answered", outside, len(answers))
+	t.Log(figures)
 }
 
-// callsInside are the results of the client's calls from the first on.
-func (w *world) callsInside(t *testing.T) (statuses []string) {
-	t.Helper()
-	harness.Eventually(t, soon, "read the client's calls", func() error {
-		out, err := w.Kube.Kubectl(t.Context(), "exec", clientName, "--", "cat", callFile)
-		statuses = strings.Fields(out)
-		return err
-	})
-	return statuses
-}
-
-// churn makes and removes pods on both nodes while do runs. Every one becomes Ready,
-// and no address is in two that are Ready at a time.
+// churn creates and deletes pods on both nodes while do runs. Each becomes Ready, and no two Ready pods share an
+// address.
 func (w *world) churn(t *testing.T, do func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -120,14 +73,14 @@ func (w *world) churn(t *testing.T, do func()) {
 	t.Logf("%d pods came and went meanwhile", count)
 }
 
-// comes makes a pod and waits until it is Ready.
+// comes creates a pod and waits until it is Ready.
 func (w *world) comes(ctx context.Context, name, node string) (address string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
 	if err := w.Kube.Client.Create(ctx, plainPod(name, node)); err != nil {
 		return "", err
 	}
-	if err := poll.Until(ctx, func() error { return w.isReady(ctx, name) }); err != nil {
+	if err := poll.Until(ctx, func() error { return w.isReady(ctx, inDefault, name) }); err != nil {
 		return "", err
 	}
 	p := &corev1.Pod{}
@@ -135,13 +88,13 @@ func (w *world) comes(ctx context.Context, name, node string) (address string, e
 	return p.Status.PodIP, err
 }
 
-// goes removes a pod and waits until it is gone.
+// goes deletes a pod and waits until it is gone.
 func (w *world) goes(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: inDefault, Name: name}}
 	if err := w.Kube.Client.Delete(ctx, p); err != nil {
-		return err
+		return client.IgnoreNotFound(err)
 	}
 	return poll.Until(ctx, func() error {
 		err := w.Kube.Client.Get(ctx, client.ObjectKeyFromObject(p), p)
