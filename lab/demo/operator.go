@@ -104,9 +104,8 @@ func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha
 }
 
 // awaitCondition waits until a node's NodeNetwork has a condition, with a word in its message.
-func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) (o *v1alpha1.NodeNetwork) {
-	s.awaitNetwork(ctx, n, func(now *v1alpha1.NodeNetwork) {
-		o = now
+func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, word string) {
+	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
 		for _, c := range o.Status.Conditions {
 			if c.Type == kind && string(c.Status) == status && strings.Contains(c.Message, word) {
 				return
@@ -114,27 +113,6 @@ func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, 
 		}
 		fail("it is not %s=%s: %+v", kind, status, o.Status.Conditions)
 	})
-	return o
-}
-
-// grow adds pods until the second node is full: more than it has addresses for.
-func grow(ctx context.Context, s *stage) string {
-	n := s.nodes[1]
-	more := s.addresses - len(n.Pods())
-	before, warm := 0, 0
-	s.awaitNetwork(ctx, n, func(o *v1alpha1.NodeNetwork) {
-		before = s.addressesOf(o)
-		warm = before - len(n.Pods())
-		if more <= warm { // until the excess is released
-			fail("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
-		}
-	})
-	began := time.Now()
-	s.add(ctx, n, names("more", more))
-	took := time.Since(began)
-	o := s.awaitCondition(ctx, n, v1alpha1.ConditionAtCapacity, "True", "")
-	return fmt.Sprintf("%s: %d pods with %d warm addresses; all up in %s; from %d to %d addresses, condition AtCapacity",
-		n.Name, more, warm, ms(took), before, s.addressesOf(o))
 }
 
 // killOperators kills both operators while pods talk and a new node needs addresses: pods come up

@@ -85,7 +85,6 @@ var proofs = []proof{
 	in(inPool, "API server down: ADD and DEL still work", poolWithoutAPI),
 	in(inPool, "a lost node's blocks are released", nodeGone),
 
-	in(inOperator, "pods beyond the watermark make the operator grow", grow),
 	in(inOperator, "operators killed with -9 under load: a standby takes over", killOperators),
 	in(inOperator, "API server down: ADD and DEL still work", withoutAPI),
 	in(withVPC, "EC2 throttled: a node joins, its pods come up", throttled),
