@@ -4,11 +4,12 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,45 +33,34 @@ func (w *world) churn(t *testing.T, do func()) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	var done sync.WaitGroup
-	var mu sync.Mutex // guards what follows
-	holders, count, errs := map[string]string{}, 0, []error(nil)
+	var workers errgroup.Group
+	var holders sync.Map // Ready pods by address
+	var count atomic.Int64
 	for i, node := range []string{calmNode, brokenNode, calmNode, brokenNode} {
-		done.Go(func() {
+		workers.Go(func() error {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("churn-%d-%d", i, n)
 				address, err := w.comes(t.Context(), name, node)
-				mu.Lock()
-				if other := holders[address]; err == nil && other != "" {
-					err = fmt.Errorf("%s is the address of %s and %s", address, other, name)
-				}
-				holders[address] = name
-				count++
-				mu.Unlock()
-				if err == nil {
-					// Before the address can be another's.
-					mu.Lock()
-					delete(holders, address)
-					mu.Unlock()
-					err = w.goes(t.Context(), name)
-				}
 				if err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-					return
+					return err
+				}
+				if other, taken := holders.LoadOrStore(address, name); taken {
+					return fmt.Errorf("%s is the address of %s and %s", address, other, name)
+				}
+				count.Add(1)
+				holders.Delete(address) // before another pod can get it
+				if err := w.goes(t.Context(), name); err != nil {
+					return err
 				}
 			}
+			return nil
 		})
 	}
 	do()
 	stop()
-	done.Wait()
-	if len(errs) > 0 || count < 4 {
-		t.Errorf("%d pods came and went meanwhile: %v", count, errors.Join(errs...))
-		return
+	if err := workers.Wait(); err != nil || count.Load() < 4 {
+		t.Errorf("%d pods came and went meanwhile: %v", count.Load(), err)
 	}
-	t.Logf("%d pods came and went meanwhile", count)
 }
 
 // comes creates a pod and waits until it is Ready.
