@@ -18,9 +18,9 @@ import (
 )
 
 // underCalls calls do while the Service is called, and wants every call to be answered.
-func (w *world) underCalls(t *testing.T, by string, do func()) {
+func (w *world) underCalls(t *testing.T, do func()) {
 	t.Helper()
-	figures, err := w.web.UnderCalls(t.Context(), by, do)
+	figures, err := w.web.UnderCalls(t.Context(), brokenNode, do)
 	if err != nil {
 		t.Error(err)
 	}

@@ -34,7 +34,7 @@ func foreignImage(t *testing.T, w *world) {
 			harness.OK(t, err)
 		}
 	}
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, w.Chart.Install(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
 		var broken []string
 		harness.Eventually(t, soon, "the kubelet refuses the image", func() error {
@@ -83,7 +83,7 @@ func (w *world) refusals(t *testing.T) (said []string, err error) {
 // missingKind deletes the CRD of NodeNetworks, and all of them with it: pods keep running, and the objects return with
 // the CRD.
 func missingKind(t *testing.T, w *world) {
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
 		w.saysAll(t, "lacks kinds of Berth's: apply deploy/chart")
 		harness.OK(t, w.Chart.Install(t.Context(), nil))
@@ -106,7 +106,7 @@ func olderKind(t *testing.T, w *world) {
 	for _, field := range []string{"spec/properties/ipam/properties/unassigning", "status/properties/ipam/properties/waiting"} {
 		patch = append(patch, fmt.Sprintf(`{"op":"remove","path":%q}`, version+field))
 	}
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
 		w.comesAndGoes(t)
 		if err := w.Chart.Install(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
@@ -137,7 +137,7 @@ func missingRole(t *testing.T, w *world) {
 	harness.OK(t, err)
 	pods := w.makePods(t, "role", brokenNode, 1)
 	w.podReady(t, pods...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "clusterrolebinding", daemonName, operator)
 		w.newSandbox(t, h, pods[0])
 		w.saysAll(t, "is forbidden: User")

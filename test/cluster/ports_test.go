@@ -162,7 +162,7 @@ func webhookRefuses(t *testing.T, w *world) {
 func portOperatorAway(t *testing.T, w *world) {
 	var good *corev1.Pod
 	bad := webPod("wrong", brokenNode, map[string]string{vpcAnnotation: w.VPCs[0].Name, nicsAnnotation: wrong})
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.scaleOperator(t, 0)
 		good = webPod("waits", brokenNode, nil)
 		for _, p := range []*corev1.Pod{good, bad} {

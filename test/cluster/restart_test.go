@@ -24,7 +24,7 @@ func kubeletDies(t *testing.T, w *world) {
 	harness.OK(t, err)
 	before := w.makePods(t, "before-kubelet", brokenNode, 2)
 	w.podReady(t, before...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, h.Kubelet.Kill())
 		during := w.makePods(t, "during-kubelet", brokenNode, 2)
 		p := plainPod(before[0], brokenNode)
@@ -40,7 +40,7 @@ func kubeletDies(t *testing.T, w *world) {
 func containerdDies(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		burst := w.makePods(t, "burst", brokenNode, 8)
 		w.someSandboxes(t, h, "burst-", 2)
 		harness.OK(t, h.RestartContainerd(t.Context()))
@@ -101,7 +101,7 @@ func apiServerAway(t *testing.T, w *world) {
 	harness.OK(t, err)
 	pods := w.makePods(t, "away", brokenNode, 2)
 	w.podReady(t, pods...)
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		harness.OK(t, w.Kube.KillAPIServer())
 		w.newSandbox(t, h, pods[0])
 		if long := apiAway(t); long > 0 {
@@ -149,7 +149,7 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 // operatorAway creates pods without an operator, for which the nodes have addresses.
 func operatorAway(t *testing.T, w *world) {
 	var pods []string
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.scaleOperator(t, 0)
 		pods = w.makePods(t, "no-operator", brokenNode, 2)
 		w.podReady(t, pods...)

@@ -80,7 +80,7 @@ func sources(t *testing.T, w *world) {
 	}
 	script.WriteString("wait; true")
 	callAll := []string{"exec", clientName, "--", "sh", "-c", script.String()}
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.removePods(t, pods...)
 		w.kubectl(t, callAll...)
 		w.kubectl(t, "rollout", "restart", "deployment/"+webName)

@@ -21,7 +21,7 @@ const nextTag = "lab-next"
 // come and go.
 func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
-	w.underCalls(t, brokenNode, func() {
+	w.underCalls(t, func() {
 		w.churn(t, func() {
 			harness.OK(t, w.Chart.Install(t.Context(), withImages(nextTag)))
 			w.rolledOut(t, nextTag)
