@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 // TestProgramsAreBornInTheirCgroups has folders in place of cgroups: the kernel's file
@@ -65,5 +69,45 @@ func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
 		}
 	case <-time.After(15 * time.Second):
 		t.Error("it waits for what the program started")
+	}
+}
+
+// A process ends with the program that has started it, however that ends.
+func TestProcessEndsWithItsStarter(t *testing.T) {
+	const variable = "PROC_TEST_DIR"
+	if dir := os.Getenv(variable); dir != "" { // this is the starter
+		p := New("a process", filepath.Join(dir, "log"), func() Command { return Command{Path: "/bin/sleep", Args: []string{"600"}} })
+		if err := p.Start(); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println(p.PID())
+		select {} // until killed
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestProcessEndsWithItsStarter$")
+	cmd.Env = append(os.Environ(), variable+"="+t.TempDir())
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	_, err = fmt.Fscan(out, &pid)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := poll.Until(ctx, func() error {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || bytes.Contains(state, []byte(") Z ")) { // nobody may reap it
+			return nil
+		}
+		return fmt.Errorf("process %d outlives its starter", pid)
+	}); err != nil {
+		t.Error(err, syscall.Kill(pid, syscall.SIGKILL))
 	}
 }
