@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -200,57 +201,37 @@ func TestBindings(t *testing.T) {
 	}
 }
 
-// Only of a link of a port that is plugged here is a change told; all are called by its ID, but
-// for the trunk of a VLAN.
+// A NIC is checked when a link changes that it depends on: those of its port, and the trunk of a VLAN. A name that is
+// empty may be any link.
 func TestLinkChanged(t *testing.T) {
-	trunk := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}
-	nic := read(podNIC(1, 0, v1alpha1.PhaseActive), []string{"br-int"}, onlyPorts).nic
-	rec := recordOf(1, nic)
-	for name, want := range map[string]bool{
-		"tap" + nic.Port[:11]: true, "qvo" + nic.Port[:11]: true, "": true, // any
-		"tap" + nic.Port[:10]: false, "tap" + nic.Port[1:12]: false, "eth0": false, "tap": false,
-	} {
-		n := &NICs{observed: newObserved(), drift: newDrift()}
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(name, trunk)
-		if got := len(n.drift.changed) > 0; got != want {
-			t.Errorf("%q: a change is told: %v, want %v", name, got, want)
-		}
-	}
+	trunk, other := net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 1}, net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}
 	o := podNIC(1, 0, v1alpha1.PhaseActive)
+	ovs := read(o, []string{"br-int"}, onlyPorts).nic
 	onTrunk("0A:FF:FF:00:00:01", 7)(o)
-	nic = read(o, nil, onlyPorts).nic
+	vlan := read(o, nil, onlyPorts).nic
+	routed := read(o, nil, ofENIs).nic
+	routed.HostLink = "bth1"
+	rec := recordOf(1)
 	for _, c := range []struct {
-		name    string
+		nic     attachment.NIC
+		link    string
 		address net.HardwareAddr
 		want    bool
-	}{{"ens6", trunk, true}, {"", nil, true}, {"ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"tap" + nic.Port[:11], nil, false}} {
-		n := &NICs{observed: newObserved(), drift: newDrift()}
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(c.name, c.address)
-		if got := len(n.drift.changed) > 0; got != c.want {
-			t.Errorf("of a VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
-		}
-	}
-	o.Status.Interface = "eth0"
-	nic = read(o, nil, ofENIs).nic
-	for _, c := range []struct {
-		hostLink, name string
-		address        net.HardwareAddr
-		want           bool
 	}{
-		{"bth1", "ens6", trunk, true}, {"bth1", "bth1", nil, true}, {"bth1", "vl" + ref(rec, nic).Short(), nil, true}, {"bth1", "bth2", nil, false},
-		{"bth1", "vl" + nic.Port[:11], nil, false}, {"bth1", "ens7", net.HardwareAddr{0x0a, 0xff, 0xff, 0, 0, 2}, false}, {"", "", nil, true},
+		{ovs, "tap" + ovs.Port[:11], trunk, true}, {ovs, "qvo" + ovs.Port[:11], trunk, true}, {ovs, "", trunk, true},
+		{ovs, "tap" + ovs.Port[:10], trunk, false}, {ovs, "tap" + ovs.Port[1:12], trunk, false}, {ovs, "eth0", trunk, false}, {ovs, "tap", trunk, false},
+		{vlan, "ens6", trunk, true}, {vlan, "", nil, true}, {vlan, "ens7", other, false}, {vlan, "tap" + vlan.Port[:11], nil, false},
+		{routed, "ens6", trunk, true}, {routed, "bth1", nil, true}, {routed, "vl" + ref(rec, routed).Short(), nil, true}, {routed, "bth2", nil, false},
+		{routed, "vl" + routed.Port[:11], nil, false}, {routed, "ens7", other, false}, {routed, "", nil, true},
 	} {
 		n := &NICs{observed: newObserved(), drift: newDrift()}
-		nic.HostLink = c.hostLink
-		n.observed.plugged[nic.UID] = held{rec, nic}
-		n.LinkChanged(c.name, c.address)
-		if got := len(n.drift.changed) > 0; got != c.want || c.name == "" && !n.drift.all {
-			t.Errorf("of a routed VLAN, %q %s: a change is told: %v, want %v", c.name, c.address, got, c.want)
+		n.observed.plugged[c.nic.UID] = held{rec, c.nic}
+		n.LinkChanged(c.link, c.address)
+		if got := len(n.drift.changed) > 0; got != c.want || n.drift.all != (c.link == "") {
+			t.Errorf("%s, %q %s: drift is %v (all: %v), want %v", c.nic.Plug.Type, c.link, c.address, got, n.drift.all, c.want)
 		}
 	}
-	if _, others := provider(nic); !others {
+	if _, others := provider(routed); !others {
 		t.Error("the trunk of a routed VLAN is not waited for")
 	}
 }

@@ -16,7 +16,8 @@
 //	nics.go      how it is made and run
 //	follow.go    what is watched at the API server
 //	wait.go      ADDs that wait
-//	plug.go      plugging and unplugging
+//	plugs.go     plugging and unplugging
+//	running.go   NICs of pods that run
 //	health.go    Open vSwitch: its health, and changes by other software
 //	metrics.go   the metrics
 //	none.go      the address source of a node whose pods have ports only

@@ -97,9 +97,11 @@ func (v *vswitch) look(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+var errWatchEnded = errors.New("the watch of OVSDB ended")
+
 // watch notes changes in OVSDB until ctx ends, and starts again after an error.
 func (v *vswitch) watch(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; failures++ {
+	_ = retry.Until(ctx, v.clock, retry.Policy{}, func(ctx context.Context) error { // it ends with ctx only
 		v.Watch(ctx, func(changes []ovsdb.Change) {
 			for _, c := range changes {
 				if c.PortID == "" {
@@ -109,11 +111,8 @@ func (v *vswitch) watch(ctx context.Context) {
 				}
 			}
 		})
-		select {
-		case <-ctx.Done():
-		case <-v.clock.After(retry.Delay(retry.First, retry.Most, failures)):
-		}
-	}
+		return errWatchEnded
+	})
 }
 
 // condition returns the node's condition; ok is false while nothing is known.
@@ -151,8 +150,11 @@ func (d *drift) note(ports ...string) {
 	d.changed.Set()
 }
 
-// take returns the ports since the last call; all: any port.
-func (d *drift) take() (ports []string, all bool) {
+// Drifted has an element when other software may have changed something that is plugged.
+func (d *drift) Drifted() <-chan struct{} { return d.changed }
+
+// TakeDrift returns the ports whose plugs other software may have changed since the last call; all: any port.
+func (d *drift) TakeDrift() (ports []string, all bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ports, all = slices.Sorted(maps.Keys(d.ports)), d.all

@@ -58,7 +58,8 @@ type NICs struct {
 	clock   clock.Clock
 	log     *slog.Logger
 	vswitch *vswitch // nil: the node has no Open vSwitch
-	drift   *drift
+	*plugs           // plug and unplug
+	*drift           // changes of plugs by other software
 
 	report retry.Signal // wakes the reporter
 	news   retry.Signal // running pods may have to get other NICs
@@ -105,7 +106,7 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),
 	}
-	n.waiters = waiters.New(&n.mu)
+	n.waiters, n.plugs = waiters.New(&n.mu), newPlugs(cfg, n.outcome)
 	if cfg.Switch != nil {
 		n.vswitch = &vswitch{Switch: cfg.Switch, bridges: cfg.Bridges, clock: cfg.Clock, log: cfg.Logger, drift: n.drift}
 	}

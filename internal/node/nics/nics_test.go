@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -16,8 +15,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
-	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
@@ -418,44 +415,6 @@ func TestPortOnATrunk(t *testing.T) {
 	}, func() string { return "" })
 	m.del(rec)
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
-}
-
-// IPv6 is on before a port with an address of it is plugged that the node routes to, and nothing is plugged
-// while it cannot be. Others do without.
-func TestIPv6OfRoutedPorts(t *testing.T) {
-	addresses := map[string][]attachment.NICAddress{
-		"IPv4": {{CIDR: netip.MustParsePrefix("10.0.0.9/24"), Gateway: netip.MustParseAddr("10.0.0.1")}},
-		"IPv6": {{CIDR: netip.MustParsePrefix("2001:db8::9/64"), Gateway: netip.MustParseAddr("fe80:ec2::1")}},
-	}
-	for _, tc := range []struct {
-		kind   plug.Kind
-		family string
-		needs  bool
-	}{{plug.RoutedVLAN, "IPv6", true}, {plug.RoutedVLAN, "IPv4", false}, {plug.VLAN, "IPv6", false}} {
-		var asked int
-		err := errors.New("the kernel has no IPv6")
-		p := plugfake.NewNode()
-		n, newErr := newNICs(Config{
-			NodeName: nodeID, Plugger: p.Open(nil), Recorded: func(string) bool { return true },
-			NeedIPv6: func(context.Context) error { asked++; return err },
-		}, nil)
-		harness.OK(t, newErr)
-		nic := attachment.NIC{
-			Port: portID(1, 0), IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7}, Addresses: addresses[tc.family],
-			Plug: attachment.Plug{Type: string(tc.kind), Trunk: "0a:ff:ff:00:00:01", VLAN: 7},
-		}
-		if tc.kind == plug.RoutedVLAN {
-			nic.Plug.Enforcing = string(plug.Strict)
-		}
-		_, got := n.Plug(t.Context(), recordOf(1, nic), nic)
-		if (got != nil) != tc.needs || tc.needs && (!errors.Is(got, err) || len(p.Plugged()) > 0) || (asked > 0) != tc.needs {
-			t.Errorf("%s with %s: %v, asked %d times, plugged are %v", tc.kind, tc.family, got, asked, p.Plugged())
-		}
-		err = nil
-		if _, got := n.Plug(t.Context(), recordOf(1, nic), nic); got != nil || len(p.Plugged()) != 1 {
-			t.Errorf("%s with %s: %v, plugged are %v", tc.kind, tc.family, got, p.Plugged())
-		}
-	}
 }
 
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.

@@ -66,7 +66,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		done()
 		if errors.Is(err, plug.ErrNotReady) {
 			if !errors.Is(ctx.Err(), context.Canceled) { // else the ADD is over
-				n.failed(rec, nic, reasonPlug, err)
+				n.outcome(rec, nic, reasonPlug, err)
 			}
 			return &source.Exhausted{Reason: "no-link", Message: what + ": " + err.Error(), Err: err}
 		}
@@ -95,7 +95,7 @@ func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 	started := n.clock.Now()
 	for _, nic := range rec.NICs {
 		if err := n.await(ctx, rec, nic); err != nil {
-			n.failed(rec, nic, reasonPlug, err)
+			n.outcome(rec, nic, reasonPlug, err)
 			return err
 		}
 	}

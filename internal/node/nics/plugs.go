@@ -1,0 +1,109 @@
+package nics
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kernel/plug"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/node/attachment"
+)
+
+// plugs does the kernel's side of NICs, one NIC at a time. It never changes and needs no lock: what is plugged is in
+// the kernel and in the records.
+type plugs struct {
+	plugger  plug.Plugger
+	needIPv6 func(context.Context) error // see Config
+	observer Observer
+	clock    clock.Clock
+	log      *slog.Logger
+	// outcome takes the error of a call, or nil. reason is that of errors without a reason of their own.
+	outcome func(rec attachment.Record, nic attachment.NIC, reason string, err error)
+}
+
+func newPlugs(cfg Config, outcome func(rec attachment.Record, nic attachment.NIC, reason string, err error)) *plugs {
+	return &plugs{plugger: cfg.Plugger, needIPv6: cfg.NeedIPv6, observer: cfg.Observer, clock: cfg.Clock, log: cfg.Logger, outcome: outcome}
+}
+
+// Plug plugs a NIC of a recorded attachment into its pod, and returns it with what the kernel chose. It is idempotent,
+// and completes what an interrupted call left.
+func (p *plugs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
+	started, w := p.clock.Now(), want(rec, nic)
+	var done plug.Done
+	err := p.turnIPv6On(ctx, w)
+	if err == nil {
+		done, err = p.plugger.Plug(ctx, w)
+	}
+	p.observer.Plugged(nic.Plug.Type, err, p.clock.Now().Sub(started))
+	p.outcome(rec, nic, reasonPlug, err)
+	if err == nil {
+		nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
+	}
+	return nic, err
+}
+
+// turnIPv6On turns IPv6 on where the node is to route it to a port.
+func (p *plugs) turnIPv6On(ctx context.Context, w plug.Want) error {
+	routes := w.Kind == plug.RoutedVLAN && slices.ContainsFunc(w.Interface.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+	if !routes || p.needIPv6 == nil {
+		return nil
+	}
+	if err := p.needIPv6(ctx); err != nil {
+		return fmt.Errorf("turn IPv6 on for port %s: %w", w.PortID, err)
+	}
+	return nil
+}
+
+// Unplug removes a NIC with everything that Plug created, also after an interrupted call or in a namespace that is gone.
+// It is idempotent.
+func (p *plugs) Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
+	err := p.plugger.Unplug(ctx, ref(rec, nic))
+	p.outcome(rec, nic, reasonUnplug, err)
+	return err
+}
+
+// Check returns how the kernel and Open vSwitch differ from a NIC. It changes nothing.
+func (p *plugs) Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
+	return p.plugger.Check(ctx, want(rec, nic))
+}
+
+// Sweep removes plugs for which keep returns false. keep is called with the attachment (attachment.Record.HostLink) and
+// the port, both empty for what an interrupted call left. Sweep may run beside ADDs, as keep is called after the plugs
+// were listed. If plugs of one kind cannot be listed, those of other kinds are swept.
+func (p *plugs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
+	found, err := p.plugger.List(ctx)
+	errs := []error{err}
+	for _, f := range found {
+		if keep(f.Attachment, f.PortID) {
+			continue
+		}
+		if err := failpoint.Hit("port.remove.before"); err != nil {
+			return err
+		}
+		if err := p.plugger.Remove(ctx, f); err != nil {
+			errs = append(errs, fmt.Errorf("remove port %s of %s: %w", cmp.Or(f.PortID, f.Link), cmp.Or(f.Attachment, "no attachment"), err))
+			continue
+		}
+		p.log.Info("removed a plug without an attachment", "port", f.PortID, "attachment", f.Attachment, "link", f.Link, "kind", f.Kind)
+	}
+	return errors.Join(errs...)
+}
+
+// Plugs returns the attachments (attachment.Record.HostLink) that have anything plugged.
+func (p *plugs) Plugs(ctx context.Context) ([]string, error) {
+	found, err := p.plugger.List(ctx)
+	var links []string
+	for _, f := range found {
+		if f.Attachment != "" && !slices.Contains(links, f.Attachment) {
+			links = append(links, f.Attachment)
+		}
+	}
+	return links, err
+}
