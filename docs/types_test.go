@@ -33,7 +33,6 @@ var large = map[string]string{
 	"internal/node/attachment.NIC":        document,
 	"internal/node/attachment.Record":     document,
 	"internal/node/introspect.Document":   document,
-	"internal/node/podegress.Clients":     "one method beyond; most are the contract of the daemon's part (egresspart.Egress)",
 	"internal/source/sourcefake.Source":   "implements source.Source, with a switch for each answer",
 	"internal/vpcport/vpcporttest.Bed":    "what a provider's tests offer to the contract",
 	"lab.Status":                          document,

@@ -54,6 +54,15 @@ func Config(kubeconfig string) (*rest.Config, error) {
 	return cfg, nil
 }
 
+// Open returns a client by Config.
+func Open(kubeconfig string) (*Client, error) {
+	cfg, err := Config(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return New(cfg)
+}
+
 // New returns a client. It makes no request yet.
 func New(cfg *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()

@@ -419,23 +419,6 @@ func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
 	n.tunnels.want(t, "internet/nat")
 }
 
-// A daemon without egress reports pods that have it, and lets them be removed.
-func TestEgressThatIsNotConfiguredAnyMore(t *testing.T) {
-	n := newEgressNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	r.egress.says("pod-a", testEgress("nat"))
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
-	n.tunnels, r = nil, nil
-	r = n.restart(nil)
-	_, err := r.client.Check(within(t), checkOf("a"))
-	if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), "not configured to set that up") {
-		t.Errorf("CHECK says %v", f)
-	}
-	wantFailure(t, func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err }(), cnierror.CodeKernel)
-	mustDel(t, r, "a")
-}
-
 // A daemon is killed at each step of an ADD, its undoing, a change and a DEL. The next one has set up
 // exactly what ready records have, and the runtime's next call works.
 func TestCrashesWithEgress(t *testing.T) {
@@ -515,50 +498,4 @@ func (r *running) undone(rec attachment.Record, point string) error {
 		return errors.New("the ADD did not fail as it should")
 	}
 	return r.attachments.undo(context.Background(), rec)
-}
-
-// Changes run concurrently with the runtime's calls about the same container, and with restarts. In
-// the end record, namespace and operator agree.
-func TestEgressChangesBesideCalls(t *testing.T) {
-	n := newEgressNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	r.egress.says("pod-a", testEgress("nat"))
-	mustAdd(t, r, "a", n.newNetns("a"))
-	for range 4 {
-		var wg sync.WaitGroup
-		stop := n.tick()
-		ctx, end := context.WithCancel(t.Context())
-		wg.Go(func() {
-			for k := range 30 {
-				r.egress.says("pod-a", testEgress([]string{"nat", "partner", "third"}[:k%4]...))
-				if k%7 == 0 {
-					n.tunnels.lose()
-				}
-			}
-			end()
-		})
-		for _, call := range []func() error{
-			func() error { _, err := r.client.Check(within(t), checkOf("a")); return err },
-			func() error { _, err := r.client.Add(within(t), addOf("a", "/run/netns/a")); return err },
-			func() error { r.egressKeeper().check(ctx, r.Store.Records()); return nil },
-		} {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					if err := call(); err != nil && !strings.Contains(err.Error(), "not as it was set up") {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		stop()
-		n.tunnels.mu.Lock()
-		n.tunnels.wrong = nil // lose comes between what is set up and told of
-		n.tunnels.mu.Unlock()
-		r = n.restart(r)
-		r.egress.says("pod-a", testEgress("nat"))
-		stop = n.tick()
-		n.tunnels.settles(t, "internet/nat")
-		stop()
-	}
 }

@@ -516,26 +516,42 @@ func TestRebootWithNICs(t *testing.T) {
 	}
 }
 
-// A daemon that is not configured for NICs keeps the addresses of pods that have some, reports that,
-// and lets the pods be removed.
-func TestNICsThatNobodyPlugs(t *testing.T) {
-	n := newPortNode(t, "10.0.0.5")
-	r := n.startPorts([]attachment.NIC{testNIC("eth1", "p-1")})
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
-	board := n.board
-	n.board = nil
-	r = n.restart(nil)
-	n.wantKernel(t, 1, 1)
-	if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), "not configured to plug any") {
-		t.Errorf("%v", f)
+// A daemon that is not configured for NICs or egress keeps the addresses of pods that have some, reports that, and lets
+// the pods be removed.
+func TestPartThatIsNotConfiguredAnyMore(t *testing.T) {
+	for name, tc := range map[string]struct {
+		nics   []attachment.NIC
+		egress *attachment.Egress
+		says   string
+	}{
+		"NICs":   {[]attachment.NIC{testNIC("eth1", "p-1")}, nil, "not configured to plug any"},
+		"egress": {nil, testEgress("nat"), "not configured to set that up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPortNode(t, "10.0.0.5")
+			n.tunnels = newTunnels()
+			r := n.startPorts(tc.nics)
+			r.egress.says("pod-a", tc.egress)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			r.stop()
+			board := n.board
+			n.board, n.tunnels = nil, nil
+			r = n.restart(nil)
+			n.wantKernel(t, 1, 1)
+			_, err := r.client.Check(within(t), checkOf("a"))
+			if f := wantFailure(t, err, cnierror.CodeMismatch); !strings.Contains(f.GetDetails(), tc.says) {
+				t.Errorf("CHECK says %v", f)
+			}
+			if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), tc.says) {
+				t.Errorf("%v", f)
+			}
+			mustDel(t, r, "a")
+			r.stop()
+			n.board = board // configured again: what was left behind goes
+			n.restart(nil)
+			n.board.want(t)
+		})
 	}
-	mustDel(t, r, "a")
-	r.stop()
-	n.board = board // configured again: what was left behind goes
-	r = n.restart(nil)
-	n.board.want(t)
-	r.stop()
 }
 
 // Errors of NICs have codes and reasons.
@@ -596,26 +612,5 @@ func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
 	}
 	if got := reply.GetLinks()[0].GetRoutes(); len(got) != 1 || got[0].GetDst() != "0.0.0.0/0" || got[0].GetGateway() != "192.168.0.1" {
 		t.Errorf("routes of the NIC: %v", got)
-	}
-}
-
-// A pod of NICs alone has no link as evidence that its namespace is gone: it is released only if the
-// runtime confirms that.
-func TestVanishedSandboxOfNICsAlone(t *testing.T) {
-	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
-		n := newPortNode(t)
-		n.listed = listed
-		r := n.assemble()
-		r.source.Nothing = true
-		r.nics.bind("", testNIC("eth0", "p-0"))
-		ns := n.newNetns("a")
-		r.attached(t, "a", ns)
-		n.removeNetns(ns)
-		r.sweeper.sweep(within(t))
-		n.clock.Advance(time.Minute)
-		r.sweeper.sweep(within(t))
-		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
-			t.Errorf("the runtime lists %v: released %v", listed, gone)
-		}
 	}
 }

@@ -1,19 +1,15 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
-	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // newNodeLocal returns a node whose pods have IPv6 addresses, and node-local IPv4 ones.
@@ -72,37 +68,6 @@ func TestNodeLocalAddress(t *testing.T) {
 		if _, ok := r.Store.Cooling(a); !ok {
 			t.Errorf("%s does not cool", a)
 		}
-	}
-}
-
-// Whenever a daemon is killed during a DEL, the node-local address has no new holder before it has
-// cooled.
-func TestNodeLocalAddressCoolsFromEveryStepOfDel(t *testing.T) {
-	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
-		t.Run(point, func(t *testing.T) {
-			n := newNodeLocal(t, "2001:db8::5", "2001:db8::6", "2001:db8::7")
-			n.leave("a")
-			var local netip.Addr
-			halted(t, n, point, func(d *running) {
-				rec, _ := d.Store.Get(keyFor("a"))
-				local = rec.Lease.NodeLocal
-				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, rec.Lease))
-				if err := d.attachments.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
-					t.Fatalf("err = %v", err)
-				}
-			})
-			r := n.restart(nil)
-			n.wantKernel(t, 0, 0)
-			mustAdd(t, r, "b", n.newNetns("b"))
-			if got := r.local(t, "b"); got == local {
-				t.Errorf("%s did not cool", got)
-			}
-			waitFor(t, func() bool {
-				n.clock.Advance(time.Second)
-				return len(r.Store.CoolingRecords()) == 0
-			})
-			n.wantKernel(t, 1, 2)
-		})
 	}
 }
 

@@ -327,31 +327,6 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 	}
 }
 
-func TestParallelAddsAndDels(t *testing.T) {
-	m := newMachine(t, 24)
-	s := m.start(time.Millisecond)
-	var wg sync.WaitGroup
-	for i := range 12 {
-		ns := mustSpace(t)
-		wg.Go(func() {
-			for range 3 {
-				key := keyFor(fmt.Sprint("c", i))
-				if _, err := s.attach(context.Background(), key.ContainerID, ns); err != nil {
-					t.Errorf("ADD %s: %v", key, err)
-				}
-				if err := s.attachments.del(context.Background(), key); err != nil {
-					t.Errorf("DEL %s: %v", key, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	waitFor(t, func() bool { return s.reaper.count() == 0 })
-	if links, routes := m.inventory(s); links+routes+len(s.Store.Records()) != 0 {
-		t.Errorf("%d links, %d routes and records %v are left", links, routes, s.Store.Records())
-	}
-}
-
 // The path of a pod's namespace may lead elsewhere at any time: between inspection and setup, and
 // while the pod runs. Its address stays its own.
 func TestPathOfANetnsThatChanges(t *testing.T) {

@@ -21,18 +21,14 @@ func edit(t *testing.T, o Options, old, with string) {
 		t.Fatalf("%s lacks %s", text, old)
 	}
 	write(t, o.conf()+".tmp", strings.Replace(text, old, with, 1), 0o644)
-	if err := os.Rename(o.conf()+".tmp", o.conf()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(o.conf()+".tmp", o.conf()))
 }
 
 // chain are the types of the configuration in place, as a runtime reads it, with what the mesh's entry says.
 func chain(t *testing.T, o Options) (types string) {
 	t.Helper()
 	list, err := libcni.ConfListFromFile(o.conf())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range list.Plugins {
 		types += " " + p.Network.Type
 		if p.Network.Type == "istio-cni" && !strings.Contains(string(p.Bytes), `"exclude_namespaces":["istio-system"]`) {

@@ -18,9 +18,8 @@
 //	wait.go      ADDs that wait
 //	plugs.go     plugging and unplugging
 //	running.go   NICs of pods that run
-//	health.go    Open vSwitch: its health, and changes by other software
+//	health.go    when the node is ready, and changes by other software
 //	metrics.go   the metrics
-//	none.go      the address source of a node whose pods have ports only
 package nics
 
 // What berthd does in the Kubernetes API for NICs: it follows the node's PodNICs and the Namespaces that name a VPC for

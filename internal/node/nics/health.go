@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/none"
 )
 
 const (
@@ -181,6 +182,18 @@ func (n *NICs) Ready() error {
 	}
 	return errors.New("Open vSwitch has not been asked yet")
 }
+
+// None is the source of addresses of a node whose pods have NICs only: it leases nothing, and is ready when they are.
+type None struct {
+	none.Source
+	nics *NICs
+}
+
+// NewNone returns it.
+func NewNone(nics *NICs) None { return None{nics: nics} }
+
+// Ready implements source.Source.
+func (n None) Ready() error { return n.nics.Ready() }
 
 // conditions returns what prevents NICs from being plugged. n.mu is held.
 func (n *NICs) conditions() (list []source.Condition) {

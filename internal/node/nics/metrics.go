@@ -1,13 +1,11 @@
 package nics
 
 import (
-	"errors"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
@@ -69,37 +67,10 @@ func (m Metrics) Waited(what string, took time.Duration) {
 // Plugged counts a NIC that was plugged, or could not be.
 func (m Metrics) Plugged(kind string, err error, took time.Duration) {
 	if err != nil {
-		m.failures.WithLabelValues(kind, reasonOf(err)).Inc()
+		m.failures.WithLabelValues(kind, labelOf(err)).Inc()
 		return
 	}
 	m.plug.WithLabelValues(kind).Observe(took.Seconds())
-}
-
-// reasonOf returns the label for an error of plugging a NIC.
-func reasonOf(err error) string {
-	is := func(all ...error) bool {
-		for _, e := range all {
-			if errors.Is(err, e) {
-				return true
-			}
-		}
-		return false
-	}
-	switch {
-	case is(plug.ErrInvalid):
-		return "invalid"
-	case is(plug.ErrUnreachable, plug.ErrNoBridge):
-		return "ovsdb"
-	case is(plug.ErrNoTun):
-		return "no-tun"
-	case is(plug.ErrNoVLAN):
-		return "no-vlan"
-	case is(plug.ErrNotReady):
-		return "not-ready"
-	case is(plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrInterfaceExists, plug.ErrDefaultRoute):
-		return "taken"
-	}
-	return "other"
 }
 
 // Reported counts a write of a PodNIC's status.
@@ -164,3 +135,10 @@ func (c counts) Metrics() (out []prometheus.Metric) {
 
 // Describe implements source.Detail.
 func (counts) Describe(*introspect.Document) {}
+
+// Describe implements part.Part.
+func (n *NICs) Describe(s *source.Snapshot) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.waiters.Describe(s, n.observed.sync.Err(), n.count(), n.conditions()...)
+}

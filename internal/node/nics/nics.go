@@ -1,6 +1,7 @@
 package nics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,11 +72,7 @@ type NICs struct {
 
 // New checks the configuration. It makes no request yet.
 func New(cfg Config) (*NICs, error) {
-	rc, err := kubeapi.Config(cfg.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	api, err := kubeapi.New(rc)
+	api, err := kubeapi.Open(cfg.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -93,15 +90,9 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	case cfg.FirstMayBeBranch && cfg.Enforcing != plug.Strict && cfg.Enforcing != plug.Standard:
 		return nil, fmt.Errorf("ports: Enforcing: %q: want %s or %s", cfg.Enforcing, plug.Strict, plug.Standard)
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Observer == nil {
-		cfg.Observer = silent{}
-	}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	cfg.Observer = cmp.Or[Observer](cfg.Observer, silent{})
 	n := &NICs{
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),
@@ -113,13 +104,12 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	return n, nil
 }
 
-// Annotations are the keys of pods' annotations that the node reads.
+// Annotations implements nicpart.NICs.
 func (n *NICs) Annotations() []string {
 	return []string{v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs}
 }
 
-// CheckOptions returns an error if no pod can have what a pod asks for, as far as that is known without waiting. The
-// error names the annotation and what was expected.
+// CheckOptions implements nicpart.NICs.
 func (n *NICs) CheckOptions(req source.Request) error {
 	n.mu.Lock()
 	vpc, known := n.observed.namespaces[req.Pod.Namespace]

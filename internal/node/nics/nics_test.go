@@ -356,65 +356,50 @@ func TestPlugThatFails(t *testing.T) {
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
-// An ADD waits until an agent has brought the link of a port, and tells of one that has not.
-func TestExpect(t *testing.T) {
-	m := newMachine(t)
-	m.start()
-	o := podNIC(1, 0, v1alpha1.PhaseBound)
-	o.Status.Plug = &v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}
-	m.make(o)
-	nics, err := m.begin(wish(1, nil))()
-	harness.OK(t, err)
-	rec := recordOf(1, nics...)
-	m.record(rec)
-	m.plugs.Arrived = make(chan struct{})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	err = m.Expect(ctx, rec)
-	cancel()
-	if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, portID(1, 0)) {
-		t.Error(err)
-	}
-	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
-		t.Errorf("%+v", got)
-	}
-	done := make(chan error, 1)
-	go func() { done <- m.Expect(t.Context(), rec) }()
-	m.waitsFor(1, "waits for the VPC's agent on this node")
-	close(m.plugs.Arrived)
-	harness.OK(t, <-done)
-}
-
-// A VLAN waits for the trunk's link, and works once it is plugged: its port is bound, so that it
-// is a branch of the trunk.
-func TestPortOnATrunk(t *testing.T) {
+// An ADD waits until Alcor's agent or EC2 has created the link of a port, on a node without Open vSwitch. Its NIC
+// carries packets once it is plugged.
+func TestLinksOfOthersAreAwaited(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.Switch, c.Bridges = nil, nil }
 	m.start()
-	o := podNIC(1, 0, v1alpha1.PhaseBound)
-	onTrunk("0a:ff:ff:00:00:01", 7)(o)
-	m.make(o)
-	nics, err := m.begin(wish(1, nil))()
-	harness.OK(t, err)
-	rec := recordOf(1, nics...)
-	m.record(rec)
-	m.plugs.Arrived = make(chan struct{})
-	done := make(chan error, 1)
-	go func() { done <- m.Expect(t.Context(), rec) }()
-	m.waitsFor(1, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01")
-	close(m.plugs.Arrived)
-	harness.OK(t, <-done)
-	rec = m.add(wish(1, nil), 1)
-	if w := m.plugs.Plugged()[portID(1, 0)]; w.Kind != plug.VLAN || w.Trunk != "0a:ff:ff:00:00:01" || w.VLAN != 7 || w.Bridge != "" {
-		t.Errorf("plugged as %+v", w.Ref)
+	for i, tc := range []struct {
+		plug  v1alpha1.PortPlug
+		waits string
+	}{
+		{v1alpha1.PortPlug{Type: v1alpha1.PlugNetns, Netns: "vpc-ns1"}, "waits for the VPC's agent on this node"},
+		{v1alpha1.PortPlug{Type: v1alpha1.PlugVLAN, TrunkMAC: "0a:ff:ff:00:00:01", VLAN: 7}, "waits for the link of its trunk with MAC address 0a:ff:ff:00:00:01"},
+	} {
+		o := podNIC(i, 0, v1alpha1.PhaseBound)
+		name, port := o.Name, o.Status.PortID
+		o.Status.Plug = &tc.plug
+		m.make(o)
+		nics, err := m.begin(wish(i, nil))()
+		harness.OK(t, err)
+		rec := recordOf(i, nics...)
+		m.record(rec)
+		m.plugs.Arrived = make(chan struct{})
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		err = m.Expect(ctx, rec)
+		cancel()
+		if why, ok := errors.AsType[*source.Exhausted](err); !ok || why.Reason != "no-link" || !strings.Contains(why.Message, port) {
+			t.Error(err)
+		}
+		if got := m.says(name, v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
+			t.Errorf("%+v", got)
+		}
+		done := make(chan error, 1)
+		go func() { done <- m.Expect(t.Context(), rec) }()
+		m.waitsFor(i, tc.waits)
+		close(m.plugs.Arrived)
+		harness.OK(t, <-done)
+		rec = m.add(wish(i, nil), i)
+		if w := m.plugs.Plugged()[port]; string(w.Kind) != string(tc.plug.Type) || w.Trunk != tc.plug.TrunkMAC || w.VLAN != int(tc.plug.VLAN) || w.Bridge != "" {
+			t.Errorf("plugged as %+v", w.Ref)
+		}
+		m.says(name, v1alpha1.NodePlugged)
+		m.del(rec)
+		m.says(name, v1alpha1.NodeUnplugged)
 	}
-	m.says("pod1-eth0", v1alpha1.NodePlugged)
-	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.VLAN = 8 })
-	m.Until("the NIC is to have the other VLAN", func() bool {
-		nics, differ := m.Desired(rec)
-		return differ && nics[0].Plug.VLAN == 8 && nics[0].State == attachment.Changing
-	}, func() string { return "" })
-	m.del(rec)
-	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 }
 
 // An ADD is answered once OVN, or else the provider, says that the port carries packets.

@@ -32,8 +32,7 @@ func newPlugs(cfg Config, outcome func(rec attachment.Record, nic attachment.NIC
 	return &plugs{plugger: cfg.Plugger, needIPv6: cfg.NeedIPv6, observer: cfg.Observer, clock: cfg.Clock, log: cfg.Logger, outcome: outcome}
 }
 
-// Plug plugs a NIC of a recorded attachment into its pod, and returns it with what the kernel chose. It is idempotent,
-// and completes what an interrupted call left.
+// Plug implements nicpart.NICs.
 func (p *plugs) Plug(ctx context.Context, rec attachment.Record, nic attachment.NIC) (attachment.NIC, error) {
 	started, w := p.clock.Now(), want(rec, nic)
 	var done plug.Done
@@ -61,22 +60,19 @@ func (p *plugs) turnIPv6On(ctx context.Context, w plug.Want) error {
 	return nil
 }
 
-// Unplug removes a NIC with everything that Plug created, also after an interrupted call or in a namespace that is gone.
-// It is idempotent.
+// Unplug implements nicpart.NICs.
 func (p *plugs) Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	err := p.plugger.Unplug(ctx, ref(rec, nic))
 	p.outcome(rec, nic, reasonUnplug, err)
 	return err
 }
 
-// Check returns how the kernel and Open vSwitch differ from a NIC. It changes nothing.
+// Check implements nicpart.NICs.
 func (p *plugs) Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error {
 	return p.plugger.Check(ctx, want(rec, nic))
 }
 
-// Sweep removes plugs for which keep returns false. keep is called with the attachment (attachment.Record.HostLink) and
-// the port, both empty for what an interrupted call left. Sweep may run beside ADDs, as keep is called after the plugs
-// were listed. If plugs of one kind cannot be listed, those of other kinds are swept.
+// Sweep implements nicpart.NICs. If plugs of one kind cannot be listed, those of other kinds are swept.
 func (p *plugs) Sweep(ctx context.Context, keep func(hostLink, port string) bool) error {
 	found, err := p.plugger.List(ctx)
 	errs := []error{err}
@@ -96,7 +92,7 @@ func (p *plugs) Sweep(ctx context.Context, keep func(hostLink, port string) bool
 	return errors.Join(errs...)
 }
 
-// Plugs returns the attachments (attachment.Record.HostLink) that have anything plugged.
+// Plugs implements nicpart.NICs.
 func (p *plugs) Plugs(ctx context.Context) ([]string, error) {
 	found, err := p.plugger.List(ctx)
 	var links []string

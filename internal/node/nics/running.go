@@ -10,12 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 )
 
-// Plugged notes that an attachment is ready with those of its NICs that are not being plugged, and no others: at
-// its ADD, at start for each record that is ready, and after a change. The report to the operator follows later.
+// Plugged implements nicpart.NICs. The report to the operator follows later.
 func (n *NICs) Plugged(rec attachment.Record) { n.change(func(o *observed) { o.setPlugged(rec) }) }
 
-// Unplugged notes that nothing is left of an attachment's NICs on the node, although its record still exists. It is
-// reported until the operator has seen it.
+// Unplugged implements nicpart.NICs. It is reported until the operator has seen it.
 func (n *NICs) Unplugged(rec attachment.Record) { n.change(func(o *observed) { o.setUnplugged(rec) }) }
 
 // outcome keeps for the operator why a NIC could not be plugged or unplugged, unless the call was cancelled.
@@ -38,15 +36,14 @@ func (n *NICs) outcome(rec attachment.Record, nic attachment.NIC, reason string,
 	})
 }
 
-// Desired returns all NICs that a ready attachment is to have by now, and whether something is to be done for that,
-// which their states say.
+// Desired implements nicpart.NICs.
 func (n *NICs) Desired(rec attachment.Record) (nics []attachment.NIC, differ bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.observed.desired(n.rules, rec)
 }
 
-// DesiredChanged has an element when running pods may have to get other NICs.
+// DesiredChanged implements nicpart.NICs.
 func (n *NICs) DesiredChanged() <-chan struct{} { return n.news }
 
 // LinkChanged implements nicpart.NICs. A NIC depends on the links of its port, all of which are

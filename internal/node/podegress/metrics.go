@@ -1,6 +1,7 @@
 package podegress
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -107,12 +108,7 @@ func (n counts) Metrics() []prometheus.Metric {
 func (c *Clients) Describe(s *source.Snapshot) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s.Waiting += c.waiters.Len()
-	s.Conditions = append(s.Conditions[:len(s.Conditions):len(s.Conditions)], c.condition())
-	s.Detail = source.Details{s.Detail, c.count()}
-	if err := c.observed.sync.Err(); err != nil && s.LastError == "" {
-		s.LastError = "the Kubernetes API cannot be used: " + err.Error()
-	}
+	c.waiters.Describe(s, c.observed.sync.Err(), c.count(), c.condition())
 }
 
 // longestCondition is that of a condition's message, in bytes.
@@ -124,9 +120,9 @@ func (c *Clients) condition() source.Condition {
 	if len(errs) == 0 {
 		return source.Condition{Type: conditionEgresses, Healthy: true, Reason: "Usable"}
 	}
-	text := errs[0].Error()
-	for _, err := range errs[1:] {
-		text += "; " + err.Error()
+	var texts []string
+	for _, err := range errs {
+		texts = append(texts, err.Error())
 	}
-	return source.Condition{Type: conditionEgresses, Reason: "Invalid", Message: shown(text, longestCondition)}
+	return source.Condition{Type: conditionEgresses, Reason: "Invalid", Message: shown(strings.Join(texts, "; "), longestCondition)}
 }

@@ -4,6 +4,8 @@ package waiters
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -98,6 +100,22 @@ func (s *Set) Wake(of func(attachment.Pod) bool) {
 
 // Len is how many wait. The lock is held.
 func (s *Set) Len() int { return len(s.all) }
+
+// Describe adds to a snapshot the ADDs that wait for a part, its conditions and details, and the error of the API
+// server, if there is one. The lock is held.
+func (s *Set) Describe(snap *source.Snapshot, api error, detail source.Detail, conditions ...source.Condition) {
+	snap.Waiting += len(s.all)
+	snap.Conditions = append(slices.Clip(snap.Conditions), conditions...)
+	snap.Detail = source.Details{snap.Detail, detail}
+	if api != nil && snap.LastError == "" {
+		snap.LastError = "the Kubernetes API cannot be used: " + api.Error()
+	}
+}
+
+// Missing returns why an ADD waits.
+func Missing(reason, format string, args ...any) *source.Exhausted {
+	return &source.Exhausted{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
 
 // Unreachable returns why an ADD waits: for the API server if its error is not nil, as nothing else can
 // change meanwhile.

@@ -54,22 +54,22 @@ type Egress interface {
 	// Supported returns why the node's kernel cannot set up clients, or nil.
 	Supported(ctx context.Context) error
 	DesiredChanged() <-chan struct{}
-	// Wanted returns what a ready attachment should have, and whether that differs
+	// Desired returns what a ready attachment should have, and whether that differs
 	// from rec.Egress in anything but the state; false while it is not known, as before the
 	// API server answered. Gateways that rec.Egress has keep their IDs.
 	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
-	// TakeUp reports the ready attachments at start. Those whose egress is settled are set up as recorded.
+	// Restore reports the ready attachments at start. Those whose egress is settled are set up as recorded.
 	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
 	Restore(ready []attachment.Record)
-	// Coming reports that an attachment that is not ready yet is being set up as rec.Egress says, with
+	// Announce reports that an attachment that is not ready yet is being set up as rec.Egress says, with
 	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
-	// follows, or Gone.
+	// follows, or Ended.
 	Announce(rec attachment.Record)
 	// Await returns once every gateway that new connections of the attachment may take serves it.
 	// The error names those that do not, when ctx ends or waiting for them is no use. The attachment is
 	// set up and the operator was told of it.
 	Await(ctx context.Context, rec attachment.Record) error
-	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Gone do
+	// SetUp reports that a ready attachment is set up as rec.Egress says, nil included. SetUp, Failed and Ended do
 	// not wait for the operator, who hears only what is new.
 	SetUp(rec attachment.Record)
 	// Failed reports each attempt to set up rec.Egress that failed, at an ADD, of which nothing stays then,

@@ -47,13 +47,13 @@ type NICs interface {
 	Unplug(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
 	// Check returns how the kernel differs from a NIC, and changes nothing.
 	Check(ctx context.Context, rec attachment.Record, nic attachment.NIC) error
-	// Changed has an element when other software may have changed what is plugged; nil: never. Touched
+	// Drifted has an element when other software may have changed what is plugged; nil: never. TakeDrift
 	// returns the ports concerned since it was called last; all: it may be any.
 	Drifted() <-chan struct{}
 	TakeDrift() (ports []string, all bool)
 	LinkChanged(name string, address net.HardwareAddr)
 	DesiredChanged() <-chan struct{}
-	// Wanted returns all NICs that a ready attachment should have, and whether something
+	// Desired returns all NICs that a ready attachment should have, and whether something
 	// has to be changed for that. Each is in the state of what has to be done: plugging for one that
 	// is added or replaces another, changing for one that gets other addresses. One that the pod gave
 	// up is not among them, but the attachment's own interface is never left out.
