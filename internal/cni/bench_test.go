@@ -17,9 +17,7 @@ const maxSize = 12 << 20
 
 func TestPluginSize(t *testing.T) {
 	info, err := os.Stat(filepath.Join(pluginDir, "berth"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info.Size() > maxSize {
 		t.Errorf("the plugin has %.1f MiB, the budget is %d", float64(info.Size())/(1<<20), maxSize>>20)
 	}

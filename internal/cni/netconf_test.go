@@ -99,9 +99,7 @@ func TestBadAnnotationsAreRefused(t *testing.T) {
 func notNetns(t *testing.T) map[string]string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "n") // short, for the socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if err := errors.Join(unix.Mkfifo(at("fifo"), 0o600), os.Symlink(at("fifo"), at("link")),
@@ -109,9 +107,7 @@ func notNetns(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("unix", at("socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return map[string]string{
 		"a FIFO": at("fifo"), "a link to a FIFO": at("link"), "a link to itself": at("loop"), "a file": at("file"),

@@ -57,14 +57,10 @@ func wantResult(t *testing.T, conf, name string) {
 	}
 	golden := filepath.Join("testdata", "result-"+name+".json")
 	if *update {
-		if err := os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(bytes.TrimSpace(got))); diff != "" {
 		t.Errorf("result differs from %s (-want +got):\n%s", golden, diff)
 	}
@@ -251,9 +247,7 @@ func TestAfterOtherPlugins(t *testing.T) {
 			t.Fatal(failure)
 		}
 		var want, got any
-		if err := errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(json.Unmarshal([]byte(prev), &want), json.Unmarshal(out, &got)))
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: the result is not as it was (-before +after):\n%s", v, diff)
 		}
@@ -291,9 +285,7 @@ func TestGCOfManyAttachments(t *testing.T) {
 		valid[i] = types.GCAttachment{ContainerID: strings.Repeat("a", 60) + string(rune('a'+i%26)), IfName: "eth0"}
 	}
 	text, err := json.Marshal(valid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, failure := (invocation{verb: "GC", conf: conf(rpcfake.Start(t, n), "1.1.0", "cni.dev/valid-attachments", string(text))}).run(t); failure != nil {
 		t.Fatal(failure)
 	}

@@ -12,6 +12,14 @@ import (
 	"time"
 )
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // incoming is a listener whose connections a test makes, from any address.
 type incoming struct {
 	conns chan net.Conn
@@ -292,25 +300,19 @@ func TestThePreferredWait(t *testing.T) {
 func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	inner, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := Limit(inner, Limits{Total: 3, Opening: time.Hour})
 	defer l.Close()
 	connect := func(say string) (far, near net.Conn) {
 		t.Helper()
 		far, err := net.Dial("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = far.Close() })
 		if _, err := io.WriteString(far, say); err != nil {
 			t.Fatal(err)
 		}
 		near, err = l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, c := range []net.Conn{far, near} {
 			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		}

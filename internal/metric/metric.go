@@ -58,3 +58,11 @@ func WriteTable(b *strings.Builder, families []Family) {
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", f.Name, f.Kind, strings.Join(f.Labels, ", "), f.Help)
 	}
 }
+
+// Result is the value of a label result: of a nil error success, else error.
+func Result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "success"
+}

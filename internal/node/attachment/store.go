@@ -3,6 +3,7 @@ package attachment
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -91,26 +92,18 @@ func (s *Store) Get(key Key) (Record, bool) {
 }
 
 // ByAddr returns the record of the attachment that holds addr.
-func (s *Store) ByAddr(addr netip.Addr) (Record, bool) {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	key, ok := s.byAddr[addr]
-	if !ok {
-		return Record{}, false
-	}
-	r, ok := s.records[key]
-	return r, ok
-}
+func (s *Store) ByAddr(addr netip.Addr) (Record, bool) { return find(s, s.byAddr, addr) }
 
 // ByPort returns the record of the attachment that has a port, by the port's ID.
-func (s *Store) ByPort(port string) (Record, bool) {
+func (s *Store) ByPort(port string) (Record, bool) { return find(s, s.byPort, port) }
+
+// find returns the record to which an index of the store leads.
+func find[K comparable](s *Store, index map[K]Key, k K) (r Record, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	key, ok := s.byPort[port]
-	if !ok {
-		return Record{}, false
+	if key, held := index[k]; held {
+		r, ok = s.records[key]
 	}
-	r, ok := s.records[key]
 	return r, ok
 }
 
@@ -129,11 +122,7 @@ func (s *Store) Has(hostLink, port string) bool {
 func (s *Store) Records() []Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	out := make([]Record, 0, len(s.records))
-	for _, r := range s.records {
-		out = append(out, r)
-	}
-	return out
+	return slices.Collect(maps.Values(s.records))
 }
 
 // Cooling returns the cooling record of addr.
@@ -148,11 +137,7 @@ func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
 func (s *Store) CoolingRecords() []Cooling {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	out := make([]Cooling, 0, len(s.cooling))
-	for _, c := range s.cooling {
-		out = append(out, c)
-	}
-	return out
+	return slices.Collect(maps.Values(s.cooling))
 }
 
 // Put writes a record, atomically replacing the one of the same key, and sets its origin. Without

@@ -41,9 +41,7 @@ func testRecord(container, addr string) Record {
 func openStore(t *testing.T, dir string, node Node) (*Store, []Quarantined) {
 	t.Helper()
 	s, bad, err := Open(dir, node, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s, bad
 }
 
@@ -125,9 +123,7 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 	r := testRecord("c1", "10.0.0.5")
 	r.InstanceID, r.BootID = "i-1", "boot-1"
 	whole, err := r.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	name := recordFile(r.HostLink)
 	tests := map[string]struct {
 		file, content string

@@ -27,9 +27,7 @@ func kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{"apiVersion":"v1","kind":"Config","clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}],"contexts":[{"name":"c","context":{"cluster":"c"}}],"current-context":"c"}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -38,9 +36,7 @@ func TestPortsWithoutASwitch(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
 		t.Fatal(err)
 	}
@@ -78,9 +74,7 @@ func TestInstallationWithPorts(t *testing.T) {
 		t.Errorf("with NICs an ADD waits %v", got)
 	}
 	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n.cfg.Kubeconfig = kubeconfig(t)
 	n.cfg.OVSDB = "unix:/nowhere/db.sock"
 	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
@@ -106,9 +100,7 @@ func TestInstallationWithPorts(t *testing.T) {
 	// What a mode without addresses serves is nothing, and it is not ready before it knows.
 	m := &portMode{node: n}
 	only, err := m.newSource(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if l, err := only.Acquire(t.Context(), source.Request{}); err != nil || !l.Empty() {
 		t.Errorf("it leases %v, %v", l, err)
 	}

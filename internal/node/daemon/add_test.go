@@ -279,9 +279,7 @@ func TestGCReleasesOnlyItsNetwork(t *testing.T) {
 	}
 	n.clock.Advance(time.Second)
 	reply, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "keep", IfName: "eth0"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := reply.GetReleased(); len(got) != 1 || got[0].GetContainerId() != "stale" {
 		t.Errorf("released %v, want stale", got)
 	}

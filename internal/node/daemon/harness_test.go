@@ -107,9 +107,7 @@ func (n *node) assemble() *running {
 	n.t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store, bad, err := attachment.Open(filepath.Join(n.dir, "attachments"), n.ident, log)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 	src := sourcefake.New(n.clock, 30*time.Second, n.addrs...)
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
@@ -178,9 +176,7 @@ func (n *node) restart(r *running) *running {
 func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 	t.Helper()
 	l, err := Listen(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	front = NewFront(FrontOptions{Plugin: l, Socket: socket, Metrics: d.Metrics, Clock: d.Clock, Log: d.Log})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -197,9 +193,7 @@ func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
 func dial(t testing.TB, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }

@@ -38,9 +38,7 @@ func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 					return AcquireLock(ctx, dir, clock.Real{}, slog.New(slog.DiscardHandler))
 				}
 				first, err := acquire(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if tt.ending {
 					err = first.Ending()
 				}

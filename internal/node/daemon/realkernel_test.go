@@ -46,9 +46,7 @@ func newSpace(t testing.TB) (path string, h *netlink.Handle) {
 		h, err = netlink.NewHandle()
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(h.Close)
 	return ns.Path(name), h
 }
@@ -83,9 +81,7 @@ func newMachine(t testing.TB, pods int) *machine {
 		if err == nil {
 			err = m.net.LinkSetUp(l)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	m.vpc = datapath.VPC{
 		PrimaryMAC: attrs.HardwareAddr, PrimaryIPv4: netip.MustParseAddr("10.0.0.4"),
@@ -103,9 +99,7 @@ func newMachine(t testing.TB, pods int) *machine {
 func (m *machine) open() *datapath.Node {
 	m.t.Helper()
 	node, err := datapath.Open(m.path)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	m.t.Cleanup(func() { _ = node.Close() })
 	return node
 }
@@ -122,13 +116,9 @@ func (m *machine) start(period time.Duration) *started {
 	m.t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	boot, err := BootID()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	store, bad, err := attachment.Open(filepath.Join(m.dir, "attachments"), attachment.Node{InstanceID: "i-1", BootID: boot}, log)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	network := uplinks.NewVPC(m.open())
 	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
@@ -160,17 +150,13 @@ func (m *machine) deleteLink(name string) {
 	if err == nil {
 		err = m.net.LinkDel(link)
 	}
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 }
 
 func (m *machine) inventory(s *started) (links, routes int) {
 	m.t.Helper()
 	inv, err := s.net.Inventory(context.Background())
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	return len(inv.Links), len(inv.Routes)
 }
 
@@ -181,9 +167,7 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	ctx := context.Background()
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: ns}, MTU: 1400}
 	first, err := s.attachments.add(ctx, want, source.PodOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if first.MTU != 1400 || len(first.HostMAC) == 0 || len(first.PodMAC) == 0 {
 		t.Errorf("record %+v", first)
 	}
@@ -304,9 +288,7 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 	m := newMachine(t, 8)
 	s := m.start(time.Millisecond)
 	events, err := s.net.Watch(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ns := mustSpace(t)
 	for range 4 {
 		s.attached(t, "a", ns)

@@ -74,9 +74,7 @@ func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	l, err := Listen(d.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	front := NewFront(FrontOptions{Plugin: l, Socket: d.socket, Metrics: d.Metrics, Clock: n.clock, Log: d.Log})
 	done := make(chan error, 1)
 	go func() { done <- d.Run(within(t), front) }()
@@ -145,21 +143,15 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 func TestListenReplacesAStaleSocketOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l, err := Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := l.Close(); err != nil { // the socket's file stays, as after a kill
 		t.Fatal(err)
 	}
 	l, err = Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.Close()
 	if _, err := Listen(t.TempDir()); err == nil {
 		t.Error("Listen replaced a directory")

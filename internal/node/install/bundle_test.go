@@ -47,7 +47,7 @@ func TestMissingPluginsAreInstalled(t *testing.T) {
 		{"no longer executable", func() { _ = os.Chmod(in("bandwidth"), 0o644) }, []string{in("bandwidth")}},
 		{"somebody else's came", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")+" # theirs") }, nil},
 		{"and a later version of ours", func() { plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3") }, nil},
-		{"what is written down is null", func() { write(t, in(bundledName), "null", 0o644) }, nil},
+		{"what is written down is null", func() { write(t, in(bundledName), "null", 0o644); _ = os.Remove(in("loopback")) }, []string{in("loopback")}},
 		{"what is written down is damaged", func() {
 			write(t, in(bundledName), "{", 0o644)
 			plugin(t, o.Bundle, "loopback", speaks("1.0.0")+" # v2")

@@ -33,20 +33,7 @@ var Reference = source.Reference{
 	},
 }
 
-// Observer counts what is done for NICs.
-type Observer interface {
-	Waited(what string, took time.Duration)
-	Plugged(kind string, err error, took time.Duration)
-	Reported(state string, err error)
-}
-
-type silent struct{}
-
-func (silent) Waited(string, time.Duration)         {}
-func (silent) Plugged(string, error, time.Duration) {}
-func (silent) Reported(string, error)               {}
-
-// Metrics implements Observer.
+// Metrics count what is done for NICs.
 type Metrics struct {
 	wait, plug        *prometheus.HistogramVec
 	failures, reports *prometheus.CounterVec
@@ -75,11 +62,7 @@ func (m Metrics) Plugged(kind string, err error, took time.Duration) {
 
 // Reported counts a write of a PodNIC's status.
 func (m Metrics) Reported(state string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.reports.WithLabelValues(state, result).Inc()
+	m.reports.WithLabelValues(state, metric.Result(err)).Inc()
 }
 
 // counts are the gauges at one moment.

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
@@ -38,9 +40,9 @@ type Config struct {
 	// Recorded tells whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
-	Clock    clock.Clock
-	Logger   *slog.Logger
-	Observer Observer // nil: nobody
+	Clock   clock.Clock
+	Logger  *slog.Logger
+	Metrics Metrics // zero: of no registry
 }
 
 // Switch is the node's Open vSwitch. *ovsdb.Client is one.
@@ -92,7 +94,7 @@ func newNICs(cfg Config, api *kubeapi.Client) (*NICs, error) {
 	}
 	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	cfg.Observer = cmp.Or[Observer](cfg.Observer, silent{})
+	cfg.Metrics = cmp.Or(cfg.Metrics, NewMetrics(prometheus.NewRegistry()))
 	n := &NICs{
 		cfg: cfg, rules: rules{firstIsPort: cfg.FirstIsPort, firstMayBeBranch: cfg.FirstMayBeBranch, enforcing: cfg.Enforcing, ignoreUntold: cfg.IgnoreUntold},
 		api: api, clock: cfg.Clock, log: cfg.Logger, drift: newDrift(), report: retry.NewSignal(), news: retry.NewSignal(), observed: newObserved(),

@@ -21,7 +21,7 @@ import (
 type plugs struct {
 	plugger  plug.Plugger
 	needIPv6 func(context.Context) error // see Config
-	observer Observer
+	metrics  Metrics
 	clock    clock.Clock
 	log      *slog.Logger
 	// outcome takes the error of a call, or nil. reason is that of errors without a reason of their own.
@@ -29,7 +29,7 @@ type plugs struct {
 }
 
 func newPlugs(cfg Config, outcome func(rec attachment.Record, nic attachment.NIC, reason string, err error)) *plugs {
-	return &plugs{plugger: cfg.Plugger, needIPv6: cfg.NeedIPv6, observer: cfg.Observer, clock: cfg.Clock, log: cfg.Logger, outcome: outcome}
+	return &plugs{plugger: cfg.Plugger, needIPv6: cfg.NeedIPv6, metrics: cfg.Metrics, clock: cfg.Clock, log: cfg.Logger, outcome: outcome}
 }
 
 // Plug implements nicpart.NICs.
@@ -40,7 +40,7 @@ func (p *plugs) Plug(ctx context.Context, rec attachment.Record, nic attachment.
 	if err == nil {
 		done, err = p.plugger.Plug(ctx, w)
 	}
-	p.observer.Plugged(nic.Plug.Type, err, p.clock.Now().Sub(started))
+	p.metrics.Plugged(nic.Plug.Type, err, p.clock.Now().Sub(started))
 	p.outcome(rec, nic, reasonPlug, err)
 	if err == nil {
 		nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/plugfake"
@@ -29,7 +31,7 @@ func TestRoutedPortsNeedIPv6(t *testing.T) {
 		var outcome error
 		node := plugfake.NewNode()
 		p := newPlugs(Config{
-			Plugger: node.Open(nil), NeedIPv6: func(context.Context) error { asked++; return noIPv6 }, Clock: clock.Real{}, Observer: silent{},
+			Plugger: node.Open(nil), NeedIPv6: func(context.Context) error { asked++; return noIPv6 }, Clock: clock.Real{}, Metrics: NewMetrics(prometheus.NewRegistry()),
 		}, func(_ attachment.Record, _ attachment.NIC, _ string, err error) { outcome = err })
 		nic := attachment.NIC{
 			Port: portID(1, 0), IfName: "eth0", MAC: mac.Addr{0x0a, 0xff, 0xff, 0, 0, 7}, Addresses: addresses[tc.family],

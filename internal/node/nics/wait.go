@@ -27,7 +27,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 	case d.err != nil:
 		return nil, refused(d.err)
 	case len(d.nics) > 0:
-		n.cfg.Observer.Waited("bound", n.clock.Now().Sub(started))
+		n.cfg.Metrics.Waited("bound", n.clock.Now().Sub(started))
 	}
 	return d.nics, nil
 }
@@ -72,7 +72,7 @@ func (n *NICs) Expect(ctx context.Context, rec attachment.Record) error {
 		foreign = foreign || others
 	}
 	if foreign {
-		n.cfg.Observer.Waited("link", n.clock.Now().Sub(started))
+		n.cfg.Metrics.Waited("link", n.clock.Now().Sub(started))
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (n *NICs) Await(ctx context.Context, rec attachment.Record) error {
 			return err
 		}
 	}
-	n.cfg.Observer.Waited("active", n.clock.Now().Sub(started))
+	n.cfg.Metrics.Waited("active", n.clock.Now().Sub(started))
 	return nil
 }
 

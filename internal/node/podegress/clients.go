@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
@@ -37,9 +39,9 @@ type Config struct {
 
 	Full Full // nil: connection tables are not watched
 
-	Clock    clock.Clock
-	Logger   *slog.Logger
-	Observer Observer // nil: nobody
+	Clock   clock.Clock
+	Logger  *slog.Logger
+	Metrics Metrics // zero: of no registry
 }
 
 // Clients are the pods of the node that use Egresses. They implement what the daemon's part for egress needs.
@@ -81,7 +83,7 @@ func newClients(cfg Config, api *kubeapi.Client) (*Clients, error) {
 	}
 	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	cfg.Observer = cmp.Or[Observer](cfg.Observer, nobody{})
+	cfg.Metrics = cmp.Or(cfg.Metrics, NewMetrics(prometheus.NewRegistry()))
 	if cfg.Probe == nil {
 		cfg.Probe = Connect
 	}
@@ -177,7 +179,7 @@ func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.
 	case err != nil:
 		return nil, err
 	case waited:
-		c.cfg.Observer.Waited(c.clock.Now().Sub(started))
+		c.cfg.Metrics.Waited(c.clock.Now().Sub(started))
 	}
 	if d.err != nil {
 		return nil, d.err
@@ -240,6 +242,6 @@ func (c *Clients) Await(ctx context.Context, rec attachment.Record) error {
 	}
 	started := c.clock.Now()
 	err := c.asker.await(ctx, list, rec)
-	c.cfg.Observer.Served(c.clock.Now().Sub(started), err)
+	c.cfg.Metrics.Served(c.clock.Now().Sub(started), err)
 	return err
 }

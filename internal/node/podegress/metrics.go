@@ -29,20 +29,7 @@ var Reference = source.Reference{
 	Conditions: [][2]string{{conditionEgresses, "with egress: the Egresses of the node's pods are valid"}},
 }
 
-// Observer counts what is done for clients.
-type Observer interface {
-	Waited(took time.Duration)
-	Served(took time.Duration, err error)
-	Reported(state string, err error)
-}
-
-type nobody struct{}
-
-func (nobody) Waited(time.Duration)        {}
-func (nobody) Served(time.Duration, error) {}
-func (nobody) Reported(string, error)      {}
-
-// Metrics implements Observer.
+// Metrics count what is done for clients.
 type Metrics struct {
 	wait, served *prometheus.HistogramVec
 	reports      *prometheus.CounterVec
@@ -69,11 +56,7 @@ func (m Metrics) Served(took time.Duration, err error) {
 
 // Reported counts a write of an EgressClient's status.
 func (m Metrics) Reported(state string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.reports.WithLabelValues(state, result).Inc()
+	m.reports.WithLabelValues(state, metric.Result(err)).Inc()
 }
 
 // counts are the gauges at one moment.
