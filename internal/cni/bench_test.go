@@ -38,11 +38,11 @@ func BenchmarkStart(b *testing.B) {
 		cmd := exec.Command(path)
 		cmd.Env = []string{"CNI_COMMAND=ADD", "CNI_CONTAINERID=c0ffee", "CNI_NETNS=" + netns, "CNI_IFNAME=eth0", "CNI_PATH=" + pluginDir}
 		cmd.Stdin = bytes.NewReader(stdin)
-		begun := time.Now()
+		start := time.Now()
 		if out, err := cmd.Output(); err != nil {
 			b.Fatalf("%v: %s", err, out)
 		}
-		return float64(time.Since(begun).Microseconds()) / 1000
+		return float64(time.Since(start).Microseconds()) / 1000
 	}
 	var berth, withGRPC []float64
 	for b.Loop() {

@@ -44,7 +44,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name, capabilities string
-		told               any // by the runtime; nil: nothing
+		passed             any // by the runtime; nil: nothing
 		want               *rpc.Annotations
 	}{
 		{"one", declared, map[string]string{"berth.dev/pool": "public"}, chosen("public")},
@@ -62,8 +62,8 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 			n := &rpcfake.Node{}
 			runtime, list := runtime(t, "1.0.0", conf(rpcfake.Start(t, n), "1.0.0", "capabilities", tc.capabilities))
 			rt := &libcni.RuntimeConf{ContainerID: "c0ffee", NetNS: netns, IfName: "eth0"}
-			if tc.told != nil {
-				rt.CapabilityArgs = map[string]any{cni.PodAnnotations: tc.told}
+			if tc.passed != nil {
+				rt.CapabilityArgs = map[string]any{cni.PodAnnotations: tc.passed}
 			}
 			if _, err := runtime.AddNetworkList(t.Context(), list, rt); err != nil {
 				t.Fatal(err)

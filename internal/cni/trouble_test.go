@@ -259,7 +259,7 @@ func TestDaemonSaysThatItEnds(t *testing.T) {
 	}
 }
 
-// One that does not come back is told of when the call's time is up.
+// One that does not come back is reported when the call's time is up.
 func TestDaemonEndsForGood(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "berthd.sock")
 	ends(t, socket, nil)

@@ -253,7 +253,7 @@ func TestAfterOtherPlugins(t *testing.T) {
 		}
 		asked := n.Calls()[k].(*rpc.AddRequest).GetPrevious()
 		if diff := cmp.Diff(&rpc.Previous{Addresses: []string{"10.4.0.7/24", "2001:db8:4::7/64"}}, asked, protocmp.Transform()); diff != "" {
-			t.Errorf("%s: the daemon is told (-want +got):\n%s", v, diff)
+			t.Errorf("%s: the daemon hears (-want +got):\n%s", v, diff)
 		}
 	}
 }

@@ -171,15 +171,15 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Second})
-		var begun []*client
+		var opened []*client
 		for range 2 {
 			c := d.connect("127.0.0.1")
 			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
 			_, _ = c.Write([]byte("x"))
-			begun = append(begun, c)
+			opened = append(opened, c)
 		}
 		synctest.Wait()
-		begun[0].near.Working(true)
+		opened[0].near.Working(true)
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up before the time for opening was over")
@@ -188,8 +188,8 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 		if c := <-d.taken; c.peer != netip.MustParseAddr("127.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
-		expect(t, "what is at work", begun[0].open(), true)
-		expect(t, "what was only opened", begun[1].open(), false)
+		expect(t, "what is at work", opened[0].open(), true)
+		expect(t, "what was only opened", opened[1].open(), false)
 	})
 }
 
@@ -286,9 +286,9 @@ func TestThePreferredWait(t *testing.T) {
 		if late.near != nil {
 			t.Fatal("taken up above the total")
 		}
-		begun := time.Now()
+		opened := time.Now()
 		<-d.taken
-		if took := time.Since(begun); took > time.Second {
+		if took := time.Since(opened); took > time.Second {
 			t.Errorf("taken up after %s", took)
 		}
 		expect(t, "what had worked for long", first.open(), false)

@@ -122,7 +122,7 @@ func (s *Store) Has(hostLink, port string) bool {
 func (s *Store) Records() []Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.Collect(maps.Values(s.records))
+	return slices.AppendSeq(make([]Record, 0, len(s.records)), maps.Values(s.records))
 }
 
 // Cooling returns the cooling record of addr.
@@ -137,7 +137,7 @@ func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
 func (s *Store) CoolingRecords() []Cooling {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.Collect(maps.Values(s.cooling))
+	return slices.AppendSeq(make([]Cooling, 0, len(s.cooling)), maps.Values(s.cooling))
 }
 
 // Put writes a record, atomically replacing the one of the same key, and sets its origin. Without

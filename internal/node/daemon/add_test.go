@@ -93,8 +93,8 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	r.source.Wants = []string{"berth.dev/pool", "berth.dev/vpc"}
 	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
 	for name, tc := range map[string]struct {
-		told *rpc.Annotations
-		want source.PodOptions
+		passed *rpc.Annotations
+		want   source.PodOptions
 	}{
 		"some":    {&rpc.Annotations{All: all}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
 		"none":    {&rpc.Annotations{}, source.PodOptions{AnnotationsKnown: true}},
@@ -102,7 +102,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 		"earlier": {&rpc.Annotations{Pool: "public"}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
 	} {
 		req := addOf(name, n.newNetns(name))
-		req.Annotations = tc.told
+		req.Annotations = tc.passed
 		if _, err := r.client.Add(within(t), req, grpc.WaitForReady(true)); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

@@ -42,8 +42,8 @@ func TestPodWithEgress(t *testing.T) {
 	r.egress.says("pod-a", testEgress("nat", "partner"))
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.want(t, "internet/nat", "internet/partner")
-	if told := n.tunnels.told[keyFor("a")]; len(told.addrs) != 1 || told.addrs[0] != n.addrs[0] {
-		t.Errorf("the operator heard of %v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; len(reported.addrs) != 1 || reported.addrs[0] != n.addrs[0] {
+		t.Errorf("the operator heard of %v", reported)
 	}
 	mustAdd(t, r, "b", n.newNetns("b"))
 	if rec, _ := r.Store.Get(keyFor("b")); rec.Egress != nil {
@@ -68,8 +68,8 @@ func TestPodWithEgress(t *testing.T) {
 
 	mustDel(t, r, "a")
 	n.tunnels.want(t)
-	if len(n.tunnels.told) != 0 {
-		t.Errorf("the operator heard %v", n.tunnels.told)
+	if len(n.tunnels.reported) != 0 {
+		t.Errorf("the operator heard %v", n.tunnels.reported)
 	}
 	if _, ok := r.source.Holder(n.addrs[0]); ok {
 		t.Error("its address is held")
@@ -100,7 +100,7 @@ func TestADDWaitsForTheOperatorsWord(t *testing.T) {
 	}
 	kind, cause, _ := r.front.whyWaits(keyFor("a"))
 	if kind != podevents.WaitsForNetwork || cause != "egress-unknown" {
-		t.Errorf("its pod is told %v, %s", kind, cause)
+		t.Errorf("its pod waits for %v, %s", kind, cause)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
@@ -132,13 +132,13 @@ func TestADDWaitsForGateways(t *testing.T) {
 	}
 	add("a")
 	waits(1)
-	if told := n.tunnels.told[keyFor("a")]; told.state != "Coming" || len(told.addrs) != 1 {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("a")]; reported.state != "Coming" || len(reported.addrs) != 1 {
+		t.Errorf("the operator heard %+v", reported)
 	}
 	mustDel(t, r, "a")
 	wantFailure(t, <-added, types.ErrTryAgainLater)
-	if len(n.tunnels.told) != 0 || len(r.Store.Records()) != 0 {
-		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.told, len(r.Store.Records()))
+	if len(n.tunnels.reported) != 0 || len(r.Store.Records()) != 0 {
+		t.Errorf("after the DEL the operator knows of %v, and there are %d records", n.tunnels.reported, len(r.Store.Records()))
 	}
 
 	add("b")
@@ -146,8 +146,8 @@ func TestADDWaitsForGateways(t *testing.T) {
 	close(n.tunnels.serves)
 	must(t, <-added)
 	n.tunnels.want(t, "internet/nat")
-	if told := n.tunnels.told[keyFor("b")]; told.state != "SetUp" {
-		t.Errorf("the operator heard %+v", told)
+	if reported := n.tunnels.reported[keyFor("b")]; reported.state != "SetUp" {
+		t.Errorf("the operator heard %+v", reported)
 	}
 
 	n.tunnels.serves, n.gatewayWait = make(chan struct{}), 20*time.Millisecond
@@ -204,7 +204,7 @@ func TestKernelWithoutFoU(t *testing.T) {
 	state := func() string {
 		n.tunnels.mu.Lock()
 		defer n.tunnels.mu.Unlock()
-		return n.tunnels.told[keyFor("b")].state
+		return n.tunnels.reported[keyFor("b")].state
 	}
 	waitFor(t, func() bool { return state() == "Failed" })
 	_, err = r.client.Check(within(t), checkOf("b"))
@@ -273,8 +273,8 @@ func TestEgressThatCannotBeCleared(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	n.tunnels.set("Clear", errors.New("busy"))
 	mustDel(t, r, "a")
-	if len(r.Store.Records()) != 0 || len(n.tunnels.told) != 0 {
-		t.Errorf("left %v, told %v", r.Store.Records(), n.tunnels.told)
+	if len(r.Store.Records()) != 0 || len(n.tunnels.reported) != 0 {
+		t.Errorf("left %v, reported %v", r.Store.Records(), n.tunnels.reported)
 	}
 }
 
@@ -412,7 +412,7 @@ func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
 	waitFor(t, func() bool {
 		n.tunnels.mu.Lock()
 		defer n.tunnels.mu.Unlock()
-		return n.tunnels.told[keyFor("a")].state == "Coming"
+		return n.tunnels.reported[keyFor("a")].state == "Coming"
 	})
 	r.nics.delay(false)
 	must(t, <-added)

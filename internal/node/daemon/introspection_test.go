@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// told is a source with a given snapshot.
-type told struct {
+// withSnapshot is a source with a given snapshot.
+type withSnapshot struct {
 	source.Source
 	snap source.Snapshot
 }
 
-func (s told) Snapshot() source.Snapshot { return s.snap }
+func (s withSnapshot) Snapshot() source.Snapshot { return s.snap }
 
 // only is a Detail of one source.
 type only struct{ block introspect.Block }
@@ -51,7 +51,7 @@ func TestSourceDescribesItself(t *testing.T) {
 	web, def := introspect.Origin{Pool: "web", Block: "web-0"}, introspect.Origin{Pool: "default", Block: "default-7"}
 	block := introspect.Block{Name: "web-0", Pool: "web", Capacity: 4096, Used: 1, Free: 4095}
 	d.inspector.node.IPAM, d.IPAM = "pool", "pool"
-	d.Source = told{d.Source, source.Snapshot{
+	d.Source = withSnapshot{d.Source, source.Snapshot{
 		Groups: []source.Group{{Name: "web-0", Capacity: 4096}, {Name: "default-7", Capacity: 4}},
 		Addresses: []source.AddressInfo{
 			at("10.2.0.0", source.Used, def), at("10.2.0.1", source.Cooling, def), at("10.2.0.2", source.Withdrawn, def),

@@ -122,7 +122,7 @@ func TestNICThatCannotBePlugged(t *testing.T) {
 	if rec, _ := r.Store.Get(keyFor("a")); len(rec.NICs) != 2 || rec.NICs[1].State != attachment.Plugging {
 		t.Errorf("recorded %+v", rec.NICs)
 	}
-	must(t, r.checks(t)) // of what is not plugged yet nobody was told
+	must(t, r.checks(t)) // the runtime has not heard of what is not plugged yet
 	// Again and again: the timer of the last attempt may begin to run only now.
 	waitFor(t, func() bool { n.clock.Advance(time.Hour); return n.board.count("Plug") > before+4 })
 	tried := n.board.count("Plug")

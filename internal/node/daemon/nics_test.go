@@ -49,6 +49,15 @@ func testBranch(port string) attachment.NIC {
 	return n
 }
 
+// replyLink is a testNIC that is a further interface, in the reply to its ADD.
+func replyLink(name, port string) *rpc.Link {
+	return &rpc.Link{
+		Host:      &rpc.Interface{Name: "tap" + port, Mac: "02:00:00:00:01:01"},
+		Sandbox:   &rpc.Interface{Name: name, Mac: "fa:16:3e:00:00:01"},
+		Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
+	}
+}
+
 // A pod whose first interface is a branch takes no address of its node, and gets the reply of a pod
 // with such an address. Other pods are not affected.
 func TestPodOfABranch(t *testing.T) {
@@ -62,11 +71,7 @@ func TestPodOfABranch(t *testing.T) {
 		Sandbox:   &rpc.Interface{Name: "eth0", Mac: "fa:16:3e:00:00:01"},
 		Addresses: []string{"192.168.0.12/32"}, Mtu: 1442,
 		Routes: []*rpc.Route{{Dst: "169.254.1.1/32"}, {Dst: "0.0.0.0/0", Gateway: "169.254.1.1"}},
-		Links: []*rpc.Link{{
-			Host:      &rpc.Interface{Name: "tapp-1", Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}},
+		Links:  []*rpc.Link{replyLink("eth1", "p-1")},
 	}
 	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)
@@ -114,14 +119,7 @@ func TestPodWithAFurtherNIC(t *testing.T) {
 	if got := reply.GetAddresses(); len(got) != 1 || got[0] != "10.0.0.5/32" || reply.GetSandbox().GetName() != "eth0" {
 		t.Errorf("the first interface is %v", reply)
 	}
-	link := func(name, port string) *rpc.Link {
-		return &rpc.Link{
-			Host:      &rpc.Interface{Name: "tap" + port, Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: name, Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}
-	}
-	if diff := cmp.Diff([]*rpc.Link{link("eth1", "p-1"), link("eth2", "p-2")}, reply.GetLinks(), protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff([]*rpc.Link{replyLink("eth1", "p-1"), replyLink("eth2", "p-2")}, reply.GetLinks(), protocmp.Transform()); diff != "" {
 		t.Errorf("further interfaces (-want +got):\n%s", diff)
 	}
 	n.board.want(t, "p-1", "p-2")
@@ -153,11 +151,7 @@ func TestPodOfNICsAlone(t *testing.T) {
 		Sandbox:   &rpc.Interface{Name: "eth0", Mac: "fa:16:3e:00:00:01"},
 		Addresses: []string{"192.168.0.12/24"}, Mtu: 1442,
 		Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "192.168.0.1"}, {Dst: "172.16.0.0/12"}},
-		Links: []*rpc.Link{{
-			Host:      &rpc.Interface{Name: "tapp-1", Mac: "02:00:00:00:01:01"},
-			Sandbox:   &rpc.Interface{Name: "eth1", Mac: "fa:16:3e:00:00:01"},
-			Addresses: []*rpc.Address{{Cidr: "192.168.0.12/24", Gateway: "192.168.0.1"}}, Mtu: 1442,
-		}},
+		Links:  []*rpc.Link{replyLink("eth1", "p-1")},
 	}
 	if diff := cmp.Diff(want, reply, protocmp.Transform()); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)

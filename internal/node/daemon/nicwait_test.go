@@ -107,11 +107,11 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				var reaped = make(chan struct{})
 				go func() { defer close(reaped); r.reaper.run(ctx) }()
 				defer func() { end(); <-reaped }()
-				begun := time.Now()
+				start := time.Now()
 				tc.prepare(n, r)
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
 				rec, err := r.attachments.add(ctx, want, source.PodOptions{})
-				if took := time.Since(begun); took != tc.after {
+				if took := time.Since(start); took != tc.after {
 					t.Errorf("it took %v, want %v", took, tc.after)
 				}
 				if tc.code == 0 {
@@ -159,30 +159,30 @@ func TestPodIsToldOfItsNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
 		n.nicWait = 10 * time.Second
-		told, req := newTeller(n, false), addOf("a", n.newNetns("a"))
-		nics := told.daemon.nics
+		events, req := newTeller(n, false), addOf("a", n.newNetns("a"))
+		nics := events.daemon.nics
 		nics.bind("pod-a", unbound("eth1", "p-1"))
-		begun := told.daemon.Clock.Now().UTC()
+		start := events.daemon.Clock.Now().UTC()
 		ended := make(chan struct{})
-		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		go func() { defer close(ended); _ = events.add(t.Context(), req) }()
 		synctest.Wait()
-		v := askPod(t, frontOf(told.daemon), "namespace=default&name=pod-a")
-		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: begun, Reason: "port-build", Message: "NIC eth1: port p-1 is bound to no node"}}
+		v := askPod(t, frontOf(events.daemon), "namespace=default&name=pod-a")
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: start, Reason: "port-build", Message: "NIC eth1: port p-1 is bound to no node"}}
 		if diff := cmp.Diff(want, v.Waiting); diff != "" {
 			t.Errorf("waiting (-want +got):\n%s", diff)
 		}
 		<-ended
-		told.want(t,
+		events.want(t,
 			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
 			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node")
 		nics.hush(true)
 		nics.bind("pod-a", testNIC("eth1", "p-1"))
 		ended = make(chan struct{})
-		go func() { defer close(ended); _ = told.add(t.Context(), req) }()
+		go func() { defer close(ended); _ = events.add(t.Context(), req) }()
 		time.Sleep(3 * time.Second) //nolint:forbidigo // virtual time
 		nics.hush(false)
 		<-ended
-		told.want(t,
+		events.want(t,
 			"2.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is bound to no node",
 			"45s failed default/pod-a port-build: no NICs for the pod: NIC eth1: port p-1 is bound to no node",
 			"47.5s waits for network default/pod-a port-build: NIC eth1: port p-1 is BUILD",
@@ -204,9 +204,9 @@ func TestSweepBesideAnAddThatWaits(t *testing.T) {
 		}()
 		synctest.Wait()
 		n.clock.Advance(kernelTimeout)
-		begun := time.Now()
+		start := time.Now()
 		r.sweeper.sweep(t.Context())
-		if took := time.Since(begun); took > 0 {
+		if took := time.Since(start); took > 0 {
 			t.Errorf("the sweep took %v", took)
 		}
 		r.nics.hush(false)

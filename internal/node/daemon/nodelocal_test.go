@@ -37,7 +37,7 @@ func TestNodeLocalAddress(t *testing.T) {
 	ns := n.newNetns("a")
 	reply := mustAdd(t, r, "a", ns)
 	if got := reply.GetAddresses(); !slices.Equal(got, []string{"2001:db8::5/128"}) || len(reply.GetRoutes()) != 1 {
-		t.Errorf("the runtime is told of %v and %v", got, reply.GetRoutes())
+		t.Errorf("the runtime hears of %v and %v", got, reply.GetRoutes())
 	}
 	local := r.local(t, "a")
 	if _, err := r.client.Check(within(t), &rpc.CheckRequest{Attachment: addOf("a", "").Attachment, Netns: ns, Addresses: reply.GetAddresses()}, grpc.WaitForReady(true)); err != nil {

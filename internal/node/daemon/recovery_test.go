@@ -435,12 +435,12 @@ func (s stalling) Boot() time.Duration {
 func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
-	begun := n.clock.Now()
+	start := n.clock.Now()
 	must(t, d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
 	(&recovery{d: d.Daemon}).cooling(t.Context())
-	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
+	n.clock.Advance(29*time.Second - n.clock.Now().Sub(start))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
 		t.Errorf("29 s after the release of an address: %+v", got)
 	}

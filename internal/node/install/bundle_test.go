@@ -92,7 +92,7 @@ func TestEarlierBundledPluginIsReplaced(t *testing.T) {
 	}
 }
 
-// What cannot be installed is told, and keeps nothing else from it.
+// What cannot be installed is reported, and keeps nothing else from it.
 func TestBundledPluginThatCannotBeInstalled(t *testing.T) {
 	o := bundled(t)
 	write(t, filepath.Join(o.Bundle, "bandwidth"), "", 0o755)

@@ -101,7 +101,7 @@ func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
 	}
 }
 
-// They count when versions are chosen, and are told of. One that does not work stays.
+// They count when versions are chosen, and are reported. One that does not work stays.
 func TestEntriesOfOthersAreToldOf(t *testing.T) {
 	o := node(t)
 	o.Network.Chain = nil

@@ -31,7 +31,7 @@ func TestWants(t *testing.T) {
 	only, beside := onlyPorts, rules{}
 	for name, c := range map[string]struct {
 		rules   rules
-		told    annotations // nil: the runtime tells none
+		passed  annotations // nil: the runtime passes none
 		ns      string      // the namespace's VPC; "?": it is not known yet
 		ifName  string      // eth0 unless set
 		noUID   bool
@@ -39,37 +39,37 @@ func TestWants(t *testing.T) {
 		waiting bool
 		err     string
 	}{
-		"of the namespace's VPC":            {rules: only, told: annotations{}, ns: "blue", want: "eth0"},
-		"of the pod's own":                  {rules: only, told: annotations{vpc: "red"}, ns: "?", want: "eth0"},
-		"several":                           {rules: only, told: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
-		"first interface of another name":   {rules: only, told: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
-		"namespace unknown":                 {rules: only, told: annotations{}, ns: "?", waiting: true},
-		"no VPC":                            {rules: only, told: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
-		"none wanted where there must be":   {rules: only, told: annotations{vpc: ""}, ns: "blue", err: "is missing"},
-		"no list":                           {rules: only, told: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
-		"no UID":                            {rules: only, told: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
+		"of the namespace's VPC":            {rules: only, passed: annotations{}, ns: "blue", want: "eth0"},
+		"of the pod's own":                  {rules: only, passed: annotations{vpc: "red"}, ns: "?", want: "eth0"},
+		"several":                           {rules: only, passed: annotations{nics: "[{}, {name: data}]"}, ns: "blue", want: "eth0 data"},
+		"first interface of another name":   {rules: only, passed: annotations{}, ns: "blue", ifName: "net1", err: "names no NIC net1"},
+		"namespace unknown":                 {rules: only, passed: annotations{}, ns: "?", waiting: true},
+		"no VPC":                            {rules: only, passed: annotations{}, err: "metadata.annotations[berth.dev/vpc] is missing"},
+		"none wanted where there must be":   {rules: only, passed: annotations{vpc: ""}, ns: "blue", err: "is missing"},
+		"no list":                           {rules: only, passed: annotations{nics: "eth0"}, ns: "blue", err: "expected a list"},
+		"no UID":                            {rules: only, passed: annotations{}, ns: "blue", noUID: true, err: "K8S_POD_UID is missing"},
 		"untold":                            {rules: only, ns: "blue", err: "passes no annotations"},
 		"untold, ignored":                   {rules: rules{firstIsPort: true, ignoreUntold: true}, ns: "blue", want: "eth0"},
-		"beside: no VPC":                    {rules: beside, told: annotations{}},
-		"beside: the default one":           {rules: beside, told: annotations{}, ns: "blue", want: "eth1"},
-		"beside: NICs without a VPC":        {rules: beside, told: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
-		"beside: name of the first":         {rules: beside, told: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
-		"beside: opted out":                 {rules: beside, told: annotations{vpc: ""}, ns: "blue"},
-		"beside: of another interface":      {rules: beside, told: annotations{}, ns: "blue", ifName: "net1"},
-		"beside: namespace unknown":         {rules: beside, told: annotations{}, ns: "?", waiting: true},
+		"beside: no VPC":                    {rules: beside, passed: annotations{}},
+		"beside: the default one":           {rules: beside, passed: annotations{}, ns: "blue", want: "eth1"},
+		"beside: NICs without a VPC":        {rules: beside, passed: annotations{nics: "[{}]"}, err: "neither the pod nor its namespace names their VPC"},
+		"beside: name of the first":         {rules: beside, passed: annotations{nics: "[{name: eth0}]"}, ns: "blue", err: "is the name of the pod's first interface"},
+		"beside: opted out":                 {rules: beside, passed: annotations{vpc: ""}, ns: "blue"},
+		"beside: of another interface":      {rules: beside, passed: annotations{}, ns: "blue", ifName: "net1"},
+		"beside: namespace unknown":         {rules: beside, passed: annotations{}, ns: "?", waiting: true},
 		"beside: untold, no VPC":            {rules: beside},
 		"beside: untold, namespace's VPC":   {rules: beside, ns: "blue", err: "has its pods in VPC blue"},
 		"beside: untold, ignored":           {rules: rules{ignoreUntold: true}, ns: "blue"},
-		"of ENIs: the default one":          {rules: ofENIs, told: annotations{}, ns: "blue", want: "eth1"},
-		"of ENIs: the first":                {rules: ofENIs, told: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
-		"of ENIs: the first by tap":         {rules: ofENIs, told: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
-		"of ENIs: no VPC":                   {rules: ofENIs, told: annotations{}},
-		"of ENIs: of another interface":     {rules: ofENIs, told: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
+		"of ENIs: the default one":          {rules: ofENIs, passed: annotations{}, ns: "blue", want: "eth1"},
+		"of ENIs: the first":                {rules: ofENIs, passed: annotations{nics: "[{}, {name: eth0}]"}, ns: "blue", want: "eth1 eth0"},
+		"of ENIs: the first by tap":         {rules: ofENIs, passed: annotations{nics: "[{name: eth0, binding: tap}]"}, ns: "blue", err: "the node routes to it"},
+		"of ENIs: no VPC":                   {rules: ofENIs, passed: annotations{}},
+		"of ENIs: of another interface":     {rules: ofENIs, passed: annotations{nics: "[{name: net1}]"}, ns: "blue", ifName: "net1"},
 		"beside: untold, namespace unknown": {rules: beside, ns: "?", waiting: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := sourcetest.Request(1)
-			req.Options = source.PodOptions{AnnotationsKnown: c.told != nil, Annotations: c.told}
+			req.Options = source.PodOptions{AnnotationsKnown: c.passed != nil, Annotations: c.passed}
 			if c.ifName != "" {
 				req.Key.IfName = c.ifName
 			}
@@ -357,7 +357,7 @@ func TestDecide(t *testing.T) {
 		})
 	}
 	// Beside another source no NIC has the default route unless it says so, and a pod of
-	// which nothing is told has those that there are.
+	// which no annotations are known has those that exist.
 	b := of(with(1, 1, plain))
 	v := b.decide(rules{}, wish(1, nil))
 	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {

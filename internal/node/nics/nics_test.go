@@ -55,7 +55,7 @@ func (m *machine) begin(req source.Request) (outcome func() ([]attachment.NIC, e
 	}
 }
 
-// A pod's NICs come with their ports, are told of, and go.
+// A pod gets its NICs once their ports are bound; they are reported while they are plugged and once they are not.
 func TestLifeOfNICs(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -101,7 +101,7 @@ func TestLifeOfNICs(t *testing.T) {
 	if got := m.plugged(); !slices.Equal(got, []string{portID(2, 0)}) {
 		t.Errorf("plugged are %v", got)
 	}
-	// The record goes after it was told that nothing is left, and nobody says when.
+	// The record goes after the NICs were reported as unplugged, at any time.
 	harness.OK(t, m.Unplug(t.Context(), second, second.NICs[0]))
 	m.Unplugged(second)
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
@@ -118,7 +118,7 @@ func (m *machine) waitsFor(i int, text string) {
 	}, func() string { return fmt.Sprintf("it waits for %+v", why) })
 }
 
-// What an ADD that waited in vain says, by what the PodNIC says.
+// The error of an ADD that waited in vain names what the PodNIC lacks.
 func TestWhyNICsDoNotCome(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -171,8 +171,7 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 	}
 }
 
-// A PodNIC that says what cannot be is refused with the field, and is told of; one that
-// is put right is plugged.
+// The error of an invalid PodNIC names the field, in a condition too. Once it is corrected it is plugged.
 func TestPodNICThatLies(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -186,7 +185,7 @@ func TestPodNICThatLies(t *testing.T) {
 	if !strings.Contains(why, `status.plug.bridge is "br-ex", expected one of br-int`) {
 		t.Error(why)
 	}
-	m.Until("it is told of", func() bool {
+	m.Until("it is reported", func() bool {
 		for _, c := range m.snapshot().Conditions {
 			if c.Type == conditionPodNICs && !c.Healthy && strings.Contains(c.Message, "br-ex") {
 				return true
@@ -201,8 +200,7 @@ func TestPodNICThatLies(t *testing.T) {
 	}, func() string { return "" })
 }
 
-// What is plugged goes on while the API server is away, is plugged and unplugged, and is
-// told of when it is back.
+// While the API server is away, NICs are plugged and unplugged, and reported when it is back.
 func TestWithoutAPIServer(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -226,7 +224,7 @@ func TestWithoutAPIServer(t *testing.T) {
 	m.del(second)
 }
 
-// A daemon that was restarted tells again what is plugged, and of what went meanwhile.
+// After a restart, a daemon reports what is plugged and what went meanwhile.
 func TestRestart(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -238,7 +236,7 @@ func TestRestart(t *testing.T) {
 		m.says(fmt.Sprintf("pod%d-eth0", i), v1alpha1.NodePlugged)
 	}
 	m.stop()
-	m.forget(goes) // its record went, and nobody was told
+	m.forget(goes) // its record went, and nobody heard of it
 	half.State = attachment.Releasing
 	m.record(half)
 	m.plugs.LeaveHalfMade("tapdeadbeef-00")
@@ -257,12 +255,12 @@ func TestRestart(t *testing.T) {
 	}
 	m.says("pod2-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod3-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("of one whose DEL is under way it is told %+v", got)
+		t.Errorf("one whose DEL is in progress is reported as %+v", got)
 	}
 	m.del(half)
 	m.says("pod3-eth0", v1alpha1.NodeUnplugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
-		t.Errorf("of one that stayed it is told %+v", got)
+		t.Errorf("one that stayed is reported as %+v", got)
 	}
 	if links, err := m.Plugs(t.Context()); err != nil || !slices.Equal(links, []string{stays.HostLink}) {
 		t.Errorf("plugs of %v, %v", links, err)
@@ -273,8 +271,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A port that was made again is told to the daemon once it is bound, and then to the
-// operator as plugged.
+// A port that was created again replaces the one before once it is bound, and is then reported as plugged.
 func TestPortMadeAgain(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -305,7 +302,7 @@ func TestPortMadeAgain(t *testing.T) {
 	harness.OK(t, err)
 	rec.NICs[0].State = attachment.Plugged
 	m.Plugged(rec)
-	m.Until("the new port is told of", func() bool {
+	m.Until("the new port is reported", func() bool {
 		n := m.nic("pod1-eth0").Status.Node
 		return n.State == v1alpha1.NodePlugged && n.PortID == again
 	},
@@ -322,11 +319,11 @@ func TestPortMadeAgain(t *testing.T) {
 	o := podNIC(1, 0, v1alpha1.PhaseBound)
 	o.Status.PortID = again
 	m.make(o)
-	m.Until("the daemon is told to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
+	m.Until("the daemon has to look", func() bool { return len(m.DesiredChanged()) > 0 }, func() string { return "" })
 	m.Until("the other PodNIC is seen", func() bool { nics, ok := m.Desired(rec); return ok && nics[0].UID != rec.NICs[0].UID }, func() string { return "" })
 }
 
-// What cannot be plugged is told of in the PodNIC.
+// The PodNIC says why it cannot be plugged.
 func TestPlugThatFails(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -402,7 +399,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 	}
 }
 
-// An ADD is answered once OVN, or else the provider, says that the port carries packets.
+// An ADD succeeds once OVN, or else the provider, reports that the port carries packets.
 func TestAwait(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -471,11 +468,11 @@ func TestReady(t *testing.T) {
 	select {
 	case <-m.Drifted():
 	default:
-		t.Error("nobody was told to check what is plugged")
+		t.Error("no check of the plugs is due")
 	}
 }
 
-// Nothing is said of a PodNIC that went to another node.
+// A PodNIC that went to another node is not written.
 func TestNICOfAnotherNode(t *testing.T) {
 	m := newMachine(t)
 	m.start()

@@ -288,10 +288,10 @@ func TestPortOfAMachineThatChanges(t *testing.T) {
 			if s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, what) || !strings.Contains(s.Message, "virtual machine") {
 				t.Errorf("%s, %s: the node says %+v", binding, what, s)
 			}
-			begun := rec
-			begun.NICs = slices.Clone(rec.NICs)
-			begun.NICs[1].State = attachment.Plugging // no machine has it yet
-			if nics, differ := b.desired(onlyPorts, begun); !differ || alike(nics[1], rec.NICs[1]) {
+			starting := rec
+			starting.NICs = slices.Clone(rec.NICs)
+			starting.NICs[1].State = attachment.Plugging // no machine has it yet
+			if nics, differ := b.desired(onlyPorts, starting); !differ || alike(nics[1], rec.NICs[1]) {
 				t.Errorf("%s, %s: before it is plugged it is to be %+v", binding, what, nics)
 			}
 		}

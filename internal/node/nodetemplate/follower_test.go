@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 type machine struct {
 	*sourcenode.Node
 	*Follower
-	told chan string // the names of the choices that it told
-	stop func()
+	reported chan string // the names of the choices that it reported
+	stop     func()
 }
 
 // newMachine is one that is no Node yet.
@@ -68,16 +68,16 @@ func (m *machine) start() {
 	m.T.Helper()
 	f, err := newFollower(Config{NodeName: nodeName, InstanceID: instance, Dir: m.Dir, Logger: sourcetest.Logger(m.Log)}, m.Config)
 	harness.OK(m.T, err)
-	told := make(chan string, 100)
+	reported := make(chan string, 100)
 	first, _ := f.Choice()
-	f.OnChange(first, func(c *template.Choice) { told <- nameOf(c) })
+	f.OnChange(first, func(c *template.Choice) { reported <- nameOf(c) })
 	ctx, cancel := context.WithCancel(m.T.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		f.Run(ctx)
 	}()
-	m.Follower, m.told = f, told
+	m.Follower, m.reported = f, reported
 	m.stop = func() {
 		cancel()
 		<-done
@@ -89,7 +89,7 @@ func (m *machine) start() {
 func (m *machine) tells(want string) {
 	m.T.Helper()
 	select {
-	case got := <-m.told:
+	case got := <-m.reported:
 		if got != want {
 			m.T.Fatalf("the choice is %s, want %s", got, want)
 		}
@@ -101,8 +101,8 @@ func (m *machine) tells(want string) {
 func (m *machine) tellsNothing() {
 	m.T.Helper()
 	select {
-	case got := <-m.told:
-		m.T.Fatalf("told %s", got)
+	case got := <-m.reported:
+		m.T.Fatalf("reported %s", got)
 	case <-time.After(300 * time.Millisecond):
 	}
 }
@@ -264,8 +264,8 @@ func TestNothingStored(t *testing.T) {
 				t.Errorf("the choice is %+v", c)
 			}
 			damaged := !slices.Contains([]string{"no file", "another instance's", "not of this instance"}, what)
-			if told := m.Log.Count("the stored choice of a NodeNetworkTemplate is not used") > 0; told != damaged {
-				t.Errorf("told of a damaged file: %v", told)
+			if reported := m.Log.Count("the stored choice of a NodeNetworkTemplate is not used") > 0; reported != damaged {
+				t.Errorf("reported a damaged file: %v", reported)
 			}
 		})
 	}
@@ -290,7 +290,7 @@ func refusing(code int, reason string) transport.WrapperFunc {
 	})
 }
 
-// A kind that is not served, or not allowed, is told as such, and what to do.
+// A kind that is not served, or not allowed, is reported as such, and what to do.
 func TestRefusedByTheAPIServer(t *testing.T) {
 	for what, through := range map[string]transport.WrapperFunc{
 		"the kind is not served, install its CustomResourceDefinition":         refusing(http.StatusNotFound, "NotFound"),

@@ -263,7 +263,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// 100 pods at once: each is told of within moments.
+// 100 pods at once: each is reported within moments.
 func TestBurst(t *testing.T) {
 	m := newMachine(t)
 	m.start()
@@ -274,7 +274,7 @@ func TestBurst(t *testing.T) {
 		of = append(of, m.client(i, sourcenode.Name, refTo(nat)))
 	}
 	var wg sync.WaitGroup
-	begun := time.Now()
+	start := time.Now()
 	for i := range pods {
 		wg.Go(func() { m.add(i, "nat") })
 	}
@@ -282,7 +282,7 @@ func TestBurst(t *testing.T) {
 	for _, o := range of {
 		m.says(o, v1alpha1.EgressClientSetUp, 1)
 	}
-	t.Logf("%d pods were told of in %v", pods, time.Since(begun))
+	t.Logf("%d pods were reported in %v", pods, time.Since(start))
 }
 
 // What is of another node, or of another pod of the name, is nobody's here; and a node's token
@@ -316,7 +316,7 @@ func TestForeignClients(t *testing.T) {
 	}
 }
 
-// An Egress whose status makes no sense in part ends nothing, and is told once.
+// An Egress whose status makes no sense in part ends nothing, and is reported once.
 func TestGarbage(t *testing.T) {
 	m := newMachine(t)
 	nat := m.egress("nat", 1)
@@ -341,6 +341,6 @@ func TestGarbage(t *testing.T) {
 		return m.observed.egresses.byName[kubeapi.NameOf(nat)].err == nil
 	}, func() string { return "" })
 	if n := m.Log.Count("invalid fields"); n != 1 {
-		t.Errorf("it was told %d times", n)
+		t.Errorf("it was reported %d times", n)
 	}
 }

@@ -53,7 +53,7 @@ func TestReadEgress(t *testing.T) {
 	}
 }
 
-// What makes no sense is left out and told; nothing of it ends the daemon.
+// What makes no sense is left out and reported; nothing of it ends the daemon.
 func TestReadNonsense(t *testing.T) {
 	many := func(n int, text string) (list []string) {
 		for i := range n {

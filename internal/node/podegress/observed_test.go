@@ -36,7 +36,7 @@ func clientOf(i int, uses ...use) egressClient {
 	return egressClient{name: nameOf(pod), uid: types.UID(fmt.Sprintf("client-%d", i)), pod: pod.UID, uses: uses}
 }
 
-// known is a book of an API server that told all.
+// known is a book of an API server that reported all.
 func known(list ...egress) *observed {
 	b := newObserved("berth-system")
 	b.sync.SetListed(true, egressClients, egresses, namespaces)
@@ -154,7 +154,7 @@ func TestDecide(t *testing.T) {
 		"nothing known for long":                {b: late, req: sourcetest.Request(1), has: -1},
 		"nothing known for long, and names one": {b: late, req: naming(1, "nat"), waits: "starting"},
 		"API server away":                       {b: away, req: naming(1, "nat"), waits: "unreachable", says: "connection refused"},
-		"Egress not told of yet":                {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
+		"Egress not reported yet":               {b: with(known(), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-unknown"},
 		"Egress made again":                     {b: with(known(nat), other), req: naming(1, "nat"), waits: "egress-unknown", says: "of-the-one-before"},
 		"Egress that cannot be":                 {b: with(known(readEgress(senseless)), clientOf(1, useNamed("nat"))), req: naming(1, "nat"), waits: "egress-invalid", says: "spec.destinations"},
 		"gateway":                               {b: known(nat), req: gateway, has: 0},
@@ -314,7 +314,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	has("it is gone, and its pods' packets go no other way", 1)
 }
 
-// Before the API server has told what there is, nothing is taken from a pod.
+// Before the API server has reported what there is, nothing is taken from a pod.
 func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 	rec := record(1)
 	rec.Egress = known(egressWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
@@ -376,7 +376,7 @@ func TestState(t *testing.T) {
 	b.fail(rec, fmt.Errorf("wrapped: %w", tunnel.ErrNoFoU))
 	failed := up()
 	failed.State, failed.Reason, failed.Message = v1alpha1.EgressClientFailed, "NoFoU", "wrapped: "+tunnel.ErrNoFoU.Error()
-	failed.Egresses = []v1alpha1.EgressReference{nat, web} // what changed was told to be set up last
+	failed.Egresses = []v1alpha1.EgressReference{nat, web} // what changed was reported to be set up last
 	say("it cannot be", failed)
 	b.fail(rec, errors.New("no\nmémory"+strings.Repeat("x", 1000)))
 	failed.Reason, failed.Message = "SetUpFailed", source.ASCII("no\nmémory"+strings.Repeat("x", 1000), 512)
@@ -404,7 +404,7 @@ func TestState(t *testing.T) {
 		t.Errorf("left are %v", b.pods)
 	}
 
-	// A pod that is nobody's client is not told of, unless it was one.
+	// A pod that is nobody's client is not reported, unless it was one.
 	none := clientOf(2)
 	b.putClient(none)
 	b.setUp(record(2))
