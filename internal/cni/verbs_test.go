@@ -267,6 +267,17 @@ func TestAfterOtherPluginsWithADaemonOfBefore(t *testing.T) {
 	}
 }
 
+// maxSize is the budget `plugin-size` (docs/design.md, "Budgets") in bytes.
+const maxSize = 12 << 20
+
+func TestPluginSize(t *testing.T) {
+	info, err := os.Stat(filepath.Join(pluginDir, "berth"))
+	must(t, err)
+	if info.Size() > maxSize {
+		t.Errorf("the plugin has %.1f MiB, the budget is %d", float64(info.Size())/(1<<20), maxSize>>20)
+	}
+}
+
 func TestPluginWithoutACommandSaysWhatItIs(t *testing.T) {
 	cmd := invocation{}.command(t.Context())
 	var stderr bytes.Buffer

@@ -1,8 +1,6 @@
 package attachment
 
 import (
-	"encoding/json"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -256,43 +254,6 @@ func BenchmarkPut(b *testing.B) {
 	for b.Loop() {
 		if err := s.Put(r); err != nil {
 			b.Fatal(err)
-		}
-	}
-}
-
-// Nodes are upgraded, and go back, with pods running: what is stored keeps its
-// names, whatever the fields are called here.
-func TestStoredRecordKeepsItsNames(t *testing.T) {
-	for name, tc := range map[string]struct {
-		lease string
-		want  Lease
-	}{
-		"of an ENI": {
-			`{"ipv4":"10.0.1.7","eni":"eni-0a","deviceIndex":2}`,
-			Lease{IPv4: netip.MustParseAddr("10.0.1.7"), Origin: introspect.Origin{ENI: "eni-0a"}, Uplink: 2},
-		},
-		"of the primary ENI": {
-			`{"ipv4":"10.0.0.7","eni":"eni-0b"}`,
-			Lease{IPv4: netip.MustParseAddr("10.0.0.7"), Origin: introspect.Origin{ENI: "eni-0b"}},
-		},
-		"of a block": {
-			`{"ipv4":"10.2.0.1","ipv6":"fd02::201","pool":"default","block":"default-0"}`,
-			Lease{IPv4: netip.MustParseAddr("10.2.0.1"), IPv6: netip.MustParseAddr("fd02::201"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
-		},
-	} {
-		stored := `{"version":1,"key":{"network":"berth","containerID":"c1","ifName":"eth0"},"pod":{"namespace":"default","name":"web","uid":"u-1"},` +
-			`"lease":` + tc.lease + `,"netns":{"path":"/run/netns/c1","dev":4,"inode":4026531840},"hostLink":"bthaaaaaaaaaaaa",` +
-			`"hostMAC":"0a:00:00:00:00:01","podMAC":"0a:00:00:00:00:02","mtu":9001,"state":"ready","since":"2023-11-14T22:13:20Z","instanceID":"i-1","bootID":"boot-1"}`
-		r, err := DecodeRecord([]byte(stored))
-		if err != nil || r.Lease != tc.want || r.PodMAC.String() != "0a:00:00:00:00:02" || r.Key.ContainerID != "c1" {
-			t.Errorf("%s: read %+v, %v", name, r, err)
-			continue
-		}
-		again, err := r.Encode()
-		var was, is map[string]any
-		must(t, errors.Join(err, json.Unmarshal([]byte(stored), &was), json.Unmarshal(again, &is)))
-		if d := cmp.Diff(was, is); d != "" {
-			t.Errorf("%s (-stored +written):\n%s", name, d)
 		}
 	}
 }

@@ -86,9 +86,9 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 }
 
 // A source gets the annotations that it reads, also from a plugin of an earlier release, and no
-// others. A request that it rejects gets no address.
+// others; NICs get theirs. A request that one of them rejects gets nothing.
 func TestAnnotationsReachTheSource(t *testing.T) {
-	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
+	n := newPortNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
 	r.source.Wants = []string{"berth.dev/pool", "berth.dev/vpc"}
 	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
@@ -115,6 +115,14 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	req.Annotations = &rpc.Annotations{All: all}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {
 		t.Errorf("message %q", f.GetMessage())
+	}
+	acquired := n.board.count("Acquire")
+	r.source.Refuses, r.source.Wants, r.nics.keys = nil, nil, []string{"berth.dev/vpc"}
+	r.nics.refuses = func(req source.Request) error {
+		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
+	}
+	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-refused is refused" || n.board.count("Acquire") > acquired {
+		t.Errorf("message %q, and NICs were acquired %d times more", f.GetMessage(), n.board.count("Acquire")-acquired)
 	}
 }
 

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,7 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
-	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -133,24 +131,6 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// What a pod cannot have is rejected at once. NICs get their annotations.
-func TestWishesForNICs(t *testing.T) {
-	n := newPortNode(t, "10.0.0.5")
-	r := n.start()
-	r.source.Wants, r.nics.keys = []string{"berth.dev/pool"}, []string{"berth.dev/vpc"}
-	r.nics.refuses = func(req source.Request) error {
-		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
-	}
-	req := addOf("a", n.newNetns("a"))
-	req.Annotations = &rpc.Annotations{All: map[string]string{"berth.dev/vpc": "blue", "berth.dev/nics": "[]"}}
-	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-a is refused" {
-		t.Errorf("message %q", f.GetMessage())
-	}
-	if n.board.calls["Acquire"] > 0 {
-		t.Error("NICs were asked for all the same")
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -261,28 +260,6 @@ func TestRestart(t *testing.T) {
 			t.Errorf("%s was written again, and says %+v", was.Name, is.Status.Node)
 		}
 	}
-}
-
-// 100 pods at once: each is reported within moments.
-func TestBurst(t *testing.T) {
-	m := newMachine(t)
-	m.start()
-	nat := m.egress("nat", 1, 2, 3)
-	const pods = 100
-	var of []*v1alpha1.EgressClient
-	for i := range pods {
-		of = append(of, m.client(i, sourcenode.Name, refTo(nat)))
-	}
-	var wg sync.WaitGroup
-	start := time.Now()
-	for i := range pods {
-		wg.Go(func() { m.add(i, "nat") })
-	}
-	wg.Wait()
-	for _, o := range of {
-		m.says(o, v1alpha1.EgressClientSetUp, 1)
-	}
-	t.Logf("%d pods were reported in %v", pods, time.Since(start))
 }
 
 // What is of another node, or of another pod of the name, is nobody's here; and a node's token
