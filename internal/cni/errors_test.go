@@ -217,16 +217,3 @@ func TestFailuresOfTheDaemon(t *testing.T) {
 		})
 	}
 }
-
-func TestBadReplies(t *testing.T) {
-	for name, reply := range map[string]*rpc.AddReply{
-		"address": {Addresses: []string{"10.0.0.1"}},
-		"route":   {Routes: []*rpc.Route{{Dst: "default"}}},
-		"gateway": {Routes: []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "x"}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) { return reply, nil }}
-			invocation{verb: "ADD", conf: conf(rpcfake.Start(t, n), "1.0.0")}.check(t, 999, name, "same release")
-		})
-	}
-}

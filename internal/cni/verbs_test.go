@@ -103,28 +103,31 @@ func TestResultsWithNICs(t *testing.T) {
 	}
 }
 
-// What a daemon says is bounded, and each part of it is checked.
-func TestLinksThatCannotBe(t *testing.T) {
-	for says, spoil := range map[string]func(*rpc.Link) []*rpc.Link{
-		"more than 32 further interfaces": func(l *rpc.Link) []*rpc.Link { return slices.Repeat([]*rpc.Link{l}, 33) },
-		"16 addresses": func(l *rpc.Link) []*rpc.Link {
-			l.Addresses = slices.Repeat(l.GetAddresses()[:1], 17)
-			return []*rpc.Link{l}
-		},
-		"66 routes": func(l *rpc.Link) []*rpc.Link {
-			l.Routes = slices.Repeat(l.GetRoutes()[:1], 67)
-			return []*rpc.Link{l}
-		},
-		"the address 10.0.0/8": func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Cidr = "10.0.0/8"; return []*rpc.Link{l} },
-		"the gateway here":     func(l *rpc.Link) []*rpc.Link { l.Addresses[0].Gateway = "here"; return []*rpc.Link{l} },
-		"the route x/0":        func(l *rpc.Link) []*rpc.Link { l.Routes[0].Dst = "x/0"; return []*rpc.Link{l} },
+// Replies are bounded, and each part of them is checked.
+func TestBadReplies(t *testing.T) {
+	link := func(spoil func(*rpc.Link)) func(*rpc.AddReply) {
+		return func(r *rpc.AddReply) {
+			r.Links = r.GetLinks()[:1]
+			spoil(r.Links[0])
+		}
+	}
+	for says, spoil := range map[string]func(*rpc.AddReply){
+		"the address 10.0.0.1;":           func(r *rpc.AddReply) { r.Addresses = []string{"10.0.0.1"} },
+		"the route default;":              func(r *rpc.AddReply) { r.Routes = []*rpc.Route{{Dst: "default"}} },
+		"the gateway x;":                  func(r *rpc.AddReply) { r.Routes = []*rpc.Route{{Dst: "0.0.0.0/0", Gateway: "x"}} },
+		"more than 32 further interfaces": func(r *rpc.AddReply) { r.Links = slices.Repeat(r.GetLinks()[:1], 33) },
+		"16 addresses":                    link(func(l *rpc.Link) { l.Addresses = slices.Repeat(l.GetAddresses()[:1], 17) }),
+		"66 routes":                       link(func(l *rpc.Link) { l.Routes = slices.Repeat(l.GetRoutes()[:1], 67) }),
+		"the address 10.0.0/8;":           link(func(l *rpc.Link) { l.Addresses[0].Cidr = "10.0.0/8" }),
+		"the gateway here;":               link(func(l *rpc.Link) { l.Addresses[0].Gateway = "here" }),
+		"the route x/0;":                  link(func(l *rpc.Link) { l.Routes[0].Dst = "x/0" }),
 	} {
 		socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 			reply := withNICs(rpcfake.DefaultReply("eth0"))
-			reply.Links = spoil(reply.GetLinks()[0])
+			spoil(reply)
 			return reply, nil
 		}})
-		invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.check(t, types.ErrInternal, says)
+		invocation{verb: "ADD", conf: conf(socket, "1.0.0")}.check(t, types.ErrInternal, says, "same release")
 	}
 }
 

@@ -91,15 +91,32 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	}
 }
 
+// An address, also a node-local one, belongs to one record, across restarts, until that changes or goes.
 func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
-	s, _ := openStore(t, t.TempDir(), testNode)
-	a := testRecord("c1", "10.0.0.5")
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	refused := func(r Record, addr string) {
+		t.Helper()
+		if err := s.Put(r); err == nil || !strings.Contains(err.Error(), addr+" is held by berth/c1/eth0") {
+			t.Fatalf("err = %v, want one that names the holder of %s", err, addr)
+		}
+	}
+	a, b := testRecord("c1", "10.0.0.5"), testRecord("c2", "10.0.0.6")
+	a.Lease.NodeLocal = netip.MustParseAddr("fd00::ac:5")
+	b.Lease.NodeLocal = a.Lease.NodeLocal
 	mustPut(t, s, a)
-	if err := s.Put(testRecord("c2", "10.0.0.5")); err == nil || !strings.Contains(err.Error(), "held by berth/c1/eth0") {
-		t.Fatalf("err = %v, want one that names the holder", err)
+	for range 2 {
+		refused(testRecord("c2", "10.0.0.5"), "10.0.0.5")
+		refused(b, "fd00::ac:5")
+		s, _ = openStore(t, dir, testNode)
 	}
 	a.Lease.IPv4 = netip.MustParseAddr("10.0.0.9")
 	mustPut(t, s, a, testRecord("c2", "10.0.0.5"))
+	must(t, s.Delete(a.Key))
+	mustPut(t, s, b)
+	if holder, ok := s.ByAddr(b.Lease.NodeLocal); !ok || holder.Key != b.Key {
+		t.Errorf("%s is held by %v", b.Lease.NodeLocal, holder.Key)
+	}
 }
 
 func TestFailedPutReservesNothing(t *testing.T) {

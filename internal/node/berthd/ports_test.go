@@ -31,15 +31,22 @@ func kubeconfig(t *testing.T) string {
 	return path
 }
 
+// quietNode is a node with settings, and the store of its records.
+func quietNode(t *testing.T, cfg config.Config) (*node, *attachment.Store) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	cfg.NodeName, cfg.Kubeconfig = "n", kubeconfig(t)
+	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, log)
+	must(t, err)
+	return &node{cfg: cfg, log: log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}, store
+}
+
 // Ports that are VLANs are plugged on every node with ports, without Open vSwitch too.
 func TestPortsWithoutASwitch(t *testing.T) {
-	quiet := slog.New(slog.DiscardHandler)
-	n := &node{cfg: config.Config{NodeSettings: config.NodeSettings{NodeName: "n", IPAM: config.IPAMPort, Kubeconfig: kubeconfig(t)}}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
-	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
+	n, store := quietNode(t, config.Config{NodeSettings: config.NodeSettings{IPAM: config.IPAMPort}})
+	var err error
+	n.ports, err = n.openPorts(store, n.needIPv6)
 	must(t, err)
-	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
-		t.Fatal(err)
-	}
 	defer n.ports.close()
 	rec := attachment.Record{HostLink: "bthaaaaaaaaaaaa", Netns: attachment.Netns{Path: "/nowhere"}}
 	nic := attachment.NIC{
@@ -58,11 +65,8 @@ func TestPortsWithoutASwitch(t *testing.T) {
 // The runtime is asked to tell annotations wherever pods may have NICs, and the plugin
 // waits as long as an ADD may.
 func TestInstallationWithPorts(t *testing.T) {
-	quiet := slog.New(slog.DiscardHandler)
 	src := sourcefake.New(clock.Real{}, 0)
-	n := &node{cfg: config.Config{
-		NodeSettings: config.NodeSettings{NodeName: "n"}, ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute},
-	}, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	n, store := quietNode(t, config.Config{ServingSettings: config.ServingSettings{WarmWait: 45 * time.Second}, PortSettings: config.PortSettings{PortWait: time.Minute}})
 	if got := tells(daemon.Options{Source: src}); got != nil {
 		t.Errorf("without NICs the runtime tells %v", got)
 	}
@@ -73,19 +77,16 @@ func TestInstallationWithPorts(t *testing.T) {
 	if got := n.patience(); got != time.Minute {
 		t.Errorf("with NICs an ADD waits %v", got)
 	}
-	store, _, err := attachment.Open(t.TempDir(), attachment.Node{InstanceID: "n", BootID: "b"}, quiet)
-	must(t, err)
-	n.cfg.Kubeconfig = kubeconfig(t)
 	n.cfg.OVSDB = "unix:/nowhere/db.sock"
-	if n.ports, err = n.openPorts(store, n.needIPv6); err != nil {
-		t.Fatal(err)
-	}
+	var err error
+	n.ports, err = n.openPorts(store, n.needIPv6)
+	must(t, err)
 	defer n.ports.close()
 	if got := tells(daemon.Options{Source: src, Parts: n.parts(store)}); !slices.Equal(got, []string{cni.PodAnnotations}) {
 		t.Errorf("with NICs the runtime tells %v", got)
 	}
 	// Beside addresses of ENIs the first interface may be a branch, in one of two modes.
-	operated := &node{cfg: n.cfg, log: quiet, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
+	operated := &node{cfg: n.cfg, log: n.log, clock: clock.Real{}, deps: machine(), metrics: daemon.NewMetrics()}
 	operated.cfg.IPAM = config.IPAMENIOperator
 	for mode, want := range map[string]bool{"strict": true, "standard": true, "none": false} {
 		operated.cfg.GroupEnforcing, operated.metrics = mode, daemon.NewMetrics()

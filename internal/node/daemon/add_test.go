@@ -72,19 +72,6 @@ func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
 	}
 }
 
-func TestAddWithoutAddressNamesTheReason(t *testing.T) {
-	n := newNode(t)
-	n.warmWait = time.Millisecond
-	r := n.start()
-	f := r.refused(t, addOf("a", n.newNetns("a")), types.ErrTryAgainLater)
-	if f.GetMessage() != "no address for the pod: the fake source has no free address" {
-		t.Errorf("message %q", f.GetMessage())
-	}
-	if r.source.Waiting() != 0 || len(r.Store.Records()) != 0 {
-		t.Errorf("%d waiters and records %v left", r.source.Waiting(), r.Store.Records())
-	}
-}
-
 // A source gets the annotations that it reads, also from a plugin of an earlier release, and no
 // others; NICs get theirs. A request that one of them rejects gets nothing.
 func TestAnnotationsReachTheSource(t *testing.T) {

@@ -293,23 +293,7 @@ func TestPortMadeAgain(t *testing.T) {
 	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
 		t.Fatalf("%v, %+v", ok, nics)
 	}
-	harness.OK(t, m.Unplug(t.Context(), rec, rec.NICs[0]))
-	m.forget(rec)
 	rec.NICs = nics
-	m.record(rec)
-	var err error
-	rec.NICs[0], err = m.Plug(t.Context(), rec, nics[0])
-	harness.OK(t, err)
-	rec.NICs[0].State = attachment.Plugged
-	m.Plugged(rec)
-	m.Until("the new port is reported", func() bool {
-		n := m.nic("pod1-eth0").Status.Node
-		return n.State == v1alpha1.NodePlugged && n.PortID == again
-	},
-		func() string { return fmt.Sprintf("%+v", m.nic("pod1-eth0").Status.Node) })
-	if _, ok := m.Desired(rec); ok {
-		t.Error("it is to be replaced again")
-	}
 	// A PodNIC that was deleted and made again for the pod that runs is another, also with
 	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))

@@ -184,7 +184,20 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Of running pods those alone are looked at that a change is about.
+// follow sets an attachment up as desired, once.
+func (o *observed) follow(t *testing.T, rec attachment.Record) attachment.Record {
+	t.Helper()
+	if desired, differs := o.desired(rec); differs {
+		rec.Egress = desired
+		o.setUp(rec)
+		if _, again := o.desired(rec); again {
+			t.Errorf("%s is to have yet another egress", rec.Pod.Name)
+		}
+	}
+	return rec
+}
+
+// A change has only those running pods compared that it concerns.
 func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	recs := map[int]attachment.Record{}
@@ -205,15 +218,7 @@ func TestWantedIsLookedAtOnceAChange(t *testing.T) {
 			if b.pods[nameOf(recs[i].Pod)].settled == nil {
 				list = append(list, i)
 			}
-			if got, differ := b.desired(recs[i]); differ {
-				rec := recs[i]
-				rec.Egress = got
-				recs[i] = rec
-				b.setUp(rec)
-				if _, again := b.desired(rec); again {
-					t.Errorf("pod %d is to have yet another", i)
-				}
-			}
+			recs[i] = b.follow(t, recs[i])
 		}
 		return list
 	}
@@ -281,12 +286,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 		}
 		b.effects.changed = false
 		for i, n := range map[int]int{1: want, 2: 1} {
-			rec := recs[i]
-			if got, differ := b.desired(rec); differ {
-				rec.Egress = got
-				b.setUp(rec)
-				recs[i] = rec
-			}
+			recs[i] = b.follow(t, recs[i])
 			if got := len(recs[i].Egress.Egresses); got != n {
 				t.Errorf("%s: pod %d has %d Egresses, want %d", what, i, got, n)
 			}
