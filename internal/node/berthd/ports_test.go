@@ -18,7 +18,6 @@ import (
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -102,7 +101,7 @@ func TestInstallationWithPorts(t *testing.T) {
 	m := &portMode{node: n}
 	only, err := m.newSource(context.Background())
 	must(t, err)
-	if l, err := only.Acquire(t.Context(), source.Request{}); err != nil || !l.Empty() {
+	if l, err := only.Acquire(t.Context(), attachment.Request{}); err != nil || !l.Empty() {
 		t.Errorf("it leases %v, %v", l, err)
 	}
 	if only.Ready() == nil {

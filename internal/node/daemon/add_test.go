@@ -17,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 )
 
 func TestAddIsIdempotent(t *testing.T) {
@@ -81,12 +80,12 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
 	for name, tc := range map[string]struct {
 		passed *rpc.Annotations
-		want   source.PodOptions
+		want   attachment.PodOptions
 	}{
-		"some":    {&rpc.Annotations{All: all}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
-		"none":    {&rpc.Annotations{}, source.PodOptions{AnnotationsKnown: true}},
-		"untold":  {nil, source.PodOptions{}},
-		"earlier": {&rpc.Annotations{Pool: "public"}, source.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
+		"some":    {&rpc.Annotations{All: all}, attachment.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
+		"none":    {&rpc.Annotations{}, attachment.PodOptions{AnnotationsKnown: true}},
+		"untold":  {nil, attachment.PodOptions{}},
+		"earlier": {&rpc.Annotations{Pool: "public"}, attachment.PodOptions{AnnotationsKnown: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
 	} {
 		req := addOf(name, n.newNetns(name))
 		req.Annotations = tc.passed
@@ -97,7 +96,9 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 			t.Errorf("%s: the source hears (-want +got):\n%s", name, diff)
 		}
 	}
-	r.source.Refuses = func(w source.PodOptions) error { return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"]) }
+	r.source.Refuses = func(w attachment.PodOptions) error {
+		return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"])
+	}
 	req := addOf("refused", n.newNetns("refused"))
 	req.Annotations = &rpc.Annotations{All: all}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {
@@ -105,7 +106,7 @@ func TestAnnotationsReachTheSource(t *testing.T) {
 	}
 	acquired := n.board.count("Acquire")
 	r.source.Refuses, r.source.Wants, r.nics.keys = nil, nil, []string{"berth.dev/vpc"}
-	r.nics.refuses = func(req source.Request) error {
+	r.nics.refuses = func(req attachment.Request) error {
 		return fmt.Errorf("%s of %s is refused", req.Options.Annotations["berth.dev/vpc"], req.Pod.Name)
 	}
 	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue of pod-refused is refused" || n.board.count("Acquire") > acquired {

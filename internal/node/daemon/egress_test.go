@@ -167,9 +167,9 @@ func TestADDWaitsForGateways(t *testing.T) {
 func TestAnnotationsByPrefix(t *testing.T) {
 	req := addOf("a", "")
 	req.Annotations = &rpc.Annotations{All: map[string]string{"egress.berth.dev/internet": "nat", "egress.berth.dev/other": "b", "berth.dev/pool": "p", "berth.dev/x": "y"}}
-	wish := wishOf(req, []string{"egress.berth.dev/", "berth.dev/pool"})
-	if got := fmt.Sprint(wish.Annotations); got != "map[berth.dev/pool:p egress.berth.dev/internet:nat egress.berth.dev/other:b]" {
-		t.Errorf("wish has %s", got)
+	options := optionsOf(req, []string{"egress.berth.dev/", "berth.dev/pool"})
+	if got := fmt.Sprint(options.Annotations); got != "map[berth.dev/pool:p egress.berth.dev/internet:nat egress.berth.dev/other:b]" {
+		t.Errorf("options are %s", got)
 	}
 	n := newEgressNode(t, "10.0.0.5")
 	r := n.restart(nil)
@@ -226,7 +226,7 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	t.Helper()
 	want, err := wantedBy(addOf(container, netns))
 	must(t, err)
-	return r.attachments.add(within(t), want, source.PodOptions{})
+	return r.attachments.add(within(t), want, attachment.PodOptions{})
 }
 
 // What other software removes in a pod's namespace is restored at the next interval, and after a

@@ -67,14 +67,14 @@ func (f *fakeEgress) says(pod string, e *attachment.Egress) {
 
 func (f *fakeEgress) Annotations() []string { return []string{"egress.berth.dev/"} }
 
-func (f *fakeEgress) CheckOptions(req source.Request) error {
+func (f *fakeEgress) CheckOptions(req attachment.Request) error {
 	if value, ok := req.Options.Annotations["egress.berth.dev/internet"]; ok && value == "" {
 		return errors.New("annotation egress.berth.dev/internet is empty, expected names of Egresses")
 	}
 	return nil
 }
 
-func (f *fakeEgress) Acquire(ctx context.Context, req source.Request) (e *attachment.Egress, err error) {
+func (f *fakeEgress) Acquire(ctx context.Context, req attachment.Request) (e *attachment.Egress, err error) {
 	err = f.until(ctx, req.Key, "no EgressClient says yet which Egresses the pod uses", func() (ok bool) {
 		e, ok = f.wants[req.Pod.Name]
 		return ok || f.open

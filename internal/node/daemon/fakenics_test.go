@@ -35,7 +35,7 @@ func newSwitchboard() *switchboard {
 type fakeNICs struct {
 	*switchboard
 	keys    []string
-	refuses func(source.Request) error
+	refuses func(attachment.Request) error
 	changed retry.Signal
 	news    retry.Signal
 
@@ -121,14 +121,14 @@ func (s *switchboard) want(t testing.TB, ports ...string) {
 
 func (f *fakeNICs) Annotations() []string { return f.keys }
 
-func (f *fakeNICs) CheckOptions(req source.Request) error {
+func (f *fakeNICs) CheckOptions(req attachment.Request) error {
 	if f.refuses == nil {
 		return nil
 	}
 	return f.refuses(req)
 }
 
-func (f *fakeNICs) Acquire(ctx context.Context, req source.Request) (nics []attachment.NIC, err error) {
+func (f *fakeNICs) Acquire(ctx context.Context, req attachment.Request) (nics []attachment.NIC, err error) {
 	if err := f.enter(ctx, "Acquire"); err != nil {
 		f.switchboard.mu.Unlock()
 		return nil, err

@@ -21,7 +21,6 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/nicpart"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/nodelocal"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
@@ -200,7 +199,7 @@ func dial(t testing.TB, socket string) *grpc.ClientConn {
 
 // attach is an ADD without the socket.
 func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
-	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.PodOptions{})
+	return d.attachments.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, attachment.PodOptions{})
 }
 
 // attached is an attach that succeeds.
@@ -335,7 +334,9 @@ func waitFor(t testing.TB, ok func() bool) {
 	}
 }
 
-func sourceRequest(container string) source.Request { return source.Request{Key: keyFor(container)} }
+func sourceRequest(container string) attachment.Request {
+	return attachment.Request{Key: keyFor(container)}
+}
 
 // recordOf is the record that an ADD begins with.
 func recordOf(container string, lease attachment.Lease) attachment.Record {

@@ -199,9 +199,9 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		n := newNode(t)
 		d := n.assemble()
 		since := d.Clock.Now().UTC()
-		req := source.Request{Key: keyFor("a"), Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
+		req := attachment.Request{Key: keyFor("a"), Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
 		_, end := d.attachments.acquirer.waits.add(t.Context(), req)
-		_, endOther := d.attachments.acquirer.waits.add(t.Context(), source.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
+		_, endOther := d.attachments.acquirer.waits.add(t.Context(), attachment.Request{Key: keyFor("b"), Pod: attachment.Pod{Namespace: "shop", Name: "web-1"}})
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
@@ -222,7 +222,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		go func() {
 			defer close(ended)
 			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-			_, _ = d.attachments.add(ctx, rec, source.PodOptions{})
+			_, _ = d.attachments.add(ctx, rec, attachment.PodOptions{})
 		}()
 		synctest.Wait()
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")

@@ -10,7 +10,6 @@ import (
 
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // portPods are pods with two NICs: in addition to an address, alone, and with a branch that the node
@@ -136,12 +135,12 @@ func (n *node) crash(t *testing.T, point string, nics []attachment.NIC, do func(
 	if now, ok := r.Store.Get(rec.Key); ok {
 		rec = now
 		if !rec.Lease.Empty() {
-			must(t, r.Source.Restore(source.Request{Key: rec.Key}, rec.Lease))
+			must(t, r.Source.Restore(attachment.Request{Key: rec.Key}, rec.Lease))
 		}
 	} else {
 		ns, err := r.attachments.netnsOf(n.newNetns("a"))
 		must(t, err)
-		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, source.PodOptions{})
+		rec, _, err = r.attachments.acquirer.acquire(t.Context(), rec, attachment.PodOptions{})
 		must(t, err)
 		rec.Netns = ns
 		must(t, r.Store.Put(rec))

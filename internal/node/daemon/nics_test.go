@@ -205,7 +205,7 @@ func TestDocumentsHaveNICs(t *testing.T) {
 	six.Addresses = append(six.Addresses, attachment.NICAddress{CIDR: netip.MustParsePrefix("2001:db8::5/64")})
 	r.nics.bind("web-0", testNIC("eth1", "p-1"), six)
 	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
-	_, err := r.attachments.add(within(t), want, source.PodOptions{})
+	_, err := r.attachments.add(within(t), want, attachment.PodOptions{})
 	must(t, err)
 	doc := r.inspector.document()
 	nic := func(ifName, port string, addrs ...string) introspect.NIC {

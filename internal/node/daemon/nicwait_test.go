@@ -15,7 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/node/daemon/cnierror"
 	"github.com/berthnet/berth/internal/node/daemon/part"
 	"github.com/berthnet/berth/internal/node/introspect"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // unbound is a port that no node has yet.
@@ -108,7 +107,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 				start := time.Now()
 				tc.prepare(n, r)
 				want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Name: "pod-a"}}
-				rec, err := r.attachments.add(ctx, want, source.PodOptions{})
+				rec, err := r.attachments.add(ctx, want, attachment.PodOptions{})
 				if took := time.Since(start); took != tc.after {
 					t.Errorf("it took %v, want %v", took, tc.after)
 				}

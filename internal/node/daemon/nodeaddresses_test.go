@@ -128,7 +128,7 @@ func TestAddressesOfTheNode(t *testing.T) {
 				end()
 			}
 			defer end()
-			lease, err := src.Acquire(ctx, source.Request{Key: keyFor("b")})
+			lease, err := src.Acquire(ctx, attachment.Request{Key: keyFor("b")})
 			if got := lease.IPv4; (err != nil) != (c.next == "") || err == nil && got.String() != c.next {
 				t.Errorf("the next pod gets %v, %v, want %q", got, err, c.next)
 			}

@@ -20,7 +20,7 @@ type decision struct {
 }
 
 // decide decides whether all NICs of a pod may be plugged now.
-func (b *observed) decide(r rules, req source.Request) decision {
+func (b *observed) decide(r rules, req attachment.Request) decision {
 	vpc, known := b.namespaces[req.Pod.Namespace]
 	w, err := r.of(req, vpc, known)
 	switch {
@@ -101,7 +101,7 @@ func withDefaultRoute(nics []attachment.NIC, first string) []attachment.NIC {
 
 // missing says that a NIC has no PodNIC here. Why the operator cannot create one, for example because the VPC does not
 // exist, only the pod's Events say: a node may read PodNICs, but no VPCs.
-func (b *observed) missing(req source.Request, vpc, name string) *source.Exhausted {
+func (b *observed) missing(req attachment.Request, vpc, name string) *source.Exhausted {
 	if !b.sync.Listed(podNICs) {
 		return b.orUnreachable(waiters.Missing("starting", "NIC %s: the API server has not listed this node's PodNICs yet", name))
 	}

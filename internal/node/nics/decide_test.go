@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/node/attachment"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -69,7 +68,7 @@ func TestWants(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			req := sourcetest.Request(1)
-			req.Options = source.PodOptions{AnnotationsKnown: c.passed != nil, Annotations: c.passed}
+			req.Options = attachment.PodOptions{AnnotationsKnown: c.passed != nil, Annotations: c.passed}
 			if c.ifName != "" {
 				req.Key.IfName = c.ifName
 			}
@@ -272,7 +271,7 @@ func TestDecide(t *testing.T) {
 		"failed":              {list: []*v1alpha1.PodNIC{with(1, 0, func(s *v1alpha1.PodNICStatus) { s.Phase = v1alpha1.PhaseFailed })}, wait: "not-bound"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := of(c.list...).decide(onlyPorts, wish(1, nil))
+			v := of(c.list...).decide(onlyPorts, requestWith(1, nil))
 			var got []string
 			for _, n := range v.nics {
 				if n.DefaultRoute {
@@ -332,9 +331,9 @@ func TestDecide(t *testing.T) {
 			for _, o := range []*v1alpha1.PodNIC{with(1, 0, c.first), further} {
 				b.put(read(o, []string{"br-int"}, c.rules))
 			}
-			v := b.decide(c.rules, wish(1, map[string]string{v1alpha1.AnnotationNICs: "[{name: eth1}]"}))
+			v := b.decide(c.rules, requestWith(1, map[string]string{v1alpha1.AnnotationNICs: "[{name: eth1}]"}))
 			if c.rules.firstIsPort {
-				v = b.decide(c.rules, wish(1, nil))
+				v = b.decide(c.rules, requestWith(1, nil))
 			}
 			var got []string
 			for _, n := range v.nics {
@@ -359,7 +358,7 @@ func TestDecide(t *testing.T) {
 	// Beside another source no NIC has the default route unless it says so, and a pod of
 	// which no annotations are known has those that exist.
 	b := of(with(1, 1, plain))
-	v := b.decide(rules{}, wish(1, nil))
+	v := b.decide(rules{}, requestWith(1, nil))
 	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {
 		t.Errorf("%+v", v)
 	}
@@ -375,7 +374,7 @@ func TestDecide(t *testing.T) {
 	}
 	// While the API server is away, that is why.
 	b.sync.Set(podNICs, errors.New("connection refused"))
-	if v := b.decide(rules{}, wish(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
+	if v := b.decide(rules{}, requestWith(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
 		t.Errorf("%+v", v)
 	}
 	if got := word("Subnet Full\n" + strings.Repeat("x", 99)); len(got) != 40 || !strings.HasPrefix(got, "SubnetFullx") {

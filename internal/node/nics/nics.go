@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/internal/kernel/plug/ovsdb"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/waiters"
 	"github.com/berthnet/berth/internal/retry"
-	"github.com/berthnet/berth/internal/source"
 )
 
 // Config is the configuration of NICs. NodeName, Plugger and Recorded are required.
@@ -112,7 +112,7 @@ func (n *NICs) Annotations() []string {
 }
 
 // CheckOptions implements nicpart.NICs.
-func (n *NICs) CheckOptions(req source.Request) error {
+func (n *NICs) CheckOptions(req attachment.Request) error {
 	n.mu.Lock()
 	vpc, known := n.observed.namespaces[req.Pod.Namespace]
 	n.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 )
 
 // expires waits for NICs in vain, and returns what an ADD says then.
-func (m *machine) expires(req source.Request, reason string) (message string) {
+func (m *machine) expires(req attachment.Request, reason string) (message string) {
 	m.T.Helper()
 	var why *source.Exhausted
 	m.Until("an ADD fails by "+reason, func() bool {
@@ -39,7 +39,7 @@ func (m *machine) expires(req source.Request, reason string) (message string) {
 }
 
 // begin has an ADD wait for NICs, and returns its outcome once it is called.
-func (m *machine) begin(req source.Request) (outcome func() ([]attachment.NIC, error)) {
+func (m *machine) begin(req attachment.Request) (outcome func() ([]attachment.NIC, error)) {
 	var nics []attachment.NIC
 	var err error
 	done := make(chan struct{})
@@ -60,7 +60,7 @@ func TestLifeOfNICs(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	two := `[{subnet: a}, {subnet: b}]`
-	add := m.begin(wish(1, map[string]string{v1alpha1.AnnotationNICs: two}))
+	add := m.begin(requestWith(1, map[string]string{v1alpha1.AnnotationNICs: two}))
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	m.waitsFor(1, "NIC eth1")
 	m.make(podNIC(1, 1, v1alpha1.PhasePending))
@@ -75,13 +75,13 @@ func TestLifeOfNICs(t *testing.T) {
 		t.Error("nobody waits any more")
 	}
 
-	rec := m.add(wish(1, map[string]string{v1alpha1.AnnotationNICs: two}), 1)
-	other := m.begin(wish(2, nil)) // of the namespace's VPC, by the default
+	rec := m.add(requestWith(1, map[string]string{v1alpha1.AnnotationNICs: two}), 1)
+	other := m.begin(requestWith(2, nil)) // of the namespace's VPC, by the default
 	m.make(podNIC(2, 0, v1alpha1.PhaseActive))
 	if nics, err := other(); err != nil || len(nics) != 1 || nics[0].Port != portID(2, 0) {
 		t.Errorf("pod 2 got %+v, %v", nics, err)
 	}
-	second := m.add(wish(2, nil), 2)
+	second := m.add(requestWith(2, nil), 2)
 
 	for k, n := range rec.NICs {
 		got := m.says(fmt.Sprintf("pod1-eth%d", k), v1alpha1.NodePlugged)
@@ -122,7 +122,7 @@ func (m *machine) waitsFor(i int, text string) {
 func TestWhyNICsDoNotCome(t *testing.T) {
 	m := newMachine(t)
 	m.start()
-	req := wish(1, nil)
+	req := requestWith(1, nil)
 	m.expires(req, "no-podnic")
 	m.make(podNIC(1, 0, v1alpha1.PhasePending))
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) {
@@ -178,8 +178,8 @@ func TestPodNICThatLies(t *testing.T) {
 	lies := podNIC(1, 0, v1alpha1.PhaseBound)
 	lies.Status.Plug.Bridge = "br-ex"
 	m.make(lies)
-	why := m.expires(wish(1, nil), "podnic-invalid")
-	if _, err := m.Acquire(t.Context(), wish(1, nil)); !errors.Is(err, plug.ErrInvalid) {
+	why := m.expires(requestWith(1, nil), "podnic-invalid")
+	if _, err := m.Acquire(t.Context(), requestWith(1, nil)); !errors.Is(err, plug.ErrInvalid) {
 		t.Error(err)
 	}
 	if !strings.Contains(why, `status.plug.bridge is "br-ex", expected one of br-int`) {
@@ -195,7 +195,7 @@ func TestPodNICThatLies(t *testing.T) {
 	}, func() string { return "" })
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.Plug.Bridge = "br-int" })
 	m.Until("it can be plugged", func() bool {
-		_, err := m.Acquire(t.Context(), wish(1, nil))
+		_, err := m.Acquire(t.Context(), requestWith(1, nil))
 		return err == nil
 	}, func() string { return "" })
 }
@@ -206,21 +206,21 @@ func TestWithoutAPIServer(t *testing.T) {
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))
-	first := m.add(wish(1, nil), 1)
+	first := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.Until("both are known", func() bool {
-		_, err := m.Acquire(t.Context(), wish(2, nil))
+		_, err := m.Acquire(t.Context(), requestWith(2, nil))
 		return err == nil
 	}, func() string { return "" })
 	back := harness.WithoutAPIServer(t)
-	second := m.add(wish(2, nil), 2)
+	second := m.add(requestWith(2, nil), 2)
 	m.del(first)
-	m.expires(wish(3, nil), "unreachable")
+	m.expires(requestWith(3, nil), "unreachable")
 	back()
 	m.says("pod1-eth0", v1alpha1.NodeUnplugged)
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	m.make(podNIC(3, 0, v1alpha1.PhaseBound))
-	m.del(m.add(wish(3, nil), 3))
+	m.del(m.add(requestWith(3, nil), 3))
 	m.del(second)
 }
 
@@ -231,7 +231,7 @@ func TestRestart(t *testing.T) {
 	for i := 1; i <= 3; i++ {
 		m.make(podNIC(i, 0, v1alpha1.PhaseBound))
 	}
-	stays, goes, half := m.add(wish(1, nil), 1), m.add(wish(2, nil), 2), m.add(wish(3, nil), 3)
+	stays, goes, half := m.add(requestWith(1, nil), 1), m.add(requestWith(2, nil), 2), m.add(requestWith(3, nil), 3)
 	for i := 1; i <= 3; i++ {
 		m.says(fmt.Sprintf("pod%d-eth0", i), v1alpha1.NodePlugged)
 	}
@@ -276,7 +276,7 @@ func TestPortMadeAgain(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	rec := m.add(wish(1, nil), 1)
+	rec := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	if nics, ok := m.Desired(rec); ok {
 		t.Errorf("nothing was replaced, and it should have %+v", nics)
@@ -312,7 +312,7 @@ func TestPlugThatFails(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	nics, err := m.begin(wish(1, nil))()
+	nics, err := m.begin(requestWith(1, nil))()
 	harness.OK(t, err)
 	rec := recordOf(1, nics...)
 	m.record(rec)
@@ -324,7 +324,7 @@ func TestPlugThatFails(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	m.plugs.Fail = nil
-	rec = m.add(wish(1, nil), 1)
+	rec = m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.plugs.Fail = plug.ErrNoBridge // somebody took it away, and it is not plugged again at once
 	if _, err := m.Plug(t.Context(), rec, rec.NICs[0]); !errors.Is(err, plug.ErrNoBridge) {
@@ -354,7 +354,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 		name, port := o.Name, o.Status.PortID
 		o.Status.Plug = &tc.plug
 		m.make(o)
-		nics, err := m.begin(wish(i, nil))()
+		nics, err := m.begin(requestWith(i, nil))()
 		harness.OK(t, err)
 		rec := recordOf(i, nics...)
 		m.record(rec)
@@ -373,7 +373,7 @@ func TestLinksOfOthersAreAwaited(t *testing.T) {
 		m.waitsFor(i, tc.waits)
 		close(m.plugs.Arrived)
 		harness.OK(t, <-done)
-		rec = m.add(wish(i, nil), i)
+		rec = m.add(requestWith(i, nil), i)
 		if w := m.plugs.Plugged()[port]; string(w.Kind) != string(tc.plug.Type) || w.Trunk != tc.plug.TrunkMAC || w.VLAN != int(tc.plug.VLAN) || w.Bridge != "" {
 			t.Errorf("plugged as %+v", w.Ref)
 		}
@@ -394,7 +394,7 @@ func TestAwait(t *testing.T) {
 	m.plugs.Active = make(chan struct{})
 	var recs []attachment.Record
 	for i := 1; i <= 2; i++ {
-		nics, err := m.begin(wish(i, nil))()
+		nics, err := m.begin(requestWith(i, nil))()
 		harness.OK(t, err)
 		recs = append(recs, recordOf(i, nics...))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -461,7 +461,7 @@ func TestNICOfAnotherNode(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
-	rec := m.add(wish(1, nil), 1)
+	rec := m.add(requestWith(1, nil), 1)
 	m.says("pod1-eth0", v1alpha1.NodePlugged)
 	m.say("pod1-eth0", func(s *v1alpha1.PodNICStatus) { s.NodeName = "node-2" })
 	m.Until("it is no longer this node's", func() bool {
@@ -471,7 +471,7 @@ func TestNICOfAnotherNode(t *testing.T) {
 	}, func() string { return "" })
 	m.del(rec)
 	m.make(podNIC(2, 0, v1alpha1.PhaseBound))
-	m.add(wish(2, nil), 2)
+	m.add(requestWith(2, nil), 2)
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	if got := m.nic("pod1-eth0").Status.Node; got.State != v1alpha1.NodePlugged {
 		t.Errorf("another node's NIC was written: %+v", got)

@@ -14,7 +14,7 @@ import (
 
 // Acquire implements nicpart.NICs. The error comes at once if the pod's annotations or its PodNICs are invalid, in
 // the latter case with plug.ErrInvalid.
-func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
+func (n *NICs) Acquire(ctx context.Context, req attachment.Request) ([]attachment.NIC, error) {
 	var d decision
 	started := n.clock.Now()
 	err := n.waiters.Until(ctx, req, func() *source.Exhausted {
@@ -49,8 +49,8 @@ func (n *NICs) during(rec attachment.Record, reason, format string, args ...any)
 	return n.waiters.Note(requestOf(rec), func() *source.Exhausted { return waiters.Missing(reason, format, args...) })
 }
 
-func requestOf(rec attachment.Record) source.Request {
-	return source.Request{Key: rec.Key, Pod: rec.Pod}
+func requestOf(rec attachment.Record) attachment.Request {
+	return attachment.Request{Key: rec.Key, Pod: rec.Pod}
 }
 
 // Expect implements nicpart.NICs. Alcor's agent provides links, and EC2 those of trunks. Errors other than

@@ -107,7 +107,7 @@ func (c *Clients) Annotations() []string {
 }
 
 // CheckOptions implements egresspart.Egress.
-func (c *Clients) CheckOptions(req source.Request) error {
+func (c *Clients) CheckOptions(req attachment.Request) error {
 	_, errs := membership.Named(req.Options.Annotations)
 	return errs.Err()
 }
@@ -167,7 +167,7 @@ func (c *Clients) change(do func(o *observed)) {
 }
 
 // Acquire implements egresspart.Egress.
-func (c *Clients) Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error) {
+func (c *Clients) Acquire(ctx context.Context, req attachment.Request) (*attachment.Egress, error) {
 	var d decision
 	started, waited := c.clock.Now(), false
 	err := c.waiters.Until(ctx, req, func() *source.Exhausted {

@@ -23,7 +23,7 @@ type decision struct {
 // decide decides what a pod is to have when it starts. A pod that names Egresses, or of whose namespace an Egress selects
 // pods, waits for its EgressClient. Other pods do not depend on the API server, and have nothing unless there is an
 // EgressClient nevertheless.
-func (o *observed) decide(req source.Request) decision {
+func (o *observed) decide(req attachment.Request) decision {
 	if req.Key.IfName != firstInterface {
 		return decision{}
 	}

@@ -75,7 +75,7 @@ func bySelector() egressClient {
 }
 
 // naming is a pod that names Egresses of namespace internet.
-func naming(i int, names string) source.Request {
+func naming(i int, names string) attachment.Request {
 	req := sourcetest.Request(i)
 	req.Options.Annotations = map[string]string{v1alpha1.AnnotationEgressPrefix + "internet": names}
 	return req
@@ -122,7 +122,7 @@ func TestDecide(t *testing.T) {
 	nameless.Pod.UID = ""
 	for name, tt := range map[string]struct {
 		b       *observed
-		req     source.Request
+		req     attachment.Request
 		waits   string // reason
 		refused string // reason
 		says    string
@@ -273,7 +273,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 	b.putClient(bySelector())
 	b.putClient(clientOf(2, useNamed("nat")))
 	recs := map[int]attachment.Record{}
-	for i, req := range map[int]source.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
+	for i, req := range map[int]attachment.Request{1: sourcetest.Request(1), 2: naming(2, "nat")} {
 		rec := record(i)
 		rec.Egress = b.decide(req).egress
 		b.setUp(rec)

@@ -16,7 +16,7 @@ import (
 )
 
 // add is an ADD that waits for so long at most, and tells how long it did.
-func add(c *Clients, req source.Request, most time.Duration) (e *attachment.Egress, took time.Duration, err error) {
+func add(c *Clients, req attachment.Request, most time.Duration) (e *attachment.Egress, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), most)
 	defer cancel()
 	start := time.Now()

@@ -32,7 +32,7 @@ func New(lock sync.Locker) *Set { return &Set{lock: lock, all: map[*waiter]bool{
 // Until returns nil once why returns nil. Why says what is missing; it is called at once, after each
 // Wake, and by Why, but not after it returned nil: what it stored then is the caller's. When ctx ends
 // first, the error is what is missing then.
-func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.Exhausted) error {
+func (s *Set) Until(ctx context.Context, req attachment.Request, why func() *source.Exhausted) error {
 	s.lock.Lock()
 	missing := why()
 	s.lock.Unlock()
@@ -60,12 +60,12 @@ func (s *Set) Until(ctx context.Context, req source.Request, why func() *source.
 }
 
 // Note adds an ADD that waits for something else than Until, until done is called.
-func (s *Set) Note(req source.Request, why func() *source.Exhausted) (done func()) {
+func (s *Set) Note(req attachment.Request, why func() *source.Exhausted) (done func()) {
 	_, done = s.add(req, why)
 	return done
 }
 
-func (s *Set) add(req source.Request, why func() *source.Exhausted) (w *waiter, done func()) {
+func (s *Set) add(req attachment.Request, why func() *source.Exhausted) (w *waiter, done func()) {
 	w = &waiter{req.Key, req.Pod, why, retry.NewSignal()}
 	s.lock.Lock()
 	defer s.lock.Unlock()

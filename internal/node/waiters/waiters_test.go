@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-func request(pod string) source.Request {
-	return source.Request{Key: attachment.Key{ContainerID: pod}, Pod: attachment.Pod{Name: pod}}
+func request(pod string) attachment.Request {
+	return attachment.Request{Key: attachment.Key{ContainerID: pod}, Pod: attachment.Pod{Name: pod}}
 }
 
 func TestUntil(t *testing.T) {

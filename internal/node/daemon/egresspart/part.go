@@ -34,12 +34,12 @@ const ConditionEgress = "EgressReady"
 // documented here is as in part.Part.
 type Egress interface {
 	Annotations() []string
-	CheckOptions(req source.Request) error
+	CheckOptions(req attachment.Request) error
 	// Acquire returns what the pod is to have, once the operator said so: nil for one that
 	// is to have nothing, at once where that is known on the node. The error of a wait in vain, or where
 	// the pod's annotation names an Egress that it may not use, names the Egress and says why.
 	// The state of what it returns is attachment.EgressSetUp.
-	Acquire(ctx context.Context, req source.Request) (*attachment.Egress, error)
+	Acquire(ctx context.Context, req attachment.Request) (*attachment.Egress, error)
 	Why(key attachment.Key) *source.Exhausted
 	// Apply makes the pod's namespace as rec.Egress says, nil like one that has nothing, and
 	// removes what else of Berth's egress is there. Addresses are rec.OwnAddrs() and
@@ -128,10 +128,10 @@ func (p Part) About() part.About {
 }
 
 // CheckOptions implements part.Part.
-func (p Part) CheckOptions(req source.Request) error { return p.Egress.CheckOptions(req) }
+func (p Part) CheckOptions(req attachment.Request) error { return p.Egress.CheckOptions(req) }
 
 // Acquire implements part.Part.
-func (p Part) Acquire(ctx context.Context, req source.Request, rec *attachment.Record) (has bool, err error) {
+func (p Part) Acquire(ctx context.Context, req attachment.Request, rec *attachment.Record) (has bool, err error) {
 	if rec.Egress, err = p.Egress.Acquire(ctx, req); err != nil || rec.Egress == nil {
 		return false, err
 	}
