@@ -111,7 +111,7 @@ func callAlone(ctx context.Context, r *running, verb string, message proto.Messa
 
 // A client that starts a connection or a call and stops locks the plugin out no longer than its STATUS
 // waits.
-func TestCallsThatAreBegunOnlyGiveWay(t *testing.T) {
+func TestUnfinishedCallsGiveWay(t *testing.T) {
 	var preface, call bytes.Buffer
 	preface.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&preface, nil)

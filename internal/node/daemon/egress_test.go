@@ -77,7 +77,7 @@ func TestPodWithEgress(t *testing.T) {
 }
 
 // An ADD waits for the operator, and reports for what. A DEL ends the wait.
-func TestADDWaitsForTheOperatorsWord(t *testing.T) {
+func TestADDWaitsForItsEgressClient(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.warmWait = 50 * time.Millisecond
 	r := n.restart(nil)
@@ -389,7 +389,7 @@ func TestEgressFollowsNICs(t *testing.T) {
 }
 
 // Gateways hear of a pod while it waits for the links of its NICs.
-func TestGatewaysHearOfAPodBeforeItsNICsAreThere(t *testing.T) {
+func TestPodIsAnnouncedBeforeItsNICsAreReady(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5")
 	n.board = newSwitchboard()
 	r := n.restart(nil)

@@ -194,7 +194,7 @@ func TestPodViewIsBounded(t *testing.T) {
 	})
 }
 
-func TestPodViewTellsOfADDsThatWait(t *testing.T) {
+func TestPodViewShowsWaitingADDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
 		d := n.assemble()

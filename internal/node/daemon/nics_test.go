@@ -342,7 +342,7 @@ func TestNICsThatCannotBePluggedAgain(t *testing.T) {
 }
 
 // A port that was created again replaces the former one, also across a crash.
-func TestPortMadeAgain(t *testing.T) {
+func TestRecreatedPortReplacesTheFormer(t *testing.T) {
 	n := newPortNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	r.nics.bind("pod-a", testNIC("eth1", "p-1"), testNIC("eth2", "p-2"))
@@ -512,7 +512,7 @@ func TestRebootWithNICs(t *testing.T) {
 
 // A daemon that is not configured for NICs or egress keeps the addresses of pods that have some, reports that, and lets
 // the pods be removed.
-func TestPartThatIsNotConfiguredAnyMore(t *testing.T) {
+func TestPartThatIsNoLongerConfigured(t *testing.T) {
 	for name, tc := range map[string]struct {
 		nics   []attachment.NIC
 		egress *attachment.Egress

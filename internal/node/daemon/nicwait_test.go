@@ -134,7 +134,7 @@ func TestWaitsOfAnAddWithNICs(t *testing.T) {
 }
 
 // The node's document and Events say what an ADD waits for, without mistaking NICs for addresses.
-func TestPodIsToldOfItsNICs(t *testing.T) {
+func TestEventsOfAPodThatWaitsForNICs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newPortNode(t, "10.0.0.5")
 		n.nicWait = 10 * time.Second

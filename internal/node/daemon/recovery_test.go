@@ -432,7 +432,7 @@ func (s stalling) Boot() time.Duration {
 	return s.Fake.Boot()
 }
 
-func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
+func TestStalledRecoveryCoolsLongEnough(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	start := n.clock.Now()

@@ -33,7 +33,7 @@ func (h hearing) LinkChanged(name string, address net.HardwareAddr) {
 }
 
 // The source gets an event for every link that appears or vanishes, which may be that of an ENI.
-func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
+func TestLinkEventsKickTheSource(t *testing.T) {
 	for name, tc := range map[string]struct {
 		event   datapath.Event
 		kicked  int
@@ -137,7 +137,7 @@ func (a *arpless) ARPFiltered() bool { return !a.lacks }
 
 // A kernel that cannot drop pods' ARP requests is reported once in log and conditions, and so is one
 // that can.
-func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
+func TestKernelWithoutARPTablesIsReported(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}
 	d := &repairer{upkeep: kernel, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}

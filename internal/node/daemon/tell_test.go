@@ -71,7 +71,7 @@ func (t *teller) want(test *testing.T, want ...string) {
 }
 
 // Events on a pod appear within 3 s if its ADD waits, and at its end.
-func TestPodIsToldOfItsADD(t *testing.T) {
+func TestEventsOfAnADD(t *testing.T) {
 	const none = "the fake source has no free address"
 	for name, c := range map[string]struct {
 		prepare func(n *node, t *teller, req *rpc.AddRequest)

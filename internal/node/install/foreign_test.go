@@ -39,7 +39,7 @@ func chain(t *testing.T, o Options) (types string) {
 }
 
 // Entries that other software adds to the configuration stay, in their order, over restarts and changes of Berth.
-func TestEntriesOfOthersStay(t *testing.T) {
+func TestForeignEntriesStay(t *testing.T) {
 	atEnd := func(o Options) { edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`) }
 	first := func(o Options) { edit(t, o, `"plugins":[`, `"plugins":[{"type":"first"},`) }
 	second := func(o Options) { edit(t, o, `{"type":"portmap"`, `{"type":"linkerd-cni"},{"type":"portmap"`) }
@@ -86,7 +86,7 @@ func TestEntriesOfOthersStay(t *testing.T) {
 }
 
 // The link may be gone while the file that it led to is there.
-func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
+func TestForeignEntriesStayWithoutTheLink(t *testing.T) {
 	o := node(t)
 	o.Volatile = filepath.Join(t.TempDir(), o.ConfName)
 	mustInstall(t, o)
@@ -102,7 +102,7 @@ func TestEntriesOfOthersStayWithoutTheLink(t *testing.T) {
 }
 
 // They count when versions are chosen, and are reported. One that does not work stays.
-func TestEntriesOfOthersAreToldOf(t *testing.T) {
+func TestForeignEntriesAreReported(t *testing.T) {
 	o := node(t)
 	o.Network.Chain = nil
 	if r := mustInstall(t, o); !cmp.Equal(r.Versions, spoken) || r.Foreign != nil {

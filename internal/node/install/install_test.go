@@ -254,7 +254,7 @@ func TestNobodySeesHalfAFile(t *testing.T) {
 	}
 }
 
-func TestOthersConfigurationIsLeftAlone(t *testing.T) {
+func TestForeignConfigurationIsLeftAlone(t *testing.T) {
 	for _, foreign := range []string{
 		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
 		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,

@@ -24,7 +24,7 @@ var (
 )
 
 // Which NICs a pod is to have, by the settings, its annotations and its namespace's.
-func TestWants(t *testing.T) {
+func TestNICsThatAPodAsksFor(t *testing.T) {
 	type annotations = map[string]string
 	const vpc, nics = v1alpha1.AnnotationVPC, v1alpha1.AnnotationNICs
 	only, beside := onlyPorts, rules{}
@@ -93,7 +93,7 @@ func TestWants(t *testing.T) {
 }
 
 // A PodNIC of which one field cannot be is refused by that field's name.
-func TestObjectsThatLie(t *testing.T) {
+func TestInvalidPodNICs(t *testing.T) {
 	for want, spoil := range map[string]func(*v1alpha1.PodNIC){
 		"status.plug is missing":                                func(o *v1alpha1.PodNIC) { o.Status.Plug = nil },
 		`status.plug.bridge is "br-ex", expected one of br-int`: func(o *v1alpha1.PodNIC) { o.Status.Plug.Bridge = "br-ex" },

@@ -119,7 +119,7 @@ func (m *machine) waitsFor(i int, text string) {
 }
 
 // The error of an ADD that waited in vain names what the PodNIC lacks.
-func TestWhyNICsDoNotCome(t *testing.T) {
+func TestWaitingADDNamesWhatIsMissing(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	req := requestWith(1, nil)
@@ -172,7 +172,7 @@ func TestWhyNICsDoNotCome(t *testing.T) {
 }
 
 // The error of an invalid PodNIC names the field, in a condition too. Once it is corrected it is plugged.
-func TestPodNICThatLies(t *testing.T) {
+func TestInvalidPodNICIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	lies := podNIC(1, 0, v1alpha1.PhaseBound)
@@ -272,7 +272,7 @@ func TestRestart(t *testing.T) {
 }
 
 // A port that was created again replaces the one before once it is bound, and is then reported as plugged.
-func TestPortMadeAgain(t *testing.T) {
+func TestRecreatedPortIsDesired(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))
@@ -308,7 +308,7 @@ func TestPortMadeAgain(t *testing.T) {
 }
 
 // The PodNIC says why it cannot be plugged.
-func TestPlugThatFails(t *testing.T) {
+func TestFailedPlugIsReported(t *testing.T) {
 	m := newMachine(t)
 	m.start()
 	m.make(podNIC(1, 0, v1alpha1.PhaseBound))

@@ -294,7 +294,7 @@ func TestForeignClients(t *testing.T) {
 }
 
 // An Egress whose status makes no sense in part ends nothing, and is reported once.
-func TestGarbage(t *testing.T) {
+func TestInvalidGatewaysAreIgnored(t *testing.T) {
 	m := newMachine(t)
 	nat := m.egress("nat", 1)
 	garbage := []v1alpha1.EgressGateway{

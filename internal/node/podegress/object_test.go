@@ -54,7 +54,7 @@ func TestReadEgress(t *testing.T) {
 }
 
 // What makes no sense is left out and reported; nothing of it ends the daemon.
-func TestReadNonsense(t *testing.T) {
+func TestInvalidEgressFieldsAreIgnored(t *testing.T) {
 	many := func(n int, text string) (list []string) {
 		for i := range n {
 			list = append(list, fmt.Sprintf(text, i/65536, i/256%256, i%256))

@@ -198,7 +198,7 @@ func (o *observed) follow(t *testing.T, rec attachment.Record) attachment.Record
 }
 
 // A change has only those running pods compared that it concerns.
-func TestWantedIsLookedAtOnceAChange(t *testing.T) {
+func TestChangesConcernOnlyTheirPods(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	recs := map[int]attachment.Record{}
 	for i, name := range map[int]string{1: "nat", 2: "web", 3: ""} {
@@ -315,7 +315,7 @@ func TestConsentWhilePodsRun(t *testing.T) {
 }
 
 // Before the API server has reported what there is, nothing is taken from a pod.
-func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
+func TestNothingChangesBeforeTheFirstList(t *testing.T) {
 	rec := record(1)
 	rec.Egress = known(egressWith("nat", gatewayNumber(1))).decide(naming(1, "")).egress
 	has := planned(rec.Pod.UID, nil, nil, egressWith("nat", gatewayNumber(1)))
@@ -336,7 +336,7 @@ func TestNothingIsWantedBeforeItIsKnown(t *testing.T) {
 	}
 }
 
-func TestState(t *testing.T) {
+func TestStatusOfAnEgressClient(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)), egressWith("web", gatewayNumber(2)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)
@@ -422,7 +422,7 @@ func TestState(t *testing.T) {
 }
 
 // What is reported is what the status lacks, until the watch shows it.
-func TestDue(t *testing.T) {
+func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	e := planned("uid-1", nil, nil, egressWith("nat", gatewayNumber(1)))
 	for i := range 3 {

@@ -149,7 +149,7 @@ func TestAwait(t *testing.T) {
 
 // The operator hears of a pod's addresses while it is being set up, once, and that they are no more its
 // own when that fails; of one that the node cannot set up it does not.
-func TestComing(t *testing.T) {
+func TestAddressesAreAnnouncedEarly(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))
 	b.putClient(m)

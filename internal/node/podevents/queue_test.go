@@ -68,7 +68,7 @@ func (d *writer) want(t *testing.T, passed time.Duration, want ...string) {
 
 // A pod whose ADDs fail for an hour is reported it at once, and then how often it
 // was, at growing intervals.
-func TestRepeatedNewsIsCountedUp(t *testing.T) {
+func TestRepeatedNewsIsCounted(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", NoAddress, "subnet-full"))
 	d.want(t, time.Second, "NoAddress a 1")
@@ -86,7 +86,7 @@ func TestRepeatedNewsIsCountedUp(t *testing.T) {
 }
 
 // That an address came is reported a pod that was reported trouble, once.
-func TestTheAddressIsToldAfterTrouble(t *testing.T) {
+func TestAddressIsReportedAfterTrouble(t *testing.T) {
 	d := newWriter()
 	attached := News{Pod: pod("a"), IfName: "eth0", Kind: Attached, Addresses: []string{"10.0.0.5/32"}}
 	d.tell(attached)
@@ -111,7 +111,7 @@ func TestTheAddressIsToldAfterTrouble(t *testing.T) {
 }
 
 // Trouble that was over before it could be reported is not reported.
-func TestOverBeforeItWasTold(t *testing.T) {
+func TestEndedTroubleIsNotReported(t *testing.T) {
 	d := newWriter()
 	d.tell(newsOf("a", WaitsForAddress, "growing"))
 	d.tell(News{Pod: pod("a"), IfName: "eth0", Kind: Attached})
@@ -264,7 +264,7 @@ func TestNotes(t *testing.T) {
 }
 
 // Nobody is warned of what is over by itself.
-func TestWhoIsWarned(t *testing.T) {
+func TestWarnings(t *testing.T) {
 	for _, c := range []struct {
 		kind  Kind
 		cause string

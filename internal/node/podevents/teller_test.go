@@ -73,7 +73,7 @@ func passes(d time.Duration) {
 	synctest.Wait()
 }
 
-func TestTellerWritesAtOnce(t *testing.T) {
+func TestRecorderWritesAtOnce(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, _ *strings.Builder) {
 		teller.Record(newsOf("a", WaitsForAddress, "growing"))
 		passes(0)
@@ -93,7 +93,7 @@ func TestTellerWritesAtOnce(t *testing.T) {
 
 // While the API server is away, one request a time is tried, ever more seldom. What
 // is fresh when it is back is written then.
-func TestTellerWithoutAPIServer(t *testing.T) {
+func TestRecorderWithoutAPIServer(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(errors.New("connection refused"))
 		for i := range 1000 {
@@ -118,7 +118,7 @@ func TestTellerWithoutAPIServer(t *testing.T) {
 
 // A missing right costs one request for each news that there is room for, and one
 // line of the log.
-func TestTellerWithoutRights(t *testing.T) {
+func TestRecorderWithoutRights(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.answers(fmt.Errorf("%w: forbidden", ErrFinal))
 		for range 1000 {
@@ -133,7 +133,7 @@ func TestTellerWithoutRights(t *testing.T) {
 }
 
 // A namespace in which all names are taken holds up no other, and costs one line of the log.
-func TestTellerWithoutNames(t *testing.T) {
+func TestRecorderWithoutNames(t *testing.T) {
 	reported(t, func(t *testing.T, teller *Recorder, a *api, log *strings.Builder) {
 		a.taken = "full"
 		for i := range most / 2 {
