@@ -97,6 +97,15 @@ func (d *server) connect(addr string) *client {
 	}
 }
 
+// reading connects a client of this machine and sends its first byte, which is read.
+func (d *server) reading() *client {
+	c := d.connect("127.0.0.1")
+	go func() { _, _ = c.near.Read(make([]byte, 1)) }()
+	_, _ = c.Write([]byte("x"))
+	synctest.Wait()
+	return c
+}
+
 // open tells whether the connection still is: nothing is ever sent on it.
 func (c *client) open() bool {
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
@@ -148,14 +157,7 @@ func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
 func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Hour})
-		var working []*client
-		for range 2 {
-			c := d.connect("127.0.0.1")
-			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
-			_, _ = c.Write([]byte("x"))
-			working = append(working, c)
-		}
-		synctest.Wait()
+		working := []*client{d.reading(), d.reading()}
 		late := d.connect("127.0.0.2")
 		if late.near != nil {
 			t.Fatal("taken up above the total")
@@ -171,14 +173,7 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 2, Opening: time.Second})
-		var opened []*client
-		for range 2 {
-			c := d.connect("127.0.0.1")
-			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
-			_, _ = c.Write([]byte("x"))
-			opened = append(opened, c)
-		}
-		synctest.Wait()
+		opened := []*client{d.reading(), d.reading()}
 		opened[0].near.Working(true)
 		late := d.connect("127.0.0.2")
 		if late.near != nil {

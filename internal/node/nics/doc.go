@@ -13,8 +13,7 @@
 //
 // NICs owns the lock of the observed state. The rest does I/O without it:
 //
-//	nics.go      how it is made and run
-//	follow.go    what is watched at the API server
+//	nics.go      how it is made and run, and what is watched at the API server
 //	wait.go      ADDs that wait
 //	plugs.go     plugging and unplugging
 //	running.go   NICs of pods that run
