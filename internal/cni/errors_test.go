@@ -110,8 +110,7 @@ func TestBadConfiguration(t *testing.T) {
 	}
 }
 
-// What is none of Berth's business does not stop a pod, and what only ADD
-// needs does not stop a DEL.
+// Fields of others stop no pod, and those that only ADD needs stop no DEL.
 func TestUnknownFieldsAreTolerated(t *testing.T) {
 	n := &rpcfake.Node{}
 	socket := rpcfake.Start(t, n)
@@ -195,7 +194,7 @@ func every(socket, timeout string) []invocation {
 	}
 }
 
-// What the daemon says of a failure is what the runtime gets to see.
+// The runtime gets to see the daemon's words.
 func TestFailuresOfTheDaemon(t *testing.T) {
 	for _, tc := range []struct {
 		name string

@@ -80,7 +80,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 }
 
-// What cannot be annotations, the name of a pool, or is too much, is refused by name.
+// The refusal names the annotation.
 func TestBadAnnotationsAreRefused(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for value, want := range map[string]string{

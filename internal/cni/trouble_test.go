@@ -218,8 +218,8 @@ func ends(t *testing.T, socket string, next *rpcfake.Node) {
 	}()
 }
 
-// What can be made again is, when the daemon ends under it: without a heartbeat
-// too, as it was there a moment ago.
+// A call that can be repeated is, when the daemon ends under it: without a
+// heartbeat too, as the daemon was there a moment ago.
 func TestDaemonEndsDuringCall(t *testing.T) {
 	for _, tc := range []struct {
 		verb string

@@ -115,8 +115,7 @@ var (
 	prefixComparer = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 )
 
-// What every release remembered of the instance is read, and what is written has all
-// that each release reads.
+// Files of all releases are read, and every release can read the file that is written.
 func TestStoredIdentity(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, identityFile)

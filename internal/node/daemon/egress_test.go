@@ -228,8 +228,8 @@ func (r *running) attachPod(t *testing.T, container, netns string) (attachment.R
 	return r.attachments.add(within(t), want, attachment.PodOptions{})
 }
 
-// What other software removes in a pod's namespace is restored at the next interval, and after a
-// start.
+// Links and routes that other software removes in a pod's namespace are back at the next interval,
+// and after a start.
 func TestEgressIsRepaired(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)

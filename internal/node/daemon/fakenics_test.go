@@ -275,7 +275,7 @@ func (f *fakeNICs) Sweep(ctx context.Context, keep func(hostLink, port string) b
 			delete(f.plugs, p)
 		}
 	}
-	// What the operator believes to be plugged and no record has.
+	// Ports that the operator believes to be plugged, and no record has.
 	for port := range f.reported {
 		if _, ok := f.records().ByPort(port); !ok && err == nil {
 			f.reported[port] = false

@@ -40,8 +40,8 @@ func (o only) Metrics() []prometheus.Metric {
 	return []prometheus.Metric{metric.New("berth_only", "gauge", "help").Value(7)}
 }
 
-// What a source reports of itself is in the document, the metrics and the conditions; the daemon need
-// not know it.
+// A source's own report is in the document, the metrics and the conditions; the daemon need not know
+// it.
 func TestSourceDescribesItself(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()

@@ -97,7 +97,7 @@ func TestNodeLocalAddressOfADamagedRecord(t *testing.T) {
 	}
 }
 
-// What is removed of a node-local address is restored, and removed with the pod.
+// A node-local address that somebody removes is restored, and goes with the pod.
 func TestNodeLocalAddressIsRepaired(t *testing.T) {
 	n := newNodeLocal(t, "2001:db8::5")
 	r := n.restart(nil)

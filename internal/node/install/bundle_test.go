@@ -92,7 +92,7 @@ func TestEarlierBundledPluginIsReplaced(t *testing.T) {
 	}
 }
 
-// What cannot be installed is reported, and keeps nothing else from it.
+// It is reported, and the other plugins are installed.
 func TestBundledPluginThatCannotBeInstalled(t *testing.T) {
 	o := bundled(t)
 	write(t, filepath.Join(o.Bundle, "bandwidth"), "", 0o755)

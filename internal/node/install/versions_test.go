@@ -58,8 +58,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// What a runtime makes of the configuration, with a library that knows all
-// versions and with one from before cniVersions, which reads cniVersion.
+// The runtime's library knows all versions, or is from before cniVersions and
+// reads cniVersion.
 func TestRuntimesChooseTheNewestVersion(t *testing.T) {
 	o := node(t)
 	plugin(t, o.BinDir, "portmap", `case $CNI_COMMAND in VERSION) `+speaks("0.3.1", "0.4.0", "1.0.0", "1.1.0")+`;; esac`)
@@ -91,7 +91,7 @@ func TestPluginsOfTheDistribution(t *testing.T) {
 	}
 }
 
-// Whatever a plugin does that is asked, the rest of the node works.
+// A plugin that misbehaves when it is asked does not stop the rest of the node.
 func TestPluginsThatMisbehave(t *testing.T) {
 	foreign := []byte(read(t, "/proc/self/exe")[:4096])
 	foreign[18], foreign[19] = 0xf3, 0 // elf(5): e_machine, EM_RISCV

@@ -172,7 +172,7 @@ func onTrunk(trunk string, vlan int32) func(*v1alpha1.PodNIC) {
 	}
 }
 
-// What a PodNIC says of a virtual machine, and what it means where it says nothing.
+// A PodNIC's binding to a virtual machine, with its defaults.
 func TestBindings(t *testing.T) {
 	id := func(n int64) *int64 { return &n }
 	for name, c := range map[string]struct {

@@ -153,7 +153,7 @@ func (n *NICs) change(do func(o *observed)) {
 	}
 }
 
-// What is watched, in logs and in paths of the API.
+// Watched resources, in logs and in paths of the API.
 const (
 	podNICs    = "podnics"
 	namespaces = "namespaces"

@@ -234,8 +234,7 @@ func TestDesiredNICsBesideAnotherSource(t *testing.T) {
 	}
 }
 
-// What a node says of a NIC that is plugged and not as its port is, and of one that cannot be
-// plugged.
+// A NIC that is plugged and not as its port is, and one that cannot be plugged.
 func TestStatusOfAChangedNIC(t *testing.T) {
 	b, rec := known(t, []string{"eth0", "eth1"}, podNIC(1, 0, v1alpha1.PhaseActive), podNIC(1, 1, v1alpha1.PhaseActive))
 	for _, n := range rec.NICs {
@@ -298,7 +297,7 @@ func TestMachineKeepsItsPort(t *testing.T) {
 	}
 }
 
-// What a node lacks has a reason, and words for what to do.
+// Each failure has a reason, and words for what to do.
 func TestReasonsOfFailures(t *testing.T) {
 	for _, err := range []error{
 		plug.ErrInvalid, plug.ErrInterfaceExists, plug.ErrNameTaken, plug.ErrPortInUse, plug.ErrDefaultRoute,

@@ -23,7 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// What is watched, in logs and in paths of the API.
+// Watched resources, in logs and in paths of the API.
 const (
 	templates = "nodenetworktemplates"
 	nodes     = "nodes"

@@ -219,8 +219,7 @@ func TestStartWithoutAPIServer(t *testing.T) {
 	back()
 }
 
-// What could be had last is known at the next start, also when the newest choice is
-// another.
+// The last choice that could be had is known at the next start, also when the newest is another.
 func TestCountedGoesOn(t *testing.T) {
 	m := newMachine(t)
 	m.labelled(pods)

@@ -262,8 +262,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// What is of another node, or of another pod of the name, is nobody's here; and a node's token
-// says nothing of others.
+// An EgressClient of another node, or of another pod of the name, is nobody's here; and a node's
+// token says nothing of others.
 func TestForeignClients(t *testing.T) {
 	m := newMachine(t)
 	m.start()

@@ -421,7 +421,6 @@ func TestStatusOfAnEgressClient(t *testing.T) {
 	}
 }
 
-// What is reported is what the status lacks, until the watch shows it.
 func TestReportsUntilTheStatusShowsThem(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	e := planned("uid-1", nil, nil, egressWith("nat", gatewayNumber(1)))

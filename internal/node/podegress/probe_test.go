@@ -169,7 +169,7 @@ func TestProbes(t *testing.T) {
 		net.set(false, two.addrs...)
 		within("both are", 0, 3*time.Second, "gw-0001", "gw-0002")
 
-		// What is not used is not asked.
+		// A gateway that is not used is not asked.
 		c.change(func(b *observed) {
 			for i := range 50 {
 				b.dropClient(nameOf(sourcetest.Request(i).Pod), "")

@@ -183,7 +183,7 @@ func TestAddressesAreAnnouncedEarly(t *testing.T) {
 	}
 }
 
-// What changes between an ADD's beginning and its end reaches the pod.
+// Changes between an ADD's beginning and its end reach the pod.
 func TestChangesDuringAnADD(t *testing.T) {
 	b := known(egressWith("nat", gatewayNumber(1)))
 	m := clientOf(1, useNamed("nat"))

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/podegress/egressfake"
 )
 
-// Of a gateway that had to refuse connections a person is reported, as long as it does, and of no other pod.
+// A gateway that has to refuse connections is reported, as long as it does, and no other pod is.
 func TestGatewaysWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := egressfake.NewKernel(nil)

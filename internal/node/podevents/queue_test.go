@@ -85,7 +85,7 @@ func TestRepeatedNewsIsCounted(t *testing.T) {
 	d.want(t, time.Second, "NoAddress a 1")
 }
 
-// That an address came is reported a pod that was reported trouble, once.
+// The address of a pod whose trouble was reported is reported too, once.
 func TestAddressIsReportedAfterTrouble(t *testing.T) {
 	d := newWriter()
 	attached := News{Pod: pod("a"), IfName: "eth0", Kind: Attached, Addresses: []string{"10.0.0.5/32"}}
@@ -151,7 +151,7 @@ func TestStormOfNewsIsBounded(t *testing.T) {
 	}
 }
 
-// What the API server does not take: for ever, or now.
+// Events that the API server does not take: for ever, or now.
 func TestRefusedAndUnanswered(t *testing.T) {
 	d := newWriter()
 	d.answer = fmt.Errorf("%w: forbidden", ErrFinal)

@@ -59,7 +59,7 @@ type Egress interface {
 	// API server answered. Gateways that rec.Egress has keep their IDs.
 	Desired(rec attachment.Record) (egress *attachment.Egress, differ bool)
 	// Restore reports the ready attachments at start. Those whose egress is settled are set up as recorded.
-	// Of a pod of this node whose EgressClient names another sandbox than theirs, that sandbox is gone.
+	// If the EgressClient of a pod of this node names another sandbox than theirs, that sandbox is gone.
 	Restore(ready []attachment.Record)
 	// Announce reports that an attachment that is not ready yet is being set up as rec.Egress says, with
 	// the addresses that it has by now, so that gateways may hear of it meanwhile. SetUp
