@@ -58,3 +58,34 @@ func WriteTable(b *strings.Builder, families []Family) {
 		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", f.Name, f.Kind, strings.Join(f.Labels, ", "), f.Help)
 	}
 }
+
+// Result is the value of a label result: of a nil error success, else error.
+func Result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "success"
+}
+
+// Collector has gauges of some families read on each scrape: read calls emit for each value, and
+// must not block.
+func Collector(read func(emit func(f Family, v float64, labels ...string)), families ...Family) prometheus.Collector {
+	return collector{read, families}
+}
+
+type collector struct {
+	read     func(emit func(f Family, v float64, labels ...string))
+	families []Family
+}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range c.families {
+		ch <- f.Desc()
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	c.read(func(f Family, v float64, labels ...string) { ch <- f.Value(v, labels...) })
+}

@@ -189,7 +189,7 @@ func (s *Source) NodeAddresses() []netip.Addr { return nil }
 func (s *Source) Annotations() []string { return nil }
 
 // CheckOptions implements source.Source.
-func (s *Source) CheckOptions(w source.PodOptions) error { return w.CheckNetworkPool() }
+func (s *Source) CheckOptions(w source.PodOptions) error { return source.CheckNetworkPool(w) }
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {

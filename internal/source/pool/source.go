@@ -190,7 +190,7 @@ func (s *Source) CheckOptions(w source.PodOptions) error {
 	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
 		return err
 	}
-	return w.CheckNetworkPool()
+	return source.CheckNetworkPool(w)
 }
 
 // Kick implements source.Source.
