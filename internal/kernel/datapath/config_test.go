@@ -74,23 +74,6 @@ func TestConfigValidate(t *testing.T) {
 	}
 }
 
-func TestDisjoint(t *testing.T) {
-	for _, c := range []struct {
-		in   []netip.Prefix
-		want string
-	}{
-		{nil, "[]"},
-		{prefixes("10.1.0.0/16", "10.0.0.0/16"), "[10.0.0.0/16 10.1.0.0/16]"},
-		{prefixes("10.0.5.0/24", "10.0.0.0/8", "10.255.0.0/16", "2001:db8::/32"), "[10.0.0.0/8]"},
-		{prefixes("10.0.0.7/16", "10.0.0.0/16"), "[10.0.0.0/16]"},
-		{prefixes("0.0.0.0/0", "10.0.0.0/8", "192.168.0.0/16"), "[0.0.0.0/0]"},
-	} {
-		if got := fmt.Sprint(disjoint(c.in, true)); got != c.want {
-			t.Errorf("disjoint(%v) = %s, want %s", c.in, got, c.want)
-		}
-	}
-}
-
 func TestMarksKeepToTheirBits(t *testing.T) {
 	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink+3 || BranchIn&BranchOut != BranchAny || BranchAny <= MaxUplink {
 		t.Error("the mark's fields overlap")

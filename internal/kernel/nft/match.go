@@ -2,6 +2,7 @@ package nft
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -161,6 +162,24 @@ func Intervals(networks []netip.Prefix) []nftables.SetElement {
 		}
 	}
 	return list
+}
+
+// Disjoint returns the networks of a family, masked and sorted, without those within another, as Intervals needs them.
+func Disjoint(networks []netip.Prefix, family int) []netip.Prefix {
+	var list []netip.Prefix
+	for _, p := range networks {
+		if rtnl.FamilyOf(p.Addr()) == family {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	kept := list[:0]
+	for _, p := range list { // a network sorts before those within it
+		if n := len(kept); n == 0 || !kept[n-1].Overlaps(p) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
 }
 
 // lastAddr is the last address of a network.

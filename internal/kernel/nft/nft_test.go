@@ -161,3 +161,22 @@ func TestIntervals(t *testing.T) {
 		}
 	}
 }
+
+// Networks of one family, without those within another.
+func TestDisjoint(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"", "[]"},
+		{"10.1.0.0/16 10.0.0.0/16", "[10.0.0.0/16 10.1.0.0/16]"},
+		{"10.0.5.0/24 10.0.0.0/8 10.255.0.0/16 2001:db8::/32 10.0.0.0/8 11.0.0.0/8", "[10.0.0.0/8 11.0.0.0/8]"},
+		{"10.0.0.7/16 10.0.0.0/16", "[10.0.0.0/16]"},
+		{"0.0.0.0/0 10.0.0.0/8 192.168.0.0/16", "[0.0.0.0/0]"},
+	} {
+		var in []netip.Prefix
+		for _, p := range strings.Fields(c.in) {
+			in = append(in, netip.MustParsePrefix(p))
+		}
+		if got := fmt.Sprint(Disjoint(in, unix.AF_INET)); got != c.want {
+			t.Errorf("Disjoint(%s) = %s, want %s", c.in, got, c.want)
+		}
+	}
+}
