@@ -101,11 +101,7 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 		return plug.Done{}, err
 	}
 	defer done()
-	d, err := p.plug(ctx, w)
-	if err != nil {
-		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
-	}
-	return d, nil
+	return w.Plugged(p.plug(ctx, w))
 }
 
 func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
@@ -176,10 +172,7 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 		return err
 	}
 	p.node.ForgetInPod(r, LinkName(r))
-	if err := errors.Join(rowErr, p.wiring.Remove(p.node, r)); err != nil {
-		return fmt.Errorf("unplug port %s: %w", r.PortID, err)
-	}
-	return nil
+	return r.Unplugged(errors.Join(rowErr, p.wiring.Remove(p.node, r)))
 }
 
 // detach removes the row of a port from OVSDB.
@@ -197,18 +190,16 @@ func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
 	if err := p.accept(w); err != nil {
 		return err
 	}
-	var found plug.Differences
-	err := p.checkPod(w, &found)
-	if err == nil && p.wiring.Check != nil {
-		err = p.wiring.Check(p.node, w, &found)
-	}
-	if err == nil {
-		err = p.db.Check(ctx, p.port(w), &found)
-	}
-	if err != nil {
-		return fmt.Errorf("check port %s: %w", w.PortID, err)
-	}
-	return found.Of(w.PortID)
+	return w.Checked(func(w plug.Want, found *plug.Differences) error {
+		err := p.checkPod(w, found)
+		if err == nil && p.wiring.Check != nil {
+			err = p.wiring.Check(p.node, w, found)
+		}
+		if err == nil {
+			err = p.db.Check(ctx, p.port(w), found)
+		}
+		return err
+	})
 }
 
 // List implements plug.Plugger. It finds ports by their links, and by rows of OVSDB whose link is
@@ -252,12 +243,7 @@ func (p *Plugger) removeHalfMade(ctx context.Context, link string) error {
 	if len(link) != prefix+plug.PrefixLen {
 		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
 	}
-	done, err := p.turns.Take(ctx, link[prefix:])
-	if err != nil {
-		return err
-	}
-	defer done()
-	return p.node.RemoveHalfMade(link)
+	return p.turns.During(ctx, link[prefix:], func() error { return p.node.RemoveHalfMade(link) })
 }
 
 var _ plug.Plugger = (*Plugger)(nil)
