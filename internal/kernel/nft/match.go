@@ -22,6 +22,19 @@ func IsNot(data ...byte) Exprs {
 	return Exprs{&expr.Cmp{Op: expr.CmpOpNeq, Register: Register, Data: data}}
 }
 
+// ComesBy is iifname "PREFIX*".
+func ComesBy(prefix string) Exprs { return Join(Meta(expr.MetaKeyIIFNAME), Is([]byte(prefix)...)) }
+
+// ComesByOther is iifname != "PREFIX*".
+func ComesByOther(prefix string) Exprs {
+	return Join(Meta(expr.MetaKeyIIFNAME), IsNot([]byte(prefix)...))
+}
+
+// LeavesByOther is oifname != "PREFIX*".
+func LeavesByOther(prefix string) Exprs {
+	return Join(Meta(expr.MetaKeyOIFNAME), IsNot([]byte(prefix)...))
+}
+
 // LinkName encodes a whole name of a link for Is and IsNot, with expr.MetaKeyIIFNAME and expr.MetaKeyOIFNAME. The
 // bytes of a name match all names that begin so.
 func LinkName(name string) []byte {
