@@ -1,13 +1,10 @@
 package datapath
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func prefixes(list ...string) []netip.Prefix {
@@ -101,40 +98,4 @@ func TestENIValidate(t *testing.T) {
 		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },
 		"Prefixes: 1": func(e *Uplink) { e.Prefixes = prefixes("10.0.0.5/28") },
 	})
-}
-
-func TestDiffEntries(t *testing.T) {
-	p := prefixes("10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32")
-	have := uplinkEntries{p[0]: 1, p[1]: 1, p[2]: 2}
-	want := uplinkEntries{p[1]: 1, p[2]: 1, p[3]: 1}
-	add, remove := diffEntries(want, have, 1)
-	// .1 left the ENI, .2 stays, .3 moved here from another, .4 is new
-	if fmt.Sprint(add) != fmt.Sprint(uplinkEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(uplinkEntries{p[0]: 1, p[2]: 2}) {
-		t.Errorf("add %v, remove %v", add, remove)
-	}
-}
-
-func TestRulesPerFamily(t *testing.T) {
-	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	count := func(c VPC, family, priority int) (n int) {
-		for _, r := range nodeRules(c) {
-			if r.Family == family && r.Priority == priority {
-				n++
-			}
-		}
-		return n
-	}
-	if count(c, unix.AF_INET6, RulePod) != 0 {
-		t.Error("IPv6 rules on an IPv4 node")
-	}
-	if count(c, unix.AF_INET, RuleOutside) != 1 {
-		t.Error("no rule for what is SNATed")
-	}
-	c.ExternalSNAT, c.LocalCIDRs = true, prefixes("10.0.0.0/16", "2001:db8::/56")
-	if count(c, unix.AF_INET, RuleOutside) != 0 {
-		t.Error("a rule for SNAT although it is external")
-	}
-	if count(c, unix.AF_INET6, RulePod) != 1 {
-		t.Error("no IPv6 rule on a dual-stack node")
-	}
 }

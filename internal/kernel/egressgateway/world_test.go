@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 	"github.com/berthnet/berth/internal/kernel/tunnel"
 	"github.com/berthnet/berth/lab/network/echo"
@@ -61,7 +62,7 @@ func newWorld(t *testing.T) world {
 	t.Helper()
 	w := newHosts()
 	for _, name := range []string{router, far} {
-		create(t, name)
+		nstest.New(t, name)
 		within(t, ns.Path(name), func() error { return ns.SetSysctls(ns.Forwarding...) })
 	}
 	between := []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("fd02::1")}
@@ -69,7 +70,7 @@ func newWorld(t *testing.T) world {
 		return ns.AddHost(h, "to-far", ns.Path(far), prefixes([]netip.Addr{between[0].Next(), between[1].Next()}), between, 1500)
 	}))
 	for _, p := range []host{w.gateway, w.one, w.two, w.stranger, w.outside, w.other} {
-		create(t, p.name)
+		nstest.New(t, p.name)
 		behind := router
 		if p.name == w.outside.name || p.name == w.other.name {
 			behind = far
@@ -107,12 +108,6 @@ func newWorld(t *testing.T) world {
 		w.client(t, p)
 	}
 	return w
-}
-
-func create(t *testing.T, name string) {
-	t.Helper()
-	must(t, ns.Create(name))
-	t.Cleanup(func() { _ = ns.Remove(name) })
 }
 
 func must(t *testing.T, err error) {

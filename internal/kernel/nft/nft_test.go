@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 )
 
 var (
@@ -78,12 +78,8 @@ var words = []struct {
 
 // nft(8) prints each rule, as read from the kernel, in the words of its documentation.
 func TestWords(t *testing.T) {
-	const name = "nftwords"
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove(name) })
-	in, err := netns.GetFromPath(ns.Path(name))
+	path := nstest.New(t, "nftwords")
+	in, err := netns.GetFromPath(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,14 +89,14 @@ func TestWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, w := range words {
-		if got := listed(t, conn, name, w.rule); got != w.text {
+		if got := listed(t, conn, path, w.rule); got != w.text {
 			t.Errorf("%s, want %s", got, w.text)
 		}
 	}
 }
 
 // listed puts a rule into the kernel of a namespace and reads it with the command.
-func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
+func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 	t.Helper()
 	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: "words"}
 	conn.AddTable(table)
@@ -129,7 +125,7 @@ func listed(t *testing.T, conn *nftables.Conn, name string, rule Exprs) string {
 	if err := conn.Flush(); err != nil {
 		return err.Error()
 	}
-	out, err := exec.Command("nsenter", "--net="+ns.Path(name), "nft", "list", "chain", "inet", "words", "c").CombinedOutput()
+	out, err := exec.Command("nsenter", "--net="+path, "nft", "list", "chain", "inet", "words", "c").CombinedOutput()
 	if err != nil {
 		t.Fatalf("nft: %v: %s", err, out)
 	}

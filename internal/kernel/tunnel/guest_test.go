@@ -7,29 +7,19 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
-	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 )
 
 // namespace makes a network namespace with the sockets that this package needs.
 func namespace(t *testing.T) *netlink.Handle {
 	t.Helper()
-	if err := ns.Create("tunnel"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Remove("tunnel") })
-	at, err := netns.GetFromPath(ns.Path("tunnel"))
+	n, err := Open(nstest.New(t, "tunnel"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = at.Close() })
-	h, err := netlink.NewHandleAt(at, sockets...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.Close)
-	return h
+	t.Cleanup(n.Close)
+	return n.NL
 }
 
 var both = map[string]Tunnel{
