@@ -82,11 +82,7 @@ func newWorld(t *testing.T) world {
 		must(t, err)
 		t.Cleanup(func() { _ = s.Close() })
 	}
-	must(t, ns.Netlink(ns.Path(router), func(h *netlink.Handle) error {
-		l, err := h.LinkByName("to-far")
-		if err != nil {
-			return err
-		}
+	onLink(t, ns.Path(router), "to-far", func(h *netlink.Handle, l netlink.Link) error {
 		for _, p := range []host{w.outside, w.other} {
 			for i, a := range p.addrs {
 				r := &netlink.Route{Dst: ns.IPNet(prefixes(p.addrs)[i].Masked()), Gw: between[i].Next().AsSlice(), LinkIndex: l.Attrs().Index}
@@ -96,7 +92,7 @@ func newWorld(t *testing.T) world {
 			}
 		}
 		return nil
-	}))
+	})
 	// What berthd does for pods with the annotation of gateways, but for IPv4, which the gateway can
 	// do itself. Filtering by the reverse path is as strict as a node's may be.
 	within(t, w.gateway.path(), func() error {
@@ -120,6 +116,18 @@ func must(t *testing.T, err error) {
 func within(t *testing.T, path string, f func() error) {
 	t.Helper()
 	must(t, ns.Do(path, f))
+}
+
+// onLink changes something about a link of a namespace.
+func onLink(t *testing.T, path, name string, do func(h *netlink.Handle, l netlink.Link) error) {
+	t.Helper()
+	must(t, ns.Netlink(path, func(h *netlink.Handle) error {
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return do(h, l)
+	}))
 }
 
 func prefixes(addrs []netip.Addr) []netip.Prefix {
