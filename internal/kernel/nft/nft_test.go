@@ -65,7 +65,7 @@ var words = []struct {
 	{Join(Family(unix.AF_INET6), NextHop(unix.AF_INET6), CtMarkBeside(unix.AF_INET6, 0xff0000), In(pairs6)), "meta nfproto ipv6 rt ip6 nexthop . ct mark & 0x00ff0000 @pairs6"},
 	{Join(Protocol(unix.IPPROTO_TCP), Transport(13, 1), Mask(0x17), IsNot(2)), "tcp flags != syn / fin,syn,rst,ack"},
 	{Join(Count(), Drop()), "counter packets 0 bytes 0 drop"},
-	{CountAs("told"), `counter name "told"`},
+	{CountAs("counted"), `counter name "counted"`},
 	{Accept(), "accept"},
 	{GoTo("elsewhere"), "goto elsewhere"},
 	{Notrack(), "notrack"},
@@ -109,7 +109,7 @@ func listed(t *testing.T, conn *nftables.Conn, path string, rule Exprs) string {
 			t.Fatal(err)
 		}
 	}
-	conn.AddObj(&nftables.NamedObj{Table: table, Name: "told", Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
+	conn.AddObj(&nftables.NamedObj{Table: table, Name: "counted", Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
 	conn.AddChain(&nftables.Chain{Name: "elsewhere", Table: table})
 	chain := &nftables.Chain{Name: "c", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter}
 	for _, e := range rule {
