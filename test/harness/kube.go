@@ -76,6 +76,17 @@ func kubeOf(o kube.Options, run func() int, prepare ...func() error) (code int) 
 	return code
 }
 
+// StartKube runs a control plane as Kube does until the test ends, for packages whose other
+// tests need none.
+func StartKube(t *testing.T) {
+	t.Helper()
+	own, err := kubeUp(kube.Options{})
+	OK(t, err)
+	if own {
+		t.Cleanup(func() { OK(t, errors.Join(ControlPlane.Stop(), os.RemoveAll(ControlPlane.Dir))) })
+	}
+}
+
 // kubeUp sets ControlPlane, and starts it (own) if no other process runs it for the tests.
 func kubeUp(o kube.Options) (own bool, err error) {
 	if dir := os.Getenv(kube.RemoteDir); dir != "" {
