@@ -5,7 +5,6 @@ package crash
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/portcloud"
-	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
@@ -41,9 +39,7 @@ func branchMode() mode {
 // TestKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
 // step of plugging a VLAN and of taking it away, while branches come, move and go.
 func TestKilledWithBranches(t *testing.T) {
-	var err error
-	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
-	harness.OK(t, err)
+	harness.StartKube(t)
 	harness.KubeClean(t) // other packages' labs have nodes of the same names
 	m := branchMode()
 	l := harness.Raise(t, m.lab(2, 1))

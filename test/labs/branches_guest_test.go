@@ -1,6 +1,6 @@
 //go:build guest
 
-package conformance
+package labs
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +29,6 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/portcloud"
-	"github.com/berthnet/berth/lab/run/kube"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -152,9 +150,7 @@ func tellBranches(t *testing.T, families ipfamily.Set, stories []story) {
 
 func raiseBranches(t *testing.T, families ipfamily.Set) *branches {
 	t.Helper()
-	var err error
-	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
-	harness.OK(t, err)
+	harness.StartKube(t)
 	harness.KubeClean(t) // other packages' labs have nodes of the same names
 	o := branchesLab()
 	if o.IPFamilies = families; families == ipfamily.Dual {

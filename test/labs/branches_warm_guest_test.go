@@ -1,6 +1,6 @@
 //go:build guest
 
-package conformance
+package labs
 
 import (
 	"fmt"

@@ -1,21 +1,23 @@
-// Package conformance holds the tests of what Berth promises while nothing goes
-// wrong: the CNI boundary (specification versions 0.3.1 to 1.1.0), what a node
-// shows to people and monitoring, and what settings of nodes, operators and pools
-// do. The real plugin is started as a container runtime starts it, with the real
-// programs around it and the kernel as the judge.
-package conformance
+// Package labs holds the tests that need a lab: real programs in network namespaces, whose
+// kernel is the judge, and an EC2, a data centre and a Kubernetes API server beside them. A
+// file has one behaviour of the documentation, in every mode, both while nothing goes wrong
+// and while something outside Berth does.
+package labs
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -28,6 +30,9 @@ const patience = harness.Patience
 // prompt are settings of daemons that put right at once what a test breaks, and
 // wait for an address as long as it takes.
 var prompt = []string{"--repair-interval=1s", "--warm-wait=2m"}
+
+// lean keeps no more addresses than asked for.
+var lean = []string{"--warm-ip-target=1", "--minimum-ip-target=1"}
 
 // addrsOf are the addresses of a result, at most one of each family.
 func addrsOf(t *testing.T, r *types100.Result) (addrs []netip.Addr) {
@@ -72,4 +77,31 @@ func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) vpc.ENI {
 	}
 	t.Fatalf("%s belongs to no ENI", a)
 	return vpc.ENI{}
+}
+
+// full waits until an ADD fails for want of an address, with an error that has all words. The
+// daemon may still be trying when the first ADDs fail.
+func full(t *testing.T, n *node.Node, name string, words ...string) {
+	t.Helper()
+	failsAtLast(t, types.ErrTryAgainLater, append(words, "no address"), func() error { return harness.AddOnce(t, n, name) })
+}
+
+// failsAtLast waits for a CNI error of a code that has all words.
+func failsAtLast(t *testing.T, code uint, words []string, call func() error) {
+	t.Helper()
+	var err error
+	harness.Eventually(t, patience, fmt.Sprintf("the error says %q", words), func() error {
+		if err = call(); err == nil || node.CNICode(err) != code || harness.Says(err.Error(), words...) {
+			return nil
+		}
+		return err
+	})
+	harness.Fails(t, err, code, words...)
+}
+
+// takesPods checks that STATUS succeeds: where it fails, the node's pods are evicted.
+func takesPods(t *testing.T, n *node.Node) {
+	t.Helper()
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+	harness.OK(t, n.Runtime(t.TempDir()).GetStatusNetworkList(harness.Deadline(t, patience), list))
 }

@@ -1,6 +1,6 @@
 //go:build guest && e2e
 
-package chained
+package labs
 
 import (
 	"encoding/json"
@@ -152,6 +152,7 @@ func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 // changes while it runs, a daemon that is killed, and DEL. The test stands for the operator and for the
 // gateway's program.
 func TestEgressAfterAnotherNetwork(t *testing.T) {
+	harness.StartKube(t)
 	harness.KubeClean(t)
 	harness.OK(t, ns.SetSysctls(append(slices.Clone(ns.Forwarding), ns.Sysctl{Name: "net/ipv6/conf/default/accept_dad", Value: "0"})...))
 	join(t, gatewayNetns, gatewayAddrs)

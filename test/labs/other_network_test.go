@@ -1,7 +1,4 @@
-// Package chained holds the tests of berth after another network's plugins, for egress
-// only: the real programs, and the reference plugins ptp and host-local as the other network.
-// What needs tunnels is in the files for the guest (test/guest).
-package chained
+package labs
 
 import (
 	"context"
@@ -30,10 +27,6 @@ import (
 	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
-
-func TestMain(m *testing.M) {
-	os.Exit(harness.Kube(func() int { return harness.Main(m, "berthd", "berth") }))
-}
 
 // reference is where the distribution has the reference plugins, which speak CNI up to 1.0.0.
 const reference = "/usr/lib/cni"
@@ -178,8 +171,8 @@ func (h *host) sandbox() *libcni.RuntimeConf {
 	}
 }
 
-// links are those of a namespace.
-func links(t *testing.T, netns string) (names []string) {
+// linkNames are those of a namespace.
+func linkNames(t *testing.T, netns string) (names []string) {
 	t.Helper()
 	harness.OK(t, ns.Netlink(netns, func(h *netlink.Handle) error {
 		all, err := h.LinkList()
@@ -199,11 +192,20 @@ func value(t *testing.T, r types.Result) (v any) {
 	return v
 }
 
-// In each version of the specification the pods of another network come, are checked and go
-// with berth at the end of its list, whose result is as that network made it. A daemon is
-// restarted under them.
-func TestVerbsAfterAnotherNetwork(t *testing.T) {
-	harness.KubeClean(t)
+// TestBerthAfterAnotherNetwork has berth behind the plugins of another network, for egress
+// only. Tests that need tunnels are in other_network_egress_guest_test.go.
+func TestBerthAfterAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	harness.StartKube(t)
+	t.Run("verbs", verbsAfterAnotherNetwork)
+	t.Run("installation", installationBesideAnotherNetwork)
+	t.Run("first of a list", firstOfAList)
+}
+
+// verbsAfterAnotherNetwork runs each verb in each version of the CNI specification, with berth
+// at the end of another network's list and a restart of the daemon in between. The result is
+// the other network's.
+func verbsAfterAnotherNetwork(t *testing.T) {
 	h := newHost(t)
 	h.start()
 	h.shows("ChainComplete", introspect.False, `there is no network configuration`)
@@ -218,7 +220,7 @@ func TestVerbsAfterAnotherNetwork(t *testing.T) {
 			rt := h.sandbox()
 			result, err := h.cni.AddNetworkList(ctx, list, rt)
 			harness.OK(t, err)
-			before := links(t, rt.NetNS)
+			before := linkNames(t, rt.NetNS)
 
 			alone, other := h.list(version), h.sandbox()
 			alone.Name = "alone"
@@ -227,7 +229,7 @@ func TestVerbsAfterAnotherNetwork(t *testing.T) {
 			if diff := cmp.Diff(shapeOf(value(t, want)), shapeOf(value(t, result))); diff != "" {
 				t.Errorf("the result is not as it is without berth (-without +with):\n%s", diff)
 			}
-			if diff := cmp.Diff(links(t, other.NetNS), before); diff != "" {
+			if diff := cmp.Diff(linkNames(t, other.NetNS), before); diff != "" {
 				t.Errorf("the pod's links are not as they are without berth (-without +with):\n%s", diff)
 			}
 			harness.OK(t, h.cni.DelNetworkList(ctx, alone, other))
@@ -302,10 +304,9 @@ func shapeOf(v any) any {
 	return v
 }
 
-// The plugin is installed without a configuration of its own, and berthd says what to add to
-// the other network's, until somebody has.
-func TestInstallationBesideAnotherNetwork(t *testing.T) {
-	harness.KubeClean(t)
+// installationBesideAnotherNetwork installs the plugin without a configuration. A condition
+// says what to add to the other network's until it is there.
+func installationBesideAnotherNetwork(t *testing.T) {
 	h := newHost(t)
 	harness.OK(t, os.MkdirAll(h.conf(), 0o755))
 	other := filepath.Join(h.conf(), "50-other.conflist")
@@ -327,9 +328,8 @@ func TestInstallationBesideAnotherNetwork(t *testing.T) {
 	}
 }
 
-// First in a list, without another network before it, the plugin has no interface to make.
-func TestFirstOfAList(t *testing.T) {
-	harness.KubeClean(t)
+// firstOfAList expects ADD to fail where no other network comes before berth.
+func firstOfAList(t *testing.T) {
 	h := newHost(t)
 	h.start()
 	h.shows("ChainComplete", introspect.False, "")
@@ -341,7 +341,7 @@ func TestFirstOfAList(t *testing.T) {
 		t.Errorf("ADD says %v", err)
 	}
 	harness.OK(t, h.cni.DelNetworkList(ctx, list, rt))
-	if got := links(t, rt.NetNS); len(got) != 1 {
+	if got := linkNames(t, rt.NetNS); len(got) != 1 {
 		t.Errorf("the namespace has %v", got)
 	}
 }
