@@ -158,10 +158,10 @@ sampled: ## Run all tests that make test samples
 	BERTH_SAMPLE=all hack/test.sh "$$packages" -timeout 60m -run "$$tests" $(TEST_FLAGS)
 
 .PHONY: families
-families: ## Run conformance and trouble tests with dual-stack and IPv6-only pods (FAMILIES=ipv6)
+families: ## Run the tests of labs with dual-stack and IPv6-only pods (FAMILIES=ipv6)
 	@hack/deps.sh test
 	@status=0; for families in $(FAMILIES); do echo "Pods' IP families: $$families"; \
-		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh "./test/conformance ./test/trouble" -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
+		BERTH_SAMPLE=all BERTH_IP_FAMILIES=$$families hack/test.sh ./test/labs -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 # A part of make e2e that takes minutes, for the gate's rotation: a real Neutron with
 # OVN.
