@@ -211,7 +211,7 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	if !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, *c.SecurityContext.Privileged)
 	}
-	// TestCapabilitiesOfTheChartSuffice runs berthd with them.
+	// TestChartCapabilitiesSuffice runs berthd with them.
 	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}}
 	if d := cmp.Diff(want, c.SecurityContext.Capabilities); d != "" {
 		t.Errorf("capabilities (-want +got):\n%s", d)

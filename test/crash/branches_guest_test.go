@@ -36,9 +36,9 @@ func branchMode() mode {
 	return m
 }
 
-// TestKilledWithBranches kills the operator at every step of a port's life, and the daemon at every
+// TestKilledAtEveryStepOfBranches kills the operator at every step of a port's life, and the daemon at every
 // step of plugging a VLAN and of taking it away, while branches come, move and go.
-func TestKilledWithBranches(t *testing.T) {
+func TestKilledAtEveryStepOfBranches(t *testing.T) {
 	harness.StartKube(t)
 	harness.KubeClean(t) // other packages' labs have nodes of the same names
 	m := branchMode()

@@ -156,7 +156,7 @@ func oneWarmAddressBesideTrunk(ctx context.Context, l *lab.Lab) error {
 }
 
 // Pods of a node never ask for more branches than it may have.
-func TestDrawsOfBranches(t *testing.T) {
+func TestSoakDrawsBranches(t *testing.T) {
 	w := &nicPool{branches: true, vpcs: vpcsOfFamilies(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range podNICClaims {

@@ -26,7 +26,7 @@ import (
 
 // What nobody asked for, and what is missing, is found in every kind of pod: else a soak that finds
 // nothing says nothing.
-func TestEgressInvariantsFindTrouble(t *testing.T) {
+func TestEgressInvariantsFindFaults(t *testing.T) {
 	m := egressMode
 	var l *lab.Lab
 	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is others' too

@@ -17,13 +17,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestKillAtEveryFailpoint kills the daemon of one node, or the only operator,
+// TestProgramsKilledAtEveryFailpoint kills the daemon of one node, or the only operator,
 // with SIGKILL at every step in turn: of ADD, DEL, growth and shrink; of
 // publication and the releasing handshake; of asking for a block, cutting,
 // serving, draining and returning it. Pods are retried as a kubelet does; after
 // the restart all must agree, and after the last pod nodes must have no more than
 // they keep. By default every ninth step (harness.Sample), and none with IPv6.
-func TestKillAtEveryFailpoint(t *testing.T) {
+func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(modes, harness.WithAll(furtherKillModes)) {
 		for kills := range slices.Chunk(harness.Sample(t, 9, m.kills), killsOfALab) {

@@ -159,7 +159,7 @@ func ofFamilies(m mode, families ipfamily.Set) mode {
 	return m
 }
 
-// furtherKillModes are the modes again with IPv6, for those who ask TestKillAtEveryFailpoint for
+// furtherKillModes are the modes again with IPv6, for those who ask TestProgramsKilledAtEveryFailpoint for
 // all cases. A prefix on one ENI is enough for pods of IPv6 alone: growth and shrink are met with
 // both families.
 var furtherKillModes = []mode{ofFamilies(nodeMode, ipfamily.Dual), ofFamilies(operatorMode, ipfamily.Dual), killedAt(ofFamilies(nodeMode, ipfamily.OnlyIPv6), ofDaemon)}

@@ -443,7 +443,7 @@ func setHybrid(l *lab.Lab, name string) {
 }
 
 // A draw has one to four NICs, no claim twice, and what it takes comes back.
-func TestDraws(t *testing.T) {
+func TestSoakDrawsNICs(t *testing.T) {
 	w := &nicPool{first: true, vpcs: twoVPCs(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {
 		for i := range 6 {

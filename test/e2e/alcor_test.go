@@ -18,10 +18,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestAlcorsAgent has real runtimes make sandboxes whose interfaces are links of Alcor's agents:
+// TestSandboxesUseAlcorLinks has real runtimes make sandboxes whose interfaces are links of Alcor's agents:
 // these are in the sandboxes, packets pass between nodes, and the link of a NIC that outlives its
 // pod is back in the VPC's namespace, also where berthd was killed meanwhile.
-func TestAlcorsAgent(t *testing.T) {
+func TestSandboxesUseAlcorLinks(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PortMode, lab.Options{Nodes: 2, NoDaemons: true, PortCloud: portcloud.NewAlcor})
 	cloud := l.Ports.(*portcloud.Alcor)

@@ -117,9 +117,9 @@ func attachmentDefinition(t *testing.T, c *lab.Cluster, name, pool string) {
 	harness.Eventually(t, patience, "make a NetworkAttachmentDefinition", func() error { return c.Client.Create(t.Context(), o.DeepCopy()) })
 }
 
-// TestMultus has Multus for the network of a node and Berth behind it: as the
+// TestMultusDelegatesToBerth has Multus for the network of a node and Berth behind it: as the
 // cluster's network, and as a further one with a pool of its own.
-func TestMultus(t *testing.T) {
+func TestMultusDelegatesToBerth(t *testing.T) {
 	t.Parallel()
 	binary, err := exec.Command("../../hack/tool.sh", "multuscni", "multus").Output()
 	if err != nil {

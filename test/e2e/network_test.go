@@ -76,11 +76,11 @@ func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 	harness.Settle(t, l)
 }
 
-// TestNetworkReady watches what containerd reports while a daemon starts on a
+// TestRuntimeReportsNetworkReady watches what containerd reports while a daemon starts on a
 // node whose cloud is away: not ready without a daemon, not ready with one
 // that has had no address yet, ready once there is one, and still so when the
 // daemon is killed.
-func TestNetworkReady(t *testing.T) {
+func TestRuntimeReportsNetworkReady(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, false)
 	c := runtimes[0]
@@ -121,9 +121,9 @@ func TestNetworkReady(t *testing.T) {
 	empty(t, l, c)
 }
 
-// TestReboot loses all that a reboot takes. The runtime is up before the daemon, and
+// TestSandboxesAfterReboot loses all that a reboot takes. The runtime is up before the daemon, and
 // calls the network not ready until that has set the node up again.
-func TestReboot(t *testing.T) {
+func TestSandboxesAfterReboot(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)
 	c := runtimes[0]
@@ -141,10 +141,10 @@ func TestReboot(t *testing.T) {
 	empty(t, l, c)
 }
 
-// TestSandboxAddresses fills a node beyond its primary ENI: every sandbox has
+// TestSandboxesHaveVPCAddresses fills a node beyond its primary ENI: every sandbox has
 // an address of the VPC that answers from another node, and gives it back,
 // which is not handed out again before it has cooled.
-func TestSandboxAddresses(t *testing.T) {
+func TestSandboxesHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	const count = 20 // of the 27 that an m5.large has on its three ENIs
 	l, runtimes := raise(t, 2, true)

@@ -99,10 +99,10 @@ func (p podman) start(t *testing.T, name string) string {
 // networkName is berthd's default for --cni-network.
 const networkName = "berth"
 
-// TestPodman runs containers of podman, whose libcni and calls are those of
+// TestPodmanContainersHaveVPCAddresses runs containers of podman, whose libcni and calls are those of
 // CRI-O: each has an address of the VPC that answers from another node, and
 // gives it back when it is removed.
-func TestPodman(t *testing.T) {
+func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 2, DaemonArgs: []string{"--log-level=debug", "--cooling-period=" + cooling.String()}})
 	nodes := l.Nodes()

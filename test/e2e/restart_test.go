@@ -19,11 +19,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDaemonKilled kills the daemon under running sandboxes: they keep
+// TestSandboxesOutliveTheDaemon kills the daemon under running sandboxes: they keep
 // talking, and what the runtime asks meanwhile waits for the next daemon and
 // then succeeds, as does a burst in the middle of which it is killed twice. Nothing
 // has to be tried again.
-func TestDaemonKilled(t *testing.T) {
+func TestSandboxesOutliveTheDaemon(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 2, true)
 	c, other := runtimes[0], runtimes[1]
@@ -118,12 +118,12 @@ func (a *attempts) failure() error {
 	return a.last
 }
 
-// TestVanishedSandboxes loses sandboxes while the daemon is down. At its start
+// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start
 // those are released whose network namespace is gone and which the runtime no
 // longer lists; one of these alone is not enough. A forgotten one is released
 // once its network namespace has been gone for the grace period, a listed one
 // when the runtime stops it.
-func TestVanishedSandboxes(t *testing.T) {
+func TestVanishedSandboxesAreReleased(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second
 	l, runtimes := raise(t, 1, true, "--netns-grace="+grace.String())
@@ -187,9 +187,9 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 	}
 }
 
-// TestContainerdRestarts kills and stops containerd: sandboxes keep talking
+// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep talking
 // and their addresses, and are given back afterwards.
-func TestContainerdRestarts(t *testing.T) {
+func TestSandboxesOutliveContainerd(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)
 	c := runtimes[0]

@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestAllGatewaysGone scales an Egress to none, under traffic, and up again: meanwhile nothing leaves by
+// TestNothingLeaksWithoutGateways scales an Egress to none, under traffic, and up again: meanwhile nothing leaves by
 // the pods' own way, and the condition Available says why; then connections work again.
-func TestAllGatewaysGone(t *testing.T) {
+func TestNothingLeaksWithoutGateways(t *testing.T) {
 	s := tell(t, "gone")
 	nodes := s.lab.Nodes()
 	a, b := s.client(nodes[0], "one"), s.client(nodes[1], "other")

@@ -9,9 +9,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestGatewayKilled kills all of an Egress's berth-egress with -9, under traffic: connections and datagrams
+// TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress with -9, under traffic: connections and datagrams
 // go on through the kernel, the next processes take over, and not one new connection fails.
-func TestGatewayKilled(t *testing.T) {
+func TestConnectionsOutliveBerthEgress(t *testing.T) {
 	s := tell(t, "killed")
 	by := s.gateways(2)
 	p := s.client(s.lab.Nodes()[0], "talker")

@@ -31,9 +31,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestLive changes what there is to change of an Egress and its clients while pods run, and
+// TestEgressChangesUnderRunningPods changes what there is to change of an Egress and its clients while pods run, and
 // looks at the packets of these pods, none of which is started again.
-func TestLive(t *testing.T) {
+func TestEgressChangesUnderRunningPods(t *testing.T) {
 	s := &scene{tell(t, "live", selects)}
 	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
 	named := s.client(s.lab.Nodes()[0], "cart")

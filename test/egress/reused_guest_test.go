@@ -19,9 +19,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestAddressReused has a client go in the middle of conversations, and another pod get its address at once:
+// TestReusedAddressIsNoClient has a client go in the middle of conversations, and another pod get its address at once:
 // gateways know nothing of the old one any more, and the new one, which is no client, is seen as itself.
-func TestAddressReused(t *testing.T) {
+func TestReusedAddressIsNoClient(t *testing.T) {
 	s := tell(t, "reused")
 	n := s.lab.Nodes()[0]
 	old := s.client(n, "old")

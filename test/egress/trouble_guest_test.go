@@ -33,9 +33,9 @@ func apart(s *v1alpha1.EgressSpec) {
 		{"labelSelector": {"matchLabels": {"egress.berth.dev/name": "way"}}, "topologyKey": "kubernetes.io/hostname"}]}}}`)}}
 }
 
-// TestNodeGone pulls the plug of a gateway's node, and nobody is told: nodes find out by asking gateways, and
+// TestConnectionsMoveOffALostNode pulls the plug of a gateway's node, and nobody is told: nodes find out by asking gateways, and
 // new connections go on by the other one. Once Kubernetes misses the node, another gateway takes its place.
-func TestNodeGone(t *testing.T) {
+func TestConnectionsMoveOffALostNode(t *testing.T) {
 	s := tell(t, "node-gone", apart)
 	by := s.gateways(2)
 	lost := s.lab.Gateways(s.key)[0]
@@ -79,9 +79,9 @@ const (
 	newASecond = 50
 )
 
-// TestRollingUpdate replaces all gateways under long connections and new ones: no new one fails, and the
+// TestRollingUpdateLosesNoConnection replaces all gateways under long connections and new ones: no new one fails, and the
 // old ones are served until they end.
-func TestRollingUpdate(t *testing.T) {
+func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	s := tell(t, "rolling")
 	before := s.gateways(2)
 	p := s.client(s.lab.Nodes()[0], "client")
@@ -123,9 +123,9 @@ func TestRollingUpdate(t *testing.T) {
 	}
 }
 
-// TestAllAway kills the operator and the client's daemon, and then a gateway: what runs goes on, a new pod waits and
+// TestConnectionsOutliveOperatorAndDaemon kills the operator and the client's daemon, and then a gateway: what runs goes on, a new pod waits and
 // gets through once they are back.
-func TestAllAway(t *testing.T) {
+func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 	s := tell(t, "away")
 	n := s.lab.Nodes()[0]
 	p := s.client(n, "before")
@@ -174,9 +174,9 @@ func TestAllAway(t *testing.T) {
 	}
 }
 
-// TestConnectionTrackingFull has two clients open more connections than a gateway may track: its metrics
+// TestFullConnectionTrackingIsReported has two clients open more connections than a gateway may track: its metrics
 // and an Event of its pod tell, it does not end, and serves again when there is room.
-func TestConnectionTrackingFull(t *testing.T) {
+func TestFullConnectionTrackingIsReported(t *testing.T) {
 	const limit, each = 5000, 2700
 	s := tell(t, "full", replicas(1))
 	g := s.lab.Gateways(s.key)[0]

@@ -58,10 +58,10 @@ func connections(n *node.Node) (count int, err error) {
 	return count, err
 }
 
-// TestBurst: a burst of pods costs at most one call for each ENI that it
+// TestBurstNeedsFewEC2Calls: a burst of pods costs at most one call for each ENI that it
 // touches and five for a new ENI, and the ENIs go back after it. A machine that
 // stands still in the middle of a burst makes it two, so there may be another.
-func TestBurst(t *testing.T) {
+func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "m5.large")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m", "--listing-interval=1h", "--orphan-interval=1h")})
@@ -131,9 +131,9 @@ func callCounts(calls map[string]vpc.CallStats) string {
 	return strings.Join(out, ", ")
 }
 
-// TestAddressesRunOut fills what has an end: the subnet, the instance's ENIs and
+// TestExhaustedAddressesAreReported fills what has an end: the subnet, the instance's ENIs and
 // max-pods. Each says so, and goes on when there is room again.
-func TestAddressesRunOut(t *testing.T) {
+func TestExhaustedAddressesAreReported(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	s := lab.DefaultSpec(1, few.Type)
@@ -223,9 +223,9 @@ func TestAddressesRunOut(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestCoolingOutlivesTheDaemon: an address that cools when the daemon is
+// TestCoolingContinuesAfterRestart: an address that cools when the daemon is
 // killed cools on, for what is left of its time.
-func TestCoolingOutlivesTheDaemon(t *testing.T) {
+func TestCoolingContinuesAfterRestart(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second
 	few := harness.Few(t, "t3.small")

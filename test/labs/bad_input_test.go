@@ -15,10 +15,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBadNetns gives the plugin paths that no runtime should, which only the daemon
+// TestBadNetworkNamespacesAreRejected gives the plugin paths that no runtime should, which only the daemon
 // can tell, and wants an error that names the path, and no trace. All that the
 // plugin itself refuses is TestBadConfiguration's and TestBadEnvironment's.
-func TestBadNetns(t *testing.T) {
+func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]
@@ -57,9 +57,9 @@ func TestBadNetns(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestBadSettings starts daemons with settings that make no sense: they end
+// TestBadSettingsEndTheDaemon starts daemons with settings that make no sense: they end
 // at once and name each, the flag or the variable, and the reason.
-func TestBadSettings(t *testing.T) {
+func TestBadSettingsEndTheDaemon(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		args, env []string

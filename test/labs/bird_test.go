@@ -16,7 +16,7 @@ import (
 // Pods of three nodes reach each other, the nodes and the outside with their own
 // addresses in both families, by what BIRD has announced; a block that goes back
 // is withdrawn.
-func TestRoutedByBIRD(t *testing.T) {
+func TestBIRDAnnouncesBlocks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		subnet v1alpha1.PoolSubnet

@@ -90,40 +90,36 @@ type story struct {
 	does func(*branches)
 }
 
-// TestBranches has pods with branch interfaces, and security groups of their own, by the whole of
-// Berth in a VPC that enforces them, and IAM that lets the operator do what its policy says.
-func TestBranches(t *testing.T) {
-	tellBranches(t, ipfamily.OnlyIPv4, []story{
-		{"Groups", (*branches).groups},
-		{"Defaults", (*branches).defaults},
-		{"Restarts", (*branches).restarts},
-		{"Moves", (*branches).moves},
-		{"First", (*branches).first},
-		{"Warm", (*branches).warm},
-		{"Full", (*branches).full},
-	})
-}
-
-// TestBranchesOfBothFamilies is TestBranches where branches have addresses of IPv4 and IPv6; some of IPv6
-// alone.
-func TestBranchesOfBothFamilies(t *testing.T) {
-	tellBranches(t, ipfamily.Dual, []story{
-		{"Groups", (*branches).groups},
-		{"Named", (*branches).named},
-		{"Moves", (*branches).moves},
-		{"First", (*branches).first},
-		{"Alone", (*branches).alone},
-		{"Warm", (*branches).warm},
-	})
-}
-
-// TestBranchesOfIPv6 is TestBranches in a cluster of IPv6 alone.
-func TestBranchesOfIPv6(t *testing.T) {
-	tellBranches(t, ipfamily.OnlyIPv6, []story{
-		{"Groups", (*branches).groups},
-		{"First", (*branches).first},
-		{"Native", (*branches).native},
-	})
+// TestPodsHaveBranches has pods with branch interfaces and per-pod security groups in a VPC that enforces
+// them, with an IAM policy that lets the operator do what its own says. Branches have addresses of IPv4,
+// of both families (with some of IPv6 alone), and of IPv6 in a cluster of that alone.
+func TestPodsHaveBranches(t *testing.T) {
+	for families, stories := range map[ipfamily.Set][]story{
+		ipfamily.OnlyIPv4: {
+			{"Groups", (*branches).groups},
+			{"Defaults", (*branches).defaults},
+			{"Restarts", (*branches).restarts},
+			{"Moves", (*branches).moves},
+			{"First", (*branches).first},
+			{"Warm", (*branches).warm},
+			{"Full", (*branches).full},
+		},
+		ipfamily.Dual: {
+			{"Groups", (*branches).groups},
+			{"Named", (*branches).named},
+			{"Moves", (*branches).moves},
+			{"First", (*branches).first},
+			{"Alone", (*branches).alone},
+			{"Warm", (*branches).warm},
+		},
+		ipfamily.OnlyIPv6: {
+			{"Groups", (*branches).groups},
+			{"First", (*branches).first},
+			{"Native", (*branches).native},
+		},
+	} {
+		t.Run(string(families), func(t *testing.T) { tellBranches(t, families, stories) })
+	}
 }
 
 // tellBranches has stories told one after the other in a lab of some IP families, in which the operator lacks no

@@ -19,7 +19,7 @@ import (
 
 // berthd does all that it is for with the capabilities and mounts that the chart gives it, and
 // the node's sysctls at another place than /proc/sys. Ports of VPCs: test/ports.
-func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
+func TestChartCapabilitiesSuffice(t *testing.T) {
 	pools := map[lab.Mode][]v1alpha1.AddressPool{
 		lab.PoolMode: {lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/24", IPv6: "fd00::/120"})},
 	}
@@ -47,7 +47,7 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 }
 
 // Without any of them, or with /proc/sys as a container has it, something is refused.
-func TestEachCapabilityOfTheChartIsNeeded(t *testing.T) {
+func TestEachChartCapabilityIsNeeded(t *testing.T) {
 	l, container := harness.RaiseContained(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
 	n := l.Nodes()[0]
 	for _, tt := range []struct {

@@ -30,11 +30,11 @@ func chained(o lab.Options) lab.Options {
 	return o
 }
 
-// TestChain has the reference plugins portmap and bandwidth behind berth, in
+// TestChainedPluginsServeHostPorts has the reference plugins portmap and bandwidth behind berth, in
 // the configuration that berthd installs: a host port leads to a pod whichever
 // ENI the pod is on, and its answers leave by the primary one, as the VPC
 // drops them elsewhere.
-func TestChain(t *testing.T) {
+func TestChainedPluginsServeHostPorts(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.Raise(t, chained(lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: prompt}))
@@ -105,9 +105,9 @@ func TestChain(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestBrokenChainedPlugin has a portmap that nobody can execute, and a bandwidth for
+// TestUnusableChainedPluginsAreLeftOut has a portmap that nobody can execute, and a bandwidth for
 // another machine: pods come and go without them, and berthd says so.
-func TestBrokenChainedPlugin(t *testing.T) {
+func TestUnusableChainedPluginsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	o := chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true})
 	l := harness.Raise(t, o)
@@ -140,10 +140,10 @@ func TestBrokenChainedPlugin(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestVersionChangesUnderPods installs another CNI version while pods run, up and
+// TestPodsOutliveCNIVersionChanges installs another CNI version while pods run, up and
 // down, as an upgrade of a plugin or a runtime does: they are checked and removed
 // as if nothing had happened.
-func TestVersionChangesUnderPods(t *testing.T) {
+func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 	t.Parallel()
 	const first = "0.4.0" // the first that has CHECK
 	l := harness.Raise(t, harness.Quick(lab.NodeMode, lab.Options{

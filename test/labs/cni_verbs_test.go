@@ -24,9 +24,9 @@ import (
 
 var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// TestVerbs takes one node through every verb. What it shares is the daemon
+// TestCNIVerbs takes one node through every verb. What it shares is the daemon
 // and its supply of addresses; each part leaves nothing of its own.
-func TestVerbs(t *testing.T) {
+func TestCNIVerbs(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: prompt})
 	n := l.Nodes()[0]

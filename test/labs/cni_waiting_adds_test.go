@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestCancelledADD lets a runtime give up ADDs that wait for an address, and
+// TestCancelledADDsLeaveNothing lets a runtime give up ADDs that wait for an address, and
 // wants no waiter, no address and nothing in the kernel to be left of them.
-func TestCancelledADD(t *testing.T) {
+func TestCancelledADDsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-wait=5m"}})
@@ -51,9 +51,9 @@ func TestCancelledADD(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestDrain ends a daemon with SIGTERM: the process leaves at once and in order
+// TestStoppedDaemonLeavesWaitingADDs ends a daemon with SIGTERM: the process leaves at once and in order
 // while an ADD waits, which the next daemon answers, and pods do not notice.
-func TestDrain(t *testing.T) {
+func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-wait=5m"}})

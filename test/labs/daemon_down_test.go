@@ -20,8 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDaemonDown is a node whose daemon never ran, then one that left for good.
-func TestDaemonDown(t *testing.T) {
+// TestCallsWithoutDaemon is a node whose daemon never ran, then one that left for good.
+func TestCallsWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
 	n := l.Nodes()[0]
@@ -84,9 +84,9 @@ func installPlugin(n *node.Node) error {
 	return exec.Command("cp", filepath.Join(harness.BinDir, "berth"), filepath.Join(n.CNIBinDir(), "berth")).Run()
 }
 
-// TestDaemonSlow stops a daemon in its tracks: ADDs give up when the
+// TestCallsToSlowDaemonTimeOut stops a daemon in its tracks: ADDs give up when the
 // configuration says so, and the daemon, once it goes on, keeps nothing of them.
-func TestDaemonSlow(t *testing.T) {
+func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]
@@ -110,9 +110,9 @@ func TestDaemonSlow(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestSecondDaemon starts another daemon for the same node: it must not touch
+// TestSecondDaemonOfANodeEnds starts another daemon for the same node: it must not touch
 // anything, say who is there, and end.
-func TestSecondDaemon(t *testing.T) {
+func TestSecondDaemonOfANodeEnds(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]

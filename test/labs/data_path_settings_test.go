@@ -22,11 +22,11 @@ import (
 // metadata of instances, by IPv4 and IPv6.
 var metadata = [ipfamily.Number]string{"http://169.254.169.254/latest/meta-data/instance-id", "http://[fd00:ec2::254]/latest/meta-data/instance-id"}
 
-// TestDataPathSettings restarts one node's daemon with each of the data path's
+// TestDataPathSettingsTakeEffect restarts one node's daemon with each of the data path's
 // switches and back, and sees with live pods on two ENIs what they do: to packets of
 // IPv4 of pods with an address of it. By IPv6 a pod is seen as itself whatever is set,
 // and by IPv4 without an address of it as its node.
-func TestDataPathSettings(t *testing.T) {
+func TestDataPathSettingsTakeEffect(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: []string{"--warm-ip-target=1", "--minimum-ip-target=1"}})

@@ -19,14 +19,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDualStack gives pods addresses of both families, of IPv6 alone, and for comparison of
+// TestDualStackAndIPv6OnlyPods gives pods addresses of both families, of IPv6 alone, and for comparison of
 // IPv4 alone, in both modes that take them of ENIs: each pod has one of each, all on one ENI,
 // more pods than one ENI takes of IPv4; it reaches pods of its node and of another, nodes and the internet by each, which sees the
 // node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
 // and from who is outside, by each too. The family that a pod has no address of it reaches as its
 // node, and nothing of that is told to the runtime; with IPv4 alone that takes a switch. Addresses of pods that went cool, and are not given
 // to the next ones.
-func TestDualStack(t *testing.T) {
+func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode

@@ -16,10 +16,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestPermissionDenied takes EC2 actions from who needs them next, and gives them
+// TestDeniedEC2ActionsAreReported takes EC2 actions from who needs them next, and gives them
 // back. It stops what needs that action alone, is told with the action's name,
 // leaves nothing behind, and heals once the action is allowed.
-func TestPermissionDenied(t *testing.T) {
+func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	t.Parallel()
 	for mode, test := range map[lab.Mode]func(*testing.T){
 		lab.NodeMode: permissionDeniedToDaemons, lab.OperatorMode: permissionDeniedToOperator,

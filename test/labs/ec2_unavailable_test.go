@@ -20,10 +20,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestCloudAwayAtStart takes EC2, then the metadata service, away from a
+// TestDaemonStartsWithoutEC2 takes EC2, then the metadata service, away from a
 // daemon that starts: the first time it waits and heals by itself, later it
 // serves from what was confirmed before.
-func TestCloudAwayAtStart(t *testing.T) {
+func TestDaemonStartsWithoutEC2(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
 	n := l.Nodes()[0]
@@ -83,10 +83,10 @@ func TestCloudAwayAtStart(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestStaleCloudAtRestart takes addresses off a node while its daemon is down,
+// TestLateEC2RepliesAtRestart takes addresses off a node while its daemon is down,
 // and has metadata and describe calls lag: no pod gets what EC2 has taken, even
 // if it gave it a moment before.
-func TestStaleCloudAtRestart(t *testing.T) {
+func TestLateEC2RepliesAtRestart(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--cooling-period=0s"}})
 	n := l.Nodes()[0]
@@ -156,9 +156,9 @@ func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (take
 	return taken
 }
 
-// TestThrottled refuses each growing call a few times: it is made again as it
+// TestThrottledCallsAreRepeated refuses each growing call a few times: it is made again as it
 // was, and there is never another ENI instead.
-func TestThrottled(t *testing.T) {
+func TestThrottledCallsAreRepeated(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m")})

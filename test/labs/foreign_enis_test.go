@@ -14,9 +14,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestOthersENIs: what is not Berth's is neither changed, counted nor used,
+// TestForeignENIsAreLeftAlone: what is not Berth's is neither changed, counted nor used,
 // but takes its place on the instance.
-func TestOthersENIs(t *testing.T) {
+func TestForeignENIsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	s := lab.DefaultSpec(3, few.Type)

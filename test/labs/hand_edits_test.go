@@ -24,10 +24,10 @@ var handEdits = map[string]func(*testing.T, *cluster, string){
 	"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
 }
 
-// TestHandEdits writes into NodeNetworks what CEL lets through and makes no
+// TestHandEditsAreCorrected writes into NodeNetworks what CEL lets through and makes no
 // sense. What the operator or the daemon owns they put right; what is a person's
 // stays and is told. Pods go on all the while.
-func TestHandEdits(t *testing.T) {
+func TestHandEditsAreCorrected(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 8)
 	s := withNodes(t, slices.Sorted(maps.Keys(handEdits))...)

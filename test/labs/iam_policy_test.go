@@ -19,7 +19,7 @@ import (
 // An operator with deploy/iam/operator.json, and nodes that may
 // call nothing, grow and shrink without being refused once; and the policy has
 // no action that none of this needs.
-func TestPolicySuffices(t *testing.T) {
+func TestOperatorPolicySuffices(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3) // every lab has the policy; what is too much in it is seen here
 	few := harness.Few(t, "m5.large")

@@ -34,9 +34,9 @@ const (
 	readyURL = "http://127.0.0.1:6666/readyz"
 )
 
-// TestInstallation: a node has neither plugin nor configuration, and so takes
+// TestPluginIsInstalledWithFirstAddress: a node has neither plugin nor configuration, and so takes
 // no pods, until its first address is usable; then it has both, whole.
-func TestInstallation(t *testing.T) {
+func TestPluginIsInstalledWithFirstAddress(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
 	n := l.Nodes()[0]
@@ -87,9 +87,9 @@ func TestInstallation(t *testing.T) {
 	harness.OK(t, harness.AddOnce(t, n, "p"))
 }
 
-// TestIntrospectionAndMetrics compares introspection, berthctl, metrics and probes with
+// TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with
 // each other and the pods, and looks at who may read what.
-func TestIntrospectionAndMetrics(t *testing.T) {
+func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
 	n, other := l.Nodes()[0], l.Nodes()[1]

@@ -43,58 +43,60 @@ func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 	return list
 }
 
-// TestSubnetsOfIPv6Alone has pods of IPv6 alone be in subnets that have no IPv4, which their nodes
-// are not in: they reach each other, nodes and the internet as everywhere, and that of IPv4 as their
-// node, over a restart. Their ENIs have no IPv4 address.
-func TestSubnetsOfIPv6Alone(t *testing.T) {
+// TestIPv6OnlySubnets has IPv6-only pods in subnets without IPv4, in which their nodes are too or
+// not. They reach each other, nodes and the internet, and that of IPv4 as their node where it has
+// an address of it, also after a restart of berthd. Their ENIs have no IPv4 address; berthd needs
+// none either.
+func TestIPv6OnlySubnets(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
-		t.Run(string(mode), func(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		mode   lab.Mode
+		slices []int // nil: every gate
+	}{
+		{"pods", lab.NodeMode, []int{5}},
+		{"pods", lab.OperatorMode, nil},
+		{"nodes", lab.NodeMode, nil},
+		{"nodes", lab.OperatorMode, []int{8}},
+	} {
+		t.Run(tc.name+"/"+string(tc.mode), func(t *testing.T) {
 			t.Parallel()
-			if mode == lab.NodeMode {
-				harness.Rotate(t, 5)
+			if tc.slices != nil {
+				harness.Rotate(t, tc.slices...)
 			}
+			podsAlone := tc.name == "pods"
 			s := lab.DefaultSpec(2, "t3.small")
-			withNatives(t, &s)
-			l := harness.RaiseQuick(t, mode, lab.Options{
-				Spec: &s, IPFamilies: ipfamily.OnlyIPv6,
-				NodeNetworkTemplates: mode == lab.NodeMode, DaemonArgs: []string{"--block-metadata"},
-			})
-			harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
-				ObjectMeta: metav1.ObjectMeta{Name: "pods"},
-				Spec: v1alpha1.NodeNetworkTemplateSpec{
-					NodeSelector: v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
-					ENI:          v1alpha1.ENISpec{SubnetTags: map[string]string{labelFor: apart}, FirstInterfaceIndex: new(int32(1))},
-				},
-			}))
-			for _, n := range l.Nodes() {
-				label(t, l, n, map[string]string{whose: "apart"})
-				applies(t, n, "NodeNetworkTemplate/pods")
+			natives := withNatives(t, &s)
+			if !podsAlone {
+				for i := range s.Instances {
+					s.Instances[i].Subnet = natives[i].Name
+				}
 			}
-			liveInNatives(t, l, true)
+			l := harness.RaiseQuick(t, tc.mode, lab.Options{
+				Spec: &s, IPFamilies: ipfamily.OnlyIPv6, DaemonArgs: []string{"--block-metadata"},
+				NodeNetworkTemplates: podsAlone && tc.mode == lab.NodeMode,
+			})
+			if podsAlone {
+				podsInTaggedSubnets(t, l)
+			}
+			liveInNatives(t, l, podsAlone)
 		})
 	}
 }
 
-// TestNodesOfIPv6Alone has the nodes themselves be in subnets that have no IPv4: berthd, its calls and its
-// metadata service need none, and pods reach what there is of IPv6.
-func TestNodesOfIPv6Alone(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []lab.Mode{lab.NodeMode, lab.OperatorMode} {
-		t.Run(string(mode), func(t *testing.T) {
-			t.Parallel()
-			if mode == lab.OperatorMode {
-				harness.Rotate(t, 8)
-			}
-			s := lab.DefaultSpec(2, "t3.small")
-			natives := withNatives(t, &s)
-			for i := range s.Instances {
-				s.Instances[i].Subnet = natives[i].Name
-			}
-			liveInNatives(t, harness.RaiseQuick(t, mode, lab.Options{
-				Spec: &s, IPFamilies: ipfamily.OnlyIPv6, DaemonArgs: []string{"--block-metadata"},
-			}), false)
-		})
+// podsInTaggedSubnets has a NodeNetworkTemplate put all pods of a lab into the subnets of withNatives.
+func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	harness.OK(t, l.Kube.Client.Create(harness.Deadline(t, patience), &v1alpha1.NodeNetworkTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: "pods"},
+		Spec: v1alpha1.NodeNetworkTemplateSpec{
+			NodeSelector: v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{whose: "apart"}},
+			ENI:          v1alpha1.ENISpec{SubnetTags: map[string]string{labelFor: apart}, FirstInterfaceIndex: new(int32(1))},
+		},
+	}))
+	for _, n := range l.Nodes() {
+		label(t, l, n, map[string]string{whose: "apart"})
+		applies(t, n, "NodeNetworkTemplate/pods")
 	}
 }
 

@@ -23,9 +23,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestForeignKernelChanges has others on the node drop packets, flush what they do not
+// TestKernelChangesByOthersAreRepaired has others on the node drop packets, flush what they do not
 // know, and remove sandboxes and links of ENIs without a word.
-func TestForeignKernelChanges(t *testing.T) {
+func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--listing-interval=1h")})
@@ -206,9 +206,9 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Settle(t, l)
 }
 
-// TestNodeReboots pulls a node's plug: its pods and cooling end with it, and the
+// TestNodeTakesPodsAfterReboot pulls a node's plug: its pods and cooling end with it, and the
 // node takes pods again by itself.
-func TestNodeReboots(t *testing.T) {
+func TestNodeTakesPodsAfterReboot(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	maxENI := fmt.Sprintf("--max-eni=%d", few.Resting()+1)

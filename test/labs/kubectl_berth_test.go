@@ -105,7 +105,7 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 
 // What `kubectl berth` says agrees with nodes, objects and kernel, in a cluster
 // with daemons and operators that run.
-func TestKubectlBerth(t *testing.T) {
+func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	for _, tc := range []struct {

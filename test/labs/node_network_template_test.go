@@ -56,14 +56,14 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 	return &s
 }
 
-// TestNodeNetworkTemplate has pods of one node of two be in other subnets, with another
+// TestNodeNetworkTemplateApplies has pods of one node of two be in other subnets, with another
 // security group, than their node: the node's label says so while the daemon runs. The
 // other node's pods are as they were. Pods reach each other, the nodes and the internet,
 // which sees their node. It holds over a restart, and new ENIs are as before once the
 // label is gone, while those that are there serve their pods. As the template has them
 // drained, ENIs that are not as it says go with their pods. While it says what no instance can
 // have, what it said before goes on, over a restart too.
-func TestNodeNetworkTemplate(t *testing.T) {
+func TestNodeNetworkTemplateApplies(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
 	const pods = 2 // for which one more ENI is enough, with a warm address
@@ -77,7 +77,7 @@ func TestNodeNetworkTemplate(t *testing.T) {
 	} {
 		t.Run(string(tc.mode), func(t *testing.T) {
 			t.Parallel()
-			if tc.mode == lab.OperatorMode { // TestSubnetsOfIPv6Alone has a template there in every gate
+			if tc.mode == lab.OperatorMode { // TestIPv6OnlySubnets/pods has a template there in every gate
 				harness.Rotate(t, 6)
 			}
 			l := harness.RaiseQuick(t, tc.mode, lab.Options{

@@ -21,11 +21,11 @@ import (
 // familyTroubles has a trouble for each node that is about one of two families.
 var familyTroubles = map[string]func(*testing.T, *cluster, string){"full": subnetFull, "invented": availableInvented, "taken": takenByOthers}
 
-// TestTroubleOfOneFamily has pods of both families, and what goes wrong with one of
+// TestFailuresOfOneIPFamily has pods of both families, and what goes wrong with one of
 // them: no pod gets an address without the other one, it is told which family is short or
 // which call fails, and nothing is left of one family alone. The type takes single
 // addresses of IPv6, each by a call.
-func TestTroubleOfOneFamily(t *testing.T) {
+func TestFailuresOfOneIPFamily(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3, 9)
 	s := lab.DefaultSpec(1, "m4.xlarge")

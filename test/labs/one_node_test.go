@@ -29,8 +29,8 @@ var nodeTroubles = map[string]func(*testing.T, *cluster, string){
 	"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 }
 
-// TestTroubleOfOneNode has nodes in one cluster meet one trouble each, all at once.
-func TestTroubleOfOneNode(t *testing.T) {
+// TestFailuresStayOnTheirNode has nodes in one cluster meet one trouble each, all at once.
+func TestFailuresStayOnTheirNode(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 5, 7)
 	s := withNodes(t, slices.Sorted(maps.Keys(nodeTroubles))...)

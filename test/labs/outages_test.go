@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestTroubleOfServers has EC2 and the API server throttle and vanish. Nothing is
+// TestOutagesOfEC2AndTheAPIServer has EC2 and the API server throttle and vanish. Nothing is
 // restarted.
-func TestTroubleOfServers(t *testing.T) {
+func TestOutagesOfEC2AndTheAPIServer(t *testing.T) {
 	t.Parallel()
 	c := raise(t, withNodes(t, "node-2", "node-3"))
 	for _, n := range c.Nodes() {

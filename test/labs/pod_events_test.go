@@ -18,7 +18,7 @@ import (
 // A pod whose ADD waits, fails and works in the end has an Event of each, while it
 // does, and so has one whose ADD is refused, and one whose ENI somebody detaches, written with the rights that the node's daemon
 // is installed with.
-func TestPodIsToldByEvents(t *testing.T) {
+func TestPodEventsExplainWaiting(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
 		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},
 		lab.PoolMode: {

@@ -12,7 +12,7 @@ import (
 
 // A hundred ADDs at once on a node with nothing allocated, with the operator
 // killed in the middle: each gets its address, no block too many is left.
-func TestHundredAtOnce(t *testing.T) {
+func TestHundredPodsAtOnce(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0, 6)
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{
@@ -50,7 +50,7 @@ func TestHundredAtOnce(t *testing.T) {
 // gets its address and so its block, and the DEL of the first is repeated. The
 // block stays the second one's. Another pod chooses a pool by its annotation, of
 // which the runtime tells.
-func TestBlockOfOne(t *testing.T) {
+func TestBlocksOfOneAddress(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 1, 5)
 	lent := lab.Pool("lent", 0, v1alpha1.PoolSubnet{IPv4: "10.4.1.0/32"})

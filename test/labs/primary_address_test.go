@@ -25,7 +25,7 @@ import (
 // With spec.eni.usePrimaryAddress a pod has the own address of a secondary ENI,
 // and traffic like any other. Without it again the pod keeps the address; then
 // the node has it. An ENI that holds nothing else goes back whole.
-func TestUsePrimaryAddress(t *testing.T) {
+func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	t.Parallel()
 	o := lab.Options{Nodes: 2, InstanceType: "m5.large"}
 	if harness.Families() == ipfamily.OnlyIPv6 { // an ENI has no IPv6 address of its own

@@ -20,8 +20,8 @@ import (
 // planted is part of every secret that is put where a bundle looks.
 const planted = "Planted7Secret"
 
-// TestSupportBundle makes one in node mode; TestKubectlBerth does in the other modes.
-func TestSupportBundle(t *testing.T) {
+// TestSupportBundleHidesSecrets makes one in node mode; TestKubectlBerthAgreesWithTheCluster does in the other modes.
+func TestSupportBundleHidesSecrets(t *testing.T) {
 	t.Parallel()
 	supportBundle(t, harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"}).Nodes()[0])
 }
@@ -85,8 +85,8 @@ func supportBundle(t *testing.T, n *node.Node) {
 	}
 }
 
-// TestSupportBundleWithoutADaemon: what is of the node is there also when nobody answers.
-func TestSupportBundleWithoutADaemon(t *testing.T) {
+// TestSupportBundleWithoutDaemon: what is of the node is there also when nobody answers.
+func TestSupportBundleWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
 	n := l.Nodes()[0]

@@ -14,9 +14,9 @@ import (
 // With spec.eni.trunk the instance has a trunk, whose link the node leaves alone: pods
 // have no address of it, and a daemon that starts anew serves on. Without it again the
 // trunk goes.
-func TestTrunkOfANode(t *testing.T) {
+func TestNodeGetsTrunk(t *testing.T) {
 	t.Parallel()
-	harness.Rotate(t, 0) // TestBranches, which make e2e runs, has pods on trunks
+	harness.Rotate(t, 0) // TestPodsHaveBranches, which make e2e runs, has pods on trunks
 	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Nodes: 1, InstanceType: "m5.large"})
 	n := l.Nodes()[0]
 	p := harness.Add(t, n, "before")

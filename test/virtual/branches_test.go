@@ -63,7 +63,7 @@ func (m *nics) warm(want int) func() error {
 	}
 }
 
-func TestWarmBranches(t *testing.T) {
+func TestHaltsWithWarmBranches(t *testing.T) {
 	eachCrash(t, warmOperator, func(t *testing.T, at crash) {
 		m := withBranches(t)
 		m.c.start()

@@ -52,7 +52,7 @@ var egressKinds = func() (kinds []apifake.Kind) {
 	return kinds
 }()
 
-func TestEgress(t *testing.T) {
+func TestHaltsWithEgress(t *testing.T) {
 	eachCrash(t, slices.Concat(egressOperator, egressDaemon, harness.Sample(t, 9, ofDaemon)), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--egress", "--egress-probe-interval=0"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--egress", "--egress-image=berth-egress:test")

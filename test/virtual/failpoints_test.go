@@ -53,16 +53,16 @@ var elsewhere = map[string]string{
 // once are failpoints that a run of a test passes once, so that nothing is halted at their second hit;
 // sometimes are those that one passes twice or not.
 var once = map[string][]string{
-	"TestNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
-	"TestOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
+	"TestHaltsInNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
+	"TestHaltsInOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
 		"nodenetwork.create.", "nodenetwork.replace.deleted"),
-	"TestPortMode":     {"daemon.nics.changed", "daemon.nics.removed", "operator.port.keep.after"},
-	"TestWarmBranches": named("operator.port.change.", "operator.warm.drop."),
-	"TestPoolMode":     named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
+	"TestHaltsInPortMode":       {"daemon.nics.changed", "daemon.nics.removed", "operator.port.keep.after"},
+	"TestHaltsWithWarmBranches": named("operator.port.change.", "operator.warm.drop."),
+	"TestHaltsInPoolMode":       named("operator.pool.end.before", "operator.pool.release.after", "operator.pool.release.deleted"),
 }
 
 var sometimes = map[string][]string{
-	"TestNodeMode": {"eni.attach.after"}, // an ENI that takes long to attach, with random waits, is given up or not
+	"TestHaltsInNodeMode": {"eni.attach.after"}, // an ENI that takes long to attach, with random waits, is given up or not
 }
 
 func isElsewhere(name string) bool {
@@ -93,7 +93,7 @@ func TestEveryFailpointIsHaltedAt(t *testing.T) {
 	}
 }
 
-func TestNodeMode(t *testing.T) {
+func TestHaltsInNodeMode(t *testing.T) {
 	for _, families := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.Dual} {
 		t.Run(string(families), func(t *testing.T) {
 			eachCrash(t, nodeDaemon, func(t *testing.T, at crash) {
@@ -135,7 +135,7 @@ func (n *node) inVPC(kind string) {
 	n.families = ipfamily.OnlyIPv4
 }
 
-func TestOperatorMode(t *testing.T) {
+func TestHaltsInOperatorMode(t *testing.T) {
 	eachCrash(t, slices.Concat(operatorOperator, operatorDaemon), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1"})...)
 		n.inVPC(instanceType)
@@ -166,7 +166,7 @@ func TestOperatorMode(t *testing.T) {
 	})
 }
 
-func TestPoolMode(t *testing.T) {
+func TestHaltsInPoolMode(t *testing.T) {
 	eachCrash(t, slices.Concat(poolOperator, poolDaemon), func(t *testing.T, at crash) {
 		n := newNode(t, slices.Concat(quick, []string{"--ipam=pool", "--block-release-delay=10s"})...)
 		c := newCluster(t, n.log, "--ipam=pool", "--block-claim-grace=20s", "--orphan-interval=30s")

@@ -129,7 +129,7 @@ func (m *nics) portOf(name string) string {
 	return o.Status.PortID
 }
 
-func TestPortMode(t *testing.T) {
+func TestHaltsInPortMode(t *testing.T) {
 	eachCrash(t, slices.Concat(portOperator, portDaemon), func(t *testing.T, at crash) {
 		m := inPortMode(t)
 		victim := m.program

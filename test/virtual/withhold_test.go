@@ -18,7 +18,7 @@ import (
 
 // A pool has the address of another node: no pod gets it. A node that joins has that of a
 // pod that runs: it keeps it, it and the pool are told, and no other pod gets it.
-func TestPoolWithAddressesOfNodes(t *testing.T) {
+func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, append(quick, "--ipam=pool")...)
 		c := newCluster(t, n.log, "--ipam=pool")

@@ -65,7 +65,7 @@ func TestHTTP(t *testing.T) {
 }
 
 // Every request that the provider makes, with every answer that there is, goes as it
-// should with the lab's Neutron. TestLabAnswersAsNeutron of test/e2e/neutron compares the
+// should with the lab's Neutron. TestProviderWithNeutron of test/e2e/neutron compares the
 // answers with those of a real one.
 func TestScenes(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})

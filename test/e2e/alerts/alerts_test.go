@@ -80,8 +80,8 @@ func in(t *testing.T, n *node.Node, args ...string) {
 	}
 }
 
-// TestAlertsOfNodes has each trouble of nodes and of EC2 in node mode.
-func TestAlertsOfNodes(t *testing.T) {
+// TestNodeAlertsFire has each trouble of nodes and of EC2 in node mode.
+func TestNodeAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(6, "t3.small")
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
@@ -167,8 +167,8 @@ func TestAlertsOfNodes(t *testing.T) {
 	p.fires(t, "BerthMetricsAbsent")
 }
 
-// TestAlertsOfOperators has each trouble of the operator and of EC2 in operator mode.
-func TestAlertsOfOperators(t *testing.T) {
+// TestOperatorAlertsFire has each trouble of the operator and of EC2 in operator mode.
+func TestOperatorAlertsFire(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(4, "t3.small")
 	s.VPCs[0].Subnets[1].CIDR = netip.MustParsePrefix("10.0.4.0/28") // of node-2 and node-4
@@ -213,8 +213,8 @@ func TestAlertsOfOperators(t *testing.T) {
 	p.fires(t, "BerthNodeReportsFail")
 }
 
-// TestAlertsOfPools has each trouble of address pools.
-func TestAlertsOfPools(t *testing.T) {
+// TestPoolAlertsFire has each trouble of address pools.
+func TestPoolAlertsFire(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{
 		// An operator that was killed keeps its Lease for so long.

@@ -109,8 +109,8 @@ func (l *portLab) raiseWebhook() {
 	})
 }
 
-// TestAlertsOfPorts has each trouble of ports of VPCs, and its end.
-func TestAlertsOfPorts(t *testing.T) {
+// TestPortAlertsFire has each trouble of ports of VPCs, and its end.
+func TestPortAlertsFire(t *testing.T) {
 	t.Parallel()
 	harness.CanRun(t, lab.PortMode)
 	raised := harness.RaiseQuick(t, lab.PortMode, lab.Options{
@@ -217,7 +217,7 @@ func TestAlertsOfPorts(t *testing.T) {
 	}
 }
 
-// brought are the alerts that TestAlertsOfPorts brings to fire, and one that may fire while
+// brought are the alerts that TestPortAlertsFire brings to fire, and one that may fire while
 // listings fail.
 const brought = "BerthNICBindingsFailOnManyNodes BerthNICBindingsFail BerthPodsWaitForNICs BerthPortsLeftBehind BerthVPCExhausted BerthPortListingsFail " +
 	"BerthVPCCredentialsRefused BerthVPCUnreachable BerthVPCNotReady BerthOVSDBAwayOnManyNodes BerthOVSDBAway BerthWebhookDown BerthVPCCallsFail"

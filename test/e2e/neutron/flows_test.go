@@ -24,12 +24,14 @@ import (
 // waits for it, and longer than a busy machine stands still.
 const agentDown = 9 * time.Second
 
-func TestFlowsWithOVN(t *testing.T) {
-	flows(t, openstack.OVN, v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int", OVN: true})
-}
-
-func TestFlowsWithAgent(t *testing.T) {
-	flows(t, openstack.Agent, v1alpha1.PortPlug{Type: v1alpha1.PlugOVSHybrid, Bridge: "br-int"})
+// TestFlowsThroughNeutron has ports carry pods' packets, from the annotation on, with either backend.
+func TestFlowsThroughNeutron(t *testing.T) {
+	t.Run("OVN", func(t *testing.T) {
+		flows(t, openstack.OVN, v1alpha1.PortPlug{Type: v1alpha1.PlugOVS, Bridge: "br-int", OVN: true})
+	})
+	t.Run("Agent", func(t *testing.T) {
+		flows(t, openstack.Agent, v1alpha1.PortPlug{Type: v1alpha1.PlugOVSHybrid, Bridge: "br-int"})
+	})
 }
 
 // bench is a lab in port mode over a real Neutron.
