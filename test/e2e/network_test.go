@@ -121,26 +121,6 @@ func TestRuntimeReportsNetworkReady(t *testing.T) {
 	empty(t, l, c)
 }
 
-// TestSandboxesAfterReboot loses all that a reboot takes. The runtime is up before the daemon, and
-// calls the network not ready until that has set the node up again.
-func TestSandboxesAfterReboot(t *testing.T) {
-	t.Parallel()
-	l, runtimes := raise(t, 1, true)
-	c := runtimes[0]
-	empty(t, l, c)
-	c.stop(t)
-	harness.OK(t, c.node.PowerOff())
-	c.start(t)
-	if ok, err := c.condition(t, cri.NetworkReady); err != nil || ok {
-		t.Errorf("without a daemon: network ready %v, %v", ok, err)
-	}
-	c.startDaemon(t)
-	c.networkReady(t)
-	c.runMany(t, "after", 2)
-	agree(t, l, c)
-	empty(t, l, c)
-}
-
 // TestSandboxesHaveVPCAddresses fills a node beyond its primary ENI: every sandbox has
 // an address of the VPC that answers from another node, and gives it back,
 // which is not handed out again before it has cooled.

@@ -3,13 +3,8 @@
 package e2e
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,105 +13,6 @@ import (
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/test/harness"
 )
-
-// TestSandboxesOutliveTheDaemon kills the daemon under running sandboxes: they keep
-// talking, and what the runtime asks meanwhile waits for the next daemon and
-// then succeeds, as does a burst in the middle of which it is killed twice. Nothing
-// has to be tried again.
-func TestSandboxesOutliveTheDaemon(t *testing.T) {
-	t.Parallel()
-	l, runtimes := raise(t, 2, true)
-	c, other := runtimes[0], runtimes[1]
-	sandboxes := c.runMany(t, "old", 12) // on two ENIs
-	client := other.runMany(t, "client", 1)[0]
-	first, last := sandboxes[0].converse(t, client.netns), sandboxes[11].converse(t, other.node.Netns)
-	out := client.converse(t, sandboxes[5].netns)
-
-	harness.OK(t, c.node.Kill())
-	created := c.runInBackground(t, "new", 1)
-	stopped := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: sandboxes[1].id})
-		stopped <- err
-	}()
-	harness.Eventually(t, patience, "an ADD and a DEL are under way", func() error {
-		return harness.Equal("running plugins", running(filepath.Join(c.node.CNIBinDir(), "berth")), 2)
-	})
-	for _, v := range []*conversation{first, last, out} {
-		v.goesOn(t)
-	}
-	c.startDaemon(t)
-	harness.OK(t, <-created.done)
-	harness.OK(t, <-stopped)
-	harness.OK(t, created.failure())
-	harness.OK(t, c.remove(t.Context(), sandboxes[1].id))
-
-	burst := c.runInBackground(t, "burst", 8)
-	for _, allocated := range []int{14, 17} { // 11 old ones, 1 new
-		harness.Shows(t, c.node, "the burst has begun", func(doc introspect.Document) error {
-			if doc.Totals.Allocated < allocated {
-				return fmt.Errorf("totals %+v", doc.Totals)
-			}
-			return nil
-		})
-		harness.OK(t, c.node.Kill())
-		c.startDaemon(t)
-	}
-	harness.OK(t, <-burst.done)
-	harness.OK(t, burst.failure())
-	c.networkReady(t)
-
-	agree(t, l, runtimes...)
-	for _, v := range []*conversation{first, last, out} {
-		v.goesOn(t)
-		v.end(t)
-	}
-	empty(t, l, runtimes...)
-}
-
-// running counts the processes of a program.
-func running(program string) (count int) {
-	links, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, link := range links {
-		if to, err := os.Readlink(link); err == nil && to == program {
-			count++
-		}
-	}
-	return count
-}
-
-// attempts are sandboxes on their way.
-type attempts struct {
-	done chan error
-	mu   sync.Mutex // guards last
-	last error      // of the attempts that were followed by another
-}
-
-// runInBackground makes sandboxes name-0 and so on, trying again and again.
-func (c *containerd) runInBackground(t *testing.T, name string, count int) *attempts {
-	a := &attempts{done: make(chan error, 1)}
-	ctx := harness.Deadline(t, time.Minute)
-	go func() {
-		a.done <- harness.AtOnce(count, func(i int) error {
-			_, err := c.run(ctx, fmt.Sprintf("%s-%d", name, i), func(err error) {
-				a.mu.Lock()
-				defer a.mu.Unlock()
-				a.last = err
-			})
-			return err
-		})
-	}()
-	return a
-}
-
-// failure is the last one that was not the end of it.
-func (a *attempts) failure() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.last
-}
 
 // TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start
 // those are released whose network namespace is gone and which the runtime no

@@ -14,14 +14,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kernel/ns"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -256,4 +259,145 @@ func sample(t *testing.T, text, name string) float64 {
 	v, err := strconv.ParseFloat(m[1], 64)
 	harness.OK(t, err)
 	return v
+}
+
+// TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress with -9, under traffic: connections and datagrams
+// go on through the kernel, the next processes take over, and not one new connection fails.
+func TestConnectionsOutliveBerthEgress(t *testing.T) {
+	s := tell(t, "killed")
+	by := s.gateways(2)
+	p := s.client(s.lab.Nodes()[0], "talker")
+	s.reaches(p, by)
+	tcp, udp := s.talk(p, "tcp", 8, 20*time.Millisecond), s.talk(p, "udp", 4, 20*time.Millisecond)
+	flood := s.pour(p, 100*time.Millisecond, answerWithin)
+	tcp.flow(s, 100)
+	for _, g := range s.lab.Gateways(s.key) {
+		harness.OK(t, g.Kill())
+	}
+	tcp.flow(s, 200)
+	s.gateways(2)
+	for _, g := range s.lab.Gateways(s.key) {
+		harness.Eventually(t, harness.Patience, g.Name+" runs again", func() error { return harness.Equal("starts", g.Starts(), 2) })
+	}
+	tcp.flow(s, 200)
+	udp.flow(s, 100)
+	flood.poured(s, 10)
+	flood.end()
+	flood.none(s)
+	if err := tcp.end(); err != nil {
+		t.Errorf("connections: %v", err)
+	}
+	if err := udp.end(); err != nil {
+		t.Errorf("datagrams: %v", err)
+	}
+	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)
+}
+
+// TestNothingLeaksWithoutGateways scales an Egress to none, under traffic, and up again: meanwhile nothing leaves by
+// the pods' own way, and the condition Available says why; then connections work again.
+func TestNothingLeaksWithoutGateways(t *testing.T) {
+	s := tell(t, "gone")
+	nodes := s.lab.Nodes()
+	a, b := s.client(nodes[0], "one"), s.client(nodes[1], "other")
+	s.reaches(a, nil)
+	s.reaches(b, nil)
+	floods := []*flood{s.pour(a, 200*time.Millisecond, time.Second), s.pour(b, 200*time.Millisecond, time.Second)}
+
+	s.edit(replicas(0))
+	harness.Eventually(t, harness.Patience, "the Egress is not available", func() error {
+		e, err := s.lab.Kube.Egress(t.Context(), s.key)
+		if err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionAvailable)
+		if c == nil || c.Status != "False" {
+			return fmt.Errorf("its condition is %v", c)
+		}
+		return nil
+	})
+	for _, g := range s.lab.Gateways(s.key) {
+		harness.OK(t, g.Kill()) // at once, before its connections have ended
+	}
+	s.gateways(0)
+	for _, p := range []*node.Pod{a, b} {
+		harness.Eventually(t, harness.Patience, "destinations are unreachable from pod "+p.Name, func() error {
+			for _, to := range outside {
+				if as, err := seenAs(t.Context(), p, "tcp", to, time.Second); err == nil {
+					return fmt.Errorf("it is seen as %s", as)
+				}
+			}
+			return nil
+		})
+	}
+	for _, f := range floods {
+		f.poured(s, 10)
+	}
+	began := time.Now()
+	s.edit(replicas(2))
+	by := s.gateways(2)
+	s.reaches(a, by)
+	s.reaches(b, by)
+	t.Logf("connections work %s after the Egress was scaled up", time.Since(began))
+	for _, f := range floods {
+		f.end()
+		if len(f.leaked) > 0 {
+			t.Errorf("%d of %d connections left by the pod's own way, first as %s", len(f.leaked), f.begun, f.leaked[0])
+		}
+	}
+}
+
+// TestReusedAddressIsNoClient has a client go in the middle of conversations, and another pod get its address at once:
+// gateways know nothing of the old one any more, and the new one, which is no client, is seen as itself.
+func TestReusedAddressIsNoClient(t *testing.T) {
+	s := tell(t, "reused")
+	n := s.lab.Nodes()[0]
+	old := s.client(n, "old")
+	s.reaches(old, nil)
+	talk := s.talk(old, "udp", 4, 50*time.Millisecond)
+	talk.flow(s, 40)
+	harness.OK(t, n.DelPod(harness.Deadline(t, harness.Patience), old.Name))
+	_ = talk.end() // it ends with its pod
+
+	heir := s.heir(n, old.Addr())
+	as, err := seenAs(t.Context(), heir, "udp", site.OutsideHost, answerWithin)
+	harness.OK(t, err)
+	if as != heir.Addr() {
+		t.Errorf("the pod with the address of a client that is gone is seen as %s, want itself", as)
+	}
+	for _, g := range s.lab.Gateways(s.key) {
+		harness.Eventually(t, harness.Patience, g.Name+" forgets the client that is gone", func() error { return forgotten(g, old.Addrs) })
+	}
+}
+
+// heir makes pods, which are no clients, until one has an address.
+func (s *story) heir(n *node.Node, a netip.Addr) *node.Pod {
+	s.t.Helper()
+	for i := range 40 {
+		p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), fmt.Sprintf("heir-%d", i), node.PodOptions{Namespace: s.clients()})
+		harness.OK(s.t, err)
+		if p.Addr() == a {
+			return p
+		}
+		harness.OK(s.t, n.DelPod(harness.Deadline(s.t, harness.Patience), p.Name))
+	}
+	s.t.Fatalf("no pod of 40 got the address %s", a)
+	return nil
+}
+
+// forgotten wants a gateway to track no connection of some addresses.
+func forgotten(g *lab.Gateway, addrs []netip.Addr) error {
+	return ns.Do(g.Pod.Netns(), func() error {
+		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				return err
+			}
+			for _, f := range flows {
+				if from, ok := netip.AddrFromSlice(f.Forward.SrcIP); ok && slices.Contains(addrs, from.Unmap()) {
+					return fmt.Errorf("it tracks %s", f)
+				}
+			}
+		}
+		return nil
+	})
 }

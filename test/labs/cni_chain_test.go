@@ -188,7 +188,7 @@ func installed(t *testing.T, n *node.Node) *libcni.NetworkConfigList {
 	return list
 }
 
-// bandwidth limits a pod both ways and looks for what does it in the kernel.
+// bandwidth limits a pod's traffic in both directions.
 func bandwidth(t *testing.T, n *node.Node, list *libcni.NetworkConfigList) {
 	s := harness.NewSandbox(t, n)
 	const rate = 8_000_000 // bits a second
@@ -197,45 +197,17 @@ func bandwidth(t *testing.T, n *node.Node, list *libcni.NetworkConfigList) {
 	}}
 	r := add(t, s, list)
 	host := r.Interfaces[0].Name
-	harness.OK(t, ns.Do(n.Netns, func() error { return shaped(host, rate/8) }))
+	if found := harness.RateLimits(t, n.Netns, rate/8); found["veth"] != 1 || found["ifb"] != 1 {
+		t.Errorf("the bandwidth of the pod at %s is limited on %v, want a veth for what it gets and an ifb for what it sends", host, found)
+	}
 	harness.OK(t, s.Check(t, list))
 	harness.OK(t, s.Del(t, list))
 	gone(t, n, r)
-	harness.OK(t, ns.Do(n.Netns, func() error {
-		links, err := netlink.LinkList()
-		for _, l := range links {
-			if l.Type() == "ifb" {
-				err = errors.Join(err, fmt.Errorf("%s is left after DEL", l.Attrs().Name))
-			}
+	harness.OK(t, ns.Netlink(n.Netns, func(h *netlink.Handle) error {
+		links, err := h.LinkList()
+		if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "ifb" }) {
+			err = errors.Join(err, errors.New("an ifb is left after DEL"))
 		}
 		return err
 	}))
-}
-
-// shaped looks for token buckets of a rate (bytes a second) on the host's end,
-// which limits what the pod gets, and on an ifb device, for what it sends.
-func shaped(host string, rate uint64) error {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return err
-	}
-	found := map[string]bool{}
-	for _, l := range links {
-		qdiscs, err := netlink.QdiscList(l)
-		if err != nil {
-			return err
-		}
-		for _, q := range qdiscs {
-			if tbf, ok := q.(*netlink.Tbf); ok && tbf.Rate == rate {
-				found[l.Type()] = true
-				if l.Type() == "veth" && l.Attrs().Name != host {
-					return fmt.Errorf("%s is shaped, want %s", l.Attrs().Name, host)
-				}
-			}
-		}
-	}
-	if !found["veth"] || !found["ifb"] {
-		return fmt.Errorf("token buckets of %d bytes/s on %v, want on veth %s and an ifb", rate, found, host)
-	}
-	return nil
 }

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"io"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -113,5 +116,38 @@ func TestSetUpThatFailed(t *testing.T) {
 	reports[0].State = passed
 	if got := setUpFailed(reports); got != "" {
 		t.Errorf("said %q of one that passed", got)
+	}
+}
+
+func TestProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out, 4)
+	for _, part := range []string{
+		"Will run 4 of 3206 specs\nSSSS", "•S", "SS•", "SS\n------\n", "SS• [FAILED] [12.3 ", "seconds]\n[sig-network] DNS works [It]\n", "text\n",
+	} {
+		if _, err := p.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out.String() != "  FAILED [sig-network] DNS works [It]\n" {
+		t.Errorf("told %q", out.String())
+	}
+	out.Reset()
+	p.tick(p.started.Add(chatty - time.Second))
+	if out.Len() > 0 {
+		t.Errorf("told %q too early", out.String())
+	}
+	p.tick(p.started.Add(chatty))
+	if want := "  3 of 4, 1 failed, 30s\n"; out.String() != want {
+		t.Errorf("told %q, expected %q", out.String(), want)
+	}
+}
+
+// A runner that cannot be started is an error that names it.
+func TestRunnerThatCannotBeStarted(t *testing.T) {
+	s := suite{e2e: "/nowhere/e2e.test", ginkgo: "/nowhere/ginkgo", out: t.TempDir(), procs: 1, limit: time.Second}
+	_, err := s.run(t.Context(), cluster{kubeconfig: "none"}, []spec{{name: "a"}}, newProgress(io.Discard, 1))
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/ginkgo") {
+		t.Errorf("got %v", err)
 	}
 }

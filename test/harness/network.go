@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
@@ -41,4 +44,27 @@ func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Ad
 		return fmt.Errorf("to %s: %w", to, err)
 	}
 	return nil
+}
+
+// RateLimits counts the links of a namespace, by type, that have a token bucket of a
+// rate (bytes a second).
+func RateLimits(t *testing.T, netns string, rate uint64) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	OK(t, ns.Do(netns, func() error {
+		links, err := netlink.LinkList()
+		for _, link := range links {
+			qdiscs, listErr := netlink.QdiscList(link)
+			if listErr != nil {
+				err = errors.Join(err, fmt.Errorf("list the qdiscs of %s: %w", link.Attrs().Name, listErr))
+			}
+			for _, q := range qdiscs {
+				if tbf, ok := q.(*netlink.Tbf); ok && tbf.Rate == rate {
+					found[link.Type()]++
+				}
+			}
+		}
+		return err
+	}))
+	return found
 }

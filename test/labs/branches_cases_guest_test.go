@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -23,6 +25,7 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
+	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -249,4 +252,135 @@ func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 	if !used(plain.Addr()) {
 		b.Errorf("no NodeNetwork has %s, of an ordinary pod, as used", plain.Addr())
 	}
+}
+
+// warm has a pod start while EC2 answers nobody, with a branch that is ready; and the pool go
+// once nothing asks for it.
+func (b *branches) warm() {
+	b.keepReady(1)
+	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
+	ready := b.inPool("a branch is ready for the next pod", b.a.Name, front)
+	b.Cloud.API.Outage(true)
+	next := b.add(b.a, "next", b.vpc, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", front))
+	for _, a := range next.Addrs {
+		if !slices.ContainsFunc(ready.Addresses, func(r portcloud.Address) bool { return r.IP == a }) {
+			b.Errorf("the pod has %s, want that of %+v", next.Addrs, ready)
+		}
+	}
+	b.talk(routed{next, b.a, b.branchOf(next, "eth0")}, far)
+	b.Cloud.API.Outage(false)
+	b.inPool("another takes its place", b.a.Name, front, ready.ID)
+	harness.Settle(b.T, b.Lab)
+	b.deleted(b.a, next, "eth0", b.branchOf(next, "eth0"))
+	b.deleted(b.a, near.Pod, "eth0", near.eni)
+	b.keepReady(0)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// keepReady has so many branches be kept ready, of each set of groups on each node.
+func (b *branches) keepReady(n int) {
+	b.Helper()
+	o := &v1alpha1.VPC{}
+	o.Name = b.vpc
+	body := fmt.Appendf(nil, `{"spec":{"ec2":{"warmBranches":%d}}}`, n)
+	harness.OK(b.T, b.Kube.Client.Patch(b.Context(), o, client.RawPatch(types.MergePatchType, body)))
+}
+
+// inPool waits until a branch in a group is ready on a node, but certain ones, and returns it. Others may be ready too, for
+// pods that were there within ten minutes.
+func (b *branches) inPool(what, on, group string, but ...string) (ready portcloud.Port) {
+	b.Helper()
+	harness.Eventually(b.T, harness.Patience, what, func() error {
+		ports, err := b.Ports.Ports(b.Context())
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(ports, func(p portcloud.Port) bool {
+			_, warm := p.WarmFor()
+			return warm && p.Host == on && !slices.Contains(but, p.ID) && slices.Equal(p.Groups, []string{group})
+		})
+		if i < 0 {
+			return fmt.Errorf("none of %+v is", ports)
+		}
+		ready = ports[i]
+		return nil
+	})
+	return ready
+}
+
+// named has NICs that ask for certain addresses of both families, or of one.
+func (b *branches) named() {
+	subnet, _ := b.Snapshot().Subnet(podsSubnets[0])
+	last := subnet.IPv6.Addr().As16()
+	last[15] = 77
+	four, six := netip.MustParseAddr("10.0.64.77"), netip.AddrFrom16(last)
+	for nics, want := range map[string][]netip.Addr{
+		fmt.Sprintf("[{name: eth1, addresses: [{ip: %s}, {ip: '%s'}]}]", four, six):    {four, six},
+		fmt.Sprintf("[{name: eth1, ip: '%s'}]", six.Next()):                            {six.Next()},
+		fmt.Sprintf("[{name: eth1, subnet: %s, ip: %s}]", podsSubnets[0], four.Next()): {four.Next()},
+	} {
+		e := b.branch(b.add(b.b, "named", b.vpc, nics))
+		for _, a := range want {
+			if !slices.Contains(b.addrs(e), a) || e.SubnetID != podsSubnets[0] {
+				b.Errorf("%s: the branch has %v in %s", nics, b.addrs(e), e.SubnetID)
+			}
+		}
+		harness.Remove(b.T, b.b, "named")
+	}
+	b.empty()
+}
+
+// alone has pods with branches of IPv6 alone, beside others of both families on the same nodes.
+func (b *branches) alone() {
+	both := *b
+	b.vpc, b.families = onlySix, ipfamily.OnlyIPv6
+	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
+	out, other := b.addFirst(b.a, "outsider", outsider), both.addFirst(b.a, "both", peers)
+	b.talk(near, far)
+	b.dropped(out.Pod, out.eni, near.eni)
+	b.answers(other.Pod, other.eni, near.eni) // by what both have
+	further := b.add(b.b, "further", b.vpc, withGroups(peers))
+	b.answers(further, b.branch(further), near.eni)
+	harness.Settle(b.T, b.Lab)
+	b.without(func() { b.talk(near, far) })
+	harness.Restart(b.T, b.b, "--pod-security-group-enforcing-mode="+string(plug.Standard))
+	local, beside := b.addFirst(b.b, "local", outsider), harness.Add(b.T, b.b, "beside")
+	b.reaches("its node", b.b.Netns, local)
+	b.reaches("a pod of its node", beside.Netns(), local)
+	b.shut("a pod of another node", local.eni, b.ask(near.Pod, near.eni, local.eni))
+	for _, p := range []string{"far", "local", "further"} {
+		harness.OK(b.T, b.b.CheckPod(harness.Deadline(b.T, harness.Patience), p))
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.Restart(b.T, b.b)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
+}
+
+// native has pods with branches in subnets of IPv6 alone, which have no IPv4 address.
+func (b *branches) native() {
+	out := b.addFirst(b.a, "outsider", outsider)
+	b.vpc = native
+	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
+	further := b.add(b.b, "further", b.vpc, withGroups(peers))
+	for _, e := range []vpc.ENI{near.eni, far.eni, b.branch(further)} {
+		if e.Primary.IsValid() || !nativeBlock.Contains(e.IPv6[0]) {
+			b.Errorf("a branch has %s and %v, want an address of %s alone", e.Primary, e.IPv6, nativeBlock)
+		}
+	}
+	b.talk(near, far)
+	b.dropped(out.Pod, out.eni, near.eni)
+	b.answers(further, b.branch(further), near.eni)
+	harness.Settle(b.T, b.Lab)
+	b.without(func() { b.talk(near, far) })
+	harness.Restart(b.T, b.b)
+	for _, p := range []string{"far", "further"} {
+		harness.OK(b.T, b.b.CheckPod(harness.Deadline(b.T, harness.Patience), p))
+	}
+	harness.Settle(b.T, b.Lab)
+	harness.RemoveAll(b.T, b.a)
+	harness.RemoveAll(b.T, b.b)
+	b.empty()
 }
