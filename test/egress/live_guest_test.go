@@ -56,7 +56,6 @@ func TestEgressChangesUnderRunningPods(t *testing.T) {
 		{"LabelsAndAnnotations", changeClients},
 		{"AllowedNamespaces", takePermission},
 		{"Service", leadToService},
-		{"Killed", killAtChanges},
 		{"BadPod", breakPod},
 		{"Egress", makeEgressAnew},
 		{"NothingStays", deleteEgress},
@@ -543,3 +542,6 @@ func (s *story) strangers() (n float64) {
 	}
 	return n
 }
+
+// TestManyFirstConnections is TestFirstConnections with 100 pods.
+func TestManyFirstConnections(t *testing.T) { firstConnections(t, "many-first", 100) }
