@@ -2,7 +2,6 @@ package labs
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/lab"
-	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -154,42 +152,4 @@ func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (take
 		t.Fatal("the node has no warm address to take")
 	}
 	return taken
-}
-
-// TestThrottledCallsAreRepeated refuses each growing call a few times: it is made again as it
-// was, and there is never another ENI instead.
-func TestThrottledCallsAreRepeated(t *testing.T) {
-	t.Parallel()
-	few := harness.Few(t, "t3.small")
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: few.Type, DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m")})
-	n := l.Nodes()[0]
-	harness.Add(t, n, "first")
-	harness.Settle(t, l)
-	l.Cloud.API.ResetCalls()
-	const times = 3
-	for _, action := range []string{"AssignPrivateIpAddresses", "AssignIpv6Addresses", "CreateNetworkInterface", "AttachNetworkInterface"} {
-		_, err := l.Cloud.API.Inject(spec.Fault{Action: action, Kind: "throttle", Count: times})
-		harness.OK(t, err)
-	}
-	harness.OK(t, harness.AddMany(t, n, "p", few.PerENI, harness.Once)) // and the first is one too many for an ENI
-	harness.Settle(t, l)
-	calls := l.Cloud.API.Stats()
-	if got := len(harness.ENIs(l, n)); got != few.Resting()+1 {
-		t.Errorf("%d ENIs, %d pods need %d", got, few.PerENI+1, few.Resting()+1)
-	}
-	tokens := map[string]bool{}
-	for _, c := range l.Cloud.API.CallLog() {
-		if c.Action == "CreateNetworkInterface" {
-			tokens[strings.Join(c.Params["ClientToken"], "")] = true
-		}
-	}
-	for _, action := range []string{"CreateNetworkInterface", "AttachNetworkInterface"} {
-		// One whose answer came too late is made again, too.
-		if c := calls[action]; c.Count <= times || c.Errors["RequestLimitExceeded"] != times {
-			t.Errorf("%s: %d calls, %v refused; want %d and one that works", action, c.Count, c.Errors, times)
-		}
-	}
-	if len(tokens) != 1 || tokens[""] {
-		t.Errorf("a throttled creation was repeated with client tokens %v, want one", slices.Collect(maps.Keys(tokens)))
-	}
 }
