@@ -1,7 +1,7 @@
 // Package crash holds the tests of what no crash may break (design, "Rules
 // that no crash may break"), in every mode: programs are killed at every
 // failpoint, then at random among faults of the cloud, and every time the
-// kernel, the records on disk, introspection, the lab cloud's books and the
+// kernel, the records on disk, introspection, the lab's EC2 and the
 // API's objects must come to agree again, with no address handed out twice and
 // nothing leaked.
 //

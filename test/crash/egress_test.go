@@ -295,13 +295,13 @@ const giveUp = 90 * time.Second
 
 // addClient makes a pod. One that names an Egress is given up after a while, which tells that it
 // is not there, with nothing left of it.
-func (u *egressUsers) addClient(ctx context.Context, book *ledger, n *node.Node, name string, o node.PodOptions) (there bool, err error) {
+func (u *egressUsers) addClient(ctx context.Context, owners *addressOwners, n *node.Node, name string, o node.PodOptions) (there bool, err error) {
 	one, cancel := ctx, context.CancelFunc(func() {})
 	if len(o.Annotations) > 0 {
 		one, cancel = context.WithTimeout(ctx, giveUp)
 	}
 	defer cancel()
-	err = book.add(one, n, name, shape{options: o})
+	err = owners.add(one, n, name, shape{options: o})
 	if err != nil && len(o.Annotations) > 0 && ctx.Err() == nil && one.Err() != nil {
 		u.tally.count(givenUp, 1)
 		return false, nil

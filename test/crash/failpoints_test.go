@@ -31,13 +31,13 @@ func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 				t.Parallel() // most of the time it waits for a process to start
 				harness.CanRun(t, m.name)
 				l := harness.Raise(t, m.lab(2, 1))
-				book := newLedger(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
+				owners := newAddressOwners(m, func(k kind, text string) { t.Errorf("%s: %s", k, text) })
 				for _, name := range kills {
-					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
+					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, owners, name) }) {
 						break // the lab is no longer what the next one expects
 					}
 				}
-				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), book.adds, book.dels)
+				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), owners.adds, owners.dels)
 			})
 		}
 	}
@@ -47,11 +47,11 @@ func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 // which has most of them and no control plane, gets two labs.
 const killsOfALab = 24
 
-func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
+func killAt(t *testing.T, m mode, l *lab.Lab, owners *addressOwners, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	// So many pods that all ENIs or blocks are needed; leaving returns them.
-	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, book, l.Nodes()[0], m.pods) })
+	dieAt(ctx, t, m, l, name, func() { exercise(ctx, t, owners, l.Nodes()[0], m.pods) })
 	if err := m.empty(ctx, l); err != nil {
 		t.Fatalf("not all goes back: %v", err)
 	}
@@ -121,12 +121,12 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 }
 
 // exercise makes pods at once, and removes them one after the other.
-func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pods int) {
-	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
+func exercise(ctx context.Context, t *testing.T, owners *addressOwners, n *node.Node, pods int) {
+	if err := harness.AtOnce(pods, func(i int) error { return owners.add(ctx, n, fmt.Sprintf("pod-%d", i), shape{}) }); err != nil {
 		t.Error(err)
 	}
 	for i := range pods {
-		if err := book.del(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
+		if err := owners.del(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -154,7 +154,7 @@ func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	t.Helper()
 	instance, ok := l.Snapshot().Instance(n.InstanceID)
 	if !ok {
-		t.Fatalf("the books have no instance %s", n.InstanceID)
+		t.Fatalf("EC2 has no instance %s", n.InstanceID)
 	}
 	e, err := l.Cloud.ENIs.Create(vpc.CreateRequest{
 		SubnetID: instance.SubnetID, Description: eni.Description(owner),

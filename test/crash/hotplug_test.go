@@ -30,14 +30,14 @@ func (w *worker) hotplug(ctx context.Context) {
 	name := w.pods[w.dice.IntN(len(w.pods))]
 	s := w.shapes[name]
 	p, err := w.node.Pod(name)
-	if s.network == "" || err != nil { // its ADD failed, which was told
+	if s.network == "" || err != nil { // its ADD failed, which is a violation already
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	i := slices.IndexFunc(s.nics, func(n wantNIC) bool { return n.name == hotName })
 	if i >= 0 {
-		w.operation(taken, w.node, name, func() error { return w.book.unplug(ctx, w.lab, p, s) })
+		w.operation(taken, w.node, name, func() error { return w.owners.unplug(ctx, w.lab, p, s) })
 		w.nics.back(shape{nics: s.nics[i:]})
 		s.entries, s.nics = s.entries[:i], s.nics[:i]
 		w.shapes[name] = s
@@ -58,7 +58,7 @@ func (w *worker) hotplug(ctx context.Context) {
 	}
 	s.entries, s.nics = append(slices.Clone(s.entries), "{"+strings.Join(keys, ", ")+"}"), append(slices.Clone(s.nics), n)
 	w.shapes[name] = s
-	w.operation(given, w.node, name, func() error { return w.book.plug(ctx, w.lab, p, s) })
+	w.operation(given, w.node, name, func() error { return w.owners.plug(ctx, w.lab, p, s) })
 }
 
 // annotate has a running pod ask for the NICs of a shape, the last ones left out.
@@ -78,8 +78,8 @@ func hotNIC(ctx context.Context, l *lab.Lab, p *node.Pod) (*v1alpha1.PodNIC, err
 	return nil, err
 }
 
-// plug waits until a running pod has the last NIC of a shape, and books its address.
-func (l *ledger) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
+// plug waits until a running pod has the last NIC of a shape, and records its address.
+func (l *addressOwners) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
 	if err := annotate(ctx, of, p, s, 0); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (l *ledger) plug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) er
 
 // unplug takes the last NIC of a shape from a running pod. Its address is free from the moment
 // that the pod does not ask for it.
-func (l *ledger) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
+func (l *addressOwners) unplug(ctx context.Context, of *lab.Lab, p *node.Pod, s shape) error {
 	l.giveLast(p.Node+"/"+p.Name, time.Now())
 	if err := annotate(ctx, of, p, s, 1); err != nil {
 		return err

@@ -56,11 +56,11 @@ type round struct {
 
 	roster sync.Mutex // held while nodes of the lab come and go, and by whoever has them stay
 
-	mu   sync.Mutex // guards all below
-	told []string   // what is wrong, and how to make it happen again
+	mu    sync.Mutex // guards all below
+	found []string   // what is wrong, and how to make it happen again
 }
 
-// violate books that something is wrong, and prints it at once. What merely
+// violate records that something is wrong, and prints it at once. What merely
 // failed or is unfinished says nothing once the soak is interrupted.
 func (r *round) violate(k kind, text string) {
 	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
@@ -70,23 +70,23 @@ func (r *round) violate(k kind, text string) {
 	r.tally.violate(violation{r.place, k, text})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
+	r.found = append(r.found, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
 }
 
 func (r *round) violations() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.told
+	return r.found
 }
 
-// ok books an error, if there is one.
+// ok records an error, if there is one.
 func (r *round) ok(what string, err error) {
 	if err != nil {
 		r.violate(other, fmt.Sprintf("%s: %v", what, err))
 	}
 }
 
-// timed does a step, on a pod or none, and books how long it took unless it was
+// timed does a step, on a pod or none, and records how long it took unless it was
 // interrupted.
 func (r *round) timed(what, pod string, do func() error) error {
 	begun := time.Now()
@@ -147,8 +147,8 @@ func (r *round) play() {
 	if r.ok("namespaces of Egresses", err); err != nil {
 		return
 	}
-	book := newLedger(r.mode, r.violate)
-	r.operate(ctx, l, book, nics, users)
+	owners := newAddressOwners(r.mode, r.violate)
+	r.operate(ctx, l, owners, nics, users)
 	if l.Cloud != nil {
 		r.tally.met(l.Cloud.API.FaultsMet())
 		l.Cloud.API.ClearFaults()
@@ -157,13 +157,13 @@ func (r *round) play() {
 		model.Neutron.HTTP.ClearFaults()
 	}
 	if r.soak.Err() == nil {
-		r.rest(ctx, l, book, users)
+		r.rest(ctx, l, owners, users)
 		r.ok("users' ports", nics.there(ctx, l))
 	}
 }
 
 // operate makes and removes pods at random, a worker for each node, among trouble.
-func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nicPool, users *egressUsers) {
+func (r *round) operate(ctx context.Context, l *lab.Lab, owners *addressOwners, nics *nicPool, users *egressUsers) {
 	before, late := r.tally.copy(), time.Now().Add(operationsLimit)
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
@@ -181,7 +181,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	}
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, lab: l, node: n, late: late, book: book, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, lab: l, node: n, late: late, owners: owners, nics: nics, users: users, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}
@@ -191,8 +191,8 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger, nics *nic
 	if r.over() || r.soak.Err() != nil {
 		return
 	}
-	if book.adds < r.ops/4 {
-		r.violate(other, fmt.Sprintf("too little was done: %d pods in %d operations", book.adds, r.ops))
+	if owners.adds < r.ops/4 {
+		r.violate(other, fmt.Sprintf("too little was done: %d pods in %d operations", owners.adds, r.ops))
 	}
 	killed := r.tally.copy()
 	for e := range killed {
@@ -206,7 +206,7 @@ func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) 
 
 // rest waits until all agree, removes the pods, and waits until nodes have no
 // more than they keep.
-func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egressUsers) {
+func (r *round) rest(ctx context.Context, l *lab.Lab, owners *addressOwners, users *egressUsers) {
 	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	if l.Ports != nil {
@@ -220,7 +220,7 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger, users *egres
 	}
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
-			r.operation(deleted, n, p.Name, func() error { return book.del(ctx, n, p.Name) })
+			r.operation(deleted, n, p.Name, func() error { return owners.del(ctx, n, p.Name) })
 		}
 	}
 	emptying, cancel := context.WithTimeout(ctx, patience)

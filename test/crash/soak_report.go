@@ -188,7 +188,7 @@ const (
 	duplicate    kind = "duplicate"     // an address that two pods have
 	tooSoon      kind = "cooling"       // an address that was given out while it cooled
 	leak         kind = "leak"          // what does not go away
-	disagreement kind = "disagreement"  // kernel, records, introspection, books and objects contradict each other
+	disagreement kind = "disagreement"  // kernel, records, introspection, EC2 and objects contradict each other
 	badLog       kind = "race or panic" // what a program logged
 	other        kind = "other"         // a failed operation, a time limit, the lab itself
 )
@@ -283,7 +283,7 @@ func (t *tally) met(faults map[string]int) {
 	}
 }
 
-// took books a step, and an operation as one: who is its pod. One that failed is
+// took records a step, and an operation as one: who is its pod. One that failed is
 // among the slowest steps at most.
 func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()

@@ -192,7 +192,7 @@ var restartDatabase = trouble{kills: ovsdbKill, make: func(ctx context.Context, 
 	m.ok("restart OVSDB", m.model().OVN.Switch(m.node().Name).RestartDatabase(ctx))
 }}
 
-// end books that a program was ended, unless it was gone already, and the error.
+// end records that a program was ended, unless it was gone already, and the error.
 func (m *troublemaker) end(e event, p *proc.Process, err error) {
 	m.ok(string(e), err)
 	if p.EndedByItself() {
@@ -269,7 +269,7 @@ func (m *troublemaker) restart(armed bool) {
 	}
 }
 
-// ended books why a program is gone that nobody ended. Only an armed failpoint may
+// ended records why a program is gone that nobody ended. Only an armed failpoint may
 // end one by a signal, and only operators end by themselves: without their Lease.
 func (m *troublemaker) ended(p program) {
 	signaled := p.ExitCode() < 0

@@ -38,14 +38,14 @@ func TestTwoActiveOperators(t *testing.T) {
 			var watching sync.WaitGroup
 			watching.Go(func() { availableOnce(t, w) })
 
-			book := newLedger(m, r.violate)
+			owners := newAddressOwners(m, r.violate)
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
 				var workers sync.WaitGroup
 				for i, n := range l.Nodes() {
 					w := &worker{
-						round: r, node: n, book: book, atOnce: m.pods, late: time.Now().Add(patience),
+						round: r, node: n, owners: owners, atOnce: m.pods, late: time.Now().Add(patience),
 						dice: rand.New(rand.NewPCG(r.seed, uint64(i+1))),
 					}
 					workers.Go(func() { w.run(ctx, 8*m.pods) })
@@ -54,14 +54,14 @@ func TestTwoActiveOperators(t *testing.T) {
 			}()
 			haltInTurn(t, l.Operators(), done)
 			<-done
-			r.rest(ctx, l, book, nil)
+			r.rest(ctx, l, owners, nil)
 			w.Stop()
 			watching.Wait()
 			for _, text := range r.violations() {
 				t.Error(text)
 			}
 			harness.StartedOnce(t, harness.Programs(l)...)
-			t.Logf("%d pods", book.adds)
+			t.Logf("%d pods", owners.adds)
 		})
 	}
 }

@@ -18,7 +18,7 @@ type worker struct {
 	*round
 	lab    *lab.Lab
 	node   *node.Node
-	book   *ledger
+	owners *addressOwners
 	nics   *nicPool     // nil where pods have none
 	users  *egressUsers // nil where there are no Egresses
 	dice   *rand.Rand
@@ -82,7 +82,7 @@ func (w *worker) add(ctx context.Context) func() {
 	s := w.nics.draw(w.dice)
 	w.pods, w.shapes[name] = append(w.pods, name), s
 	return func() {
-		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name, s) })
+		w.operation(added, w.node, name, func() error { return w.owners.add(ctx, w.node, name, s) })
 	}
 }
 
@@ -100,7 +100,7 @@ func (w *worker) addClient(ctx context.Context, name string) func() {
 	w.pods = append(w.pods, name)
 	return func() {
 		w.operation(added, w.node, name, func() error {
-			there, err := w.users.addClient(ctx, w.book, w.node, name, o)
+			there, err := w.users.addClient(ctx, w.owners, w.node, name, o)
 			if !there {
 				w.mu.Lock()
 				w.given = append(w.given, name)
@@ -121,9 +121,9 @@ func (w *worker) del(ctx context.Context) func() {
 		w.operation(deleted, w.node, name, func() error {
 			if forced {
 				w.tally.count(forcedDelete, 1)
-				return w.book.force(ctx, w.lab, w.node, name)
+				return w.owners.force(ctx, w.lab, w.node, name)
 			}
-			return w.book.del(ctx, w.node, name)
+			return w.owners.del(ctx, w.node, name)
 		})
 		w.nics.back(s)
 	}
@@ -142,7 +142,7 @@ func (w *worker) loseNode(ctx context.Context) {
 	defer w.roster.Unlock()
 	name := w.node.Name
 	for _, p := range w.pods {
-		w.book.free(time.Now(), name+"/"+p)
+		w.owners.free(time.Now(), name+"/"+p)
 		w.nics.back(w.shapes[p])
 	}
 	w.pods, w.shapes = nil, map[string]shape{}

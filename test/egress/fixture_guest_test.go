@@ -86,8 +86,8 @@ func tellLogs(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// story is an Egress with gateways in a namespace of its own, and its clients.
-type story struct {
+// egress is an Egress with gateways in a namespace of its own, and its clients.
+type egress struct {
 	t   *testing.T
 	lab *lab.Lab
 	key types.NamespacedName // of the Egress
@@ -101,12 +101,12 @@ func replicas(n int32) change {
 	return func(s *v1alpha1.EgressSpec) { s.Replicas = &n }
 }
 
-// tell makes a namespace of this name with the Egress "way", whose destinations are both addresses of the
+// newEgress makes a namespace of this name with the Egress "way", whose destinations are both addresses of the
 // host outside, with two gateways unless changes say otherwise, which may be used by pods of the namespace
 // "NAME-clients" that name it. It returns once all gateways are ready. All of it goes when the test ends.
-func tell(t *testing.T, name string, changes ...change) *story {
+func newEgress(t *testing.T, name string, changes ...change) *egress {
 	t.Helper()
-	s := &story{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
+	s := &egress{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
 	ctx := harness.Deadline(t, harness.Patience)
 	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, name, map[string]string{"berth.dev/pool": lab.GatewayPool}))
 	harness.OK(t, s.lab.Kube.CreateNamespace(ctx, s.clients(), nil))
@@ -130,10 +130,10 @@ func tell(t *testing.T, name string, changes ...change) *story {
 }
 
 // clients is the namespace of the Egress's clients.
-func (s *story) clients() string { return s.key.Namespace + "-clients" }
+func (s *egress) clients() string { return s.key.Namespace + "-clients" }
 
 // end removes the clients, the Egress and its gateways.
-func (s *story) end() {
+func (s *egress) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.Patience)
 	defer cancel()
 	for _, n := range s.lab.Nodes() {
@@ -165,7 +165,7 @@ func (s *story) end() {
 
 // gateways waits until the Egress has so many gateways, all ready and none that ends, and returns
 // their addresses with their names.
-func (s *story) gateways(n int) map[netip.Addr]string {
+func (s *egress) gateways(n int) map[netip.Addr]string {
 	s.t.Helper()
 	addrs, err := s.lab.Kube.WaitGateways(harness.Deadline(s.t, harness.Patience), s.key, n)
 	harness.OK(s.t, err)
@@ -173,13 +173,13 @@ func (s *story) gateways(n int) map[netip.Addr]string {
 }
 
 // edit changes the Egress.
-func (s *story) edit(c change) {
+func (s *egress) edit(c change) {
 	s.t.Helper()
 	harness.OK(s.t, s.lab.Kube.EditEgress(harness.Deadline(s.t, harness.Patience), s.key, func(e *v1alpha1.Egress) { c(&e.Spec) }))
 }
 
 // client makes a pod that names the Egress.
-func (s *story) client(n *node.Node, name string) *node.Pod {
+func (s *egress) client(n *node.Node, name string) *node.Pod {
 	s.t.Helper()
 	p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), name, s.named())
 	harness.OK(s.t, err)
@@ -187,7 +187,7 @@ func (s *story) client(n *node.Node, name string) *node.Pod {
 }
 
 // named are options of a pod that names the Egress.
-func (s *story) named() node.PodOptions {
+func (s *egress) named() node.PodOptions {
 	return node.PodOptions{Namespace: s.clients(), Annotations: map[string]string{v1alpha1.AnnotationEgressPrefix + s.key.Namespace: s.key.Name}}
 }
 
@@ -210,7 +210,7 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, wit
 
 // reaches waits until a pod reaches the host outside by both families, by one of the gateways; nil: any
 // of those that there are. It fails at once where the pod is seen by its own address.
-func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
+func (s *egress) reaches(p *node.Pod, by map[netip.Addr]string) {
 	s.t.Helper()
 	for _, to := range outside {
 		leaked := false
@@ -235,7 +235,7 @@ func (s *story) reaches(p *node.Pod, by map[netip.Addr]string) {
 }
 
 // metrics is what a gateway tells a scraper.
-func (s *story) metrics(g *lab.Gateway) string {
+func (s *egress) metrics(g *lab.Gateway) string {
 	s.t.Helper()
 	text, err := ns.Get(harness.Deadline(s.t, time.Minute), g.Pod.Netns(), fmt.Sprintf("http://%s/metrics", netip.AddrPortFrom(g.Pod.Addr(), v1alpha1.EgressHealthPort)))
 	harness.OK(s.t, err)

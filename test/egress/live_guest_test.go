@@ -34,7 +34,7 @@ import (
 // TestEgressChangesUnderRunningPods changes what there is to change of an Egress and its clients while pods run, and
 // looks at the packets of these pods, none of which is started again.
 func TestEgressChangesUnderRunningPods(t *testing.T) {
-	s := &scene{tell(t, "live", selects)}
+	s := &liveEgress{newEgress(t, "live", selects)}
 	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
 	named := s.client(s.lab.Nodes()[0], "cart")
 	plain := s.add(1, "till", node.PodOptions{Namespace: s.selected()})
@@ -47,7 +47,7 @@ func TestEgressChangesUnderRunningPods(t *testing.T) {
 	s.asItself(plain, outside...)
 	for _, step := range []struct {
 		name string
-		run  func(*scene, *node.Pod, *node.Pod)
+		run  func(*liveEgress, *node.Pod, *node.Pod)
 	}{
 		{"Destinations", changeDestinations},
 		{"SourcePort", switchSourcePort},
@@ -66,7 +66,7 @@ func TestEgressChangesUnderRunningPods(t *testing.T) {
 	}
 }
 
-func changeDestinations(s *scene, named, _ *node.Pod) {
+func changeDestinations(s *liveEgress, named, _ *node.Pod) {
 	four, six := site.OutsideHost.String()+"/32", site.OutsideHost6.String()+"/128"
 	s.edit(func(e *v1alpha1.EgressSpec) { e.Destinations = []string{four} })
 	s.asItself(named, site.OutsideHost6)
@@ -80,7 +80,7 @@ func changeDestinations(s *scene, named, _ *node.Pod) {
 	s.byGateways(named, outside...)
 }
 
-func switchSourcePort(s *scene, named, _ *node.Pod) {
+func switchSourcePort(s *liveEgress, named, _ *node.Pod) {
 	source := func(auto bool) {
 		s.t.Helper()
 		for _, to := range outside {
@@ -105,7 +105,7 @@ func switchSourcePort(s *scene, named, _ *node.Pod) {
 }
 
 // ends waits until a pod's connections go to so many gateways.
-func (s *scene) ends(p *node.Pod, want int) {
+func (s *liveEgress) ends(p *node.Pod, want int) {
 	s.t.Helper()
 	for _, to := range outside {
 		s.until(fmt.Sprintf("pod %s uses %d gateways to %s", p.Name, want, to), func() error {
@@ -121,7 +121,7 @@ func (s *scene) ends(p *node.Pod, want int) {
 	}
 }
 
-func switchAffinity(s *scene, named, _ *node.Pod) {
+func switchAffinity(s *liveEgress, named, _ *node.Pod) {
 	s.ends(named, 2)
 	s.edit(func(e *v1alpha1.EgressSpec) { e.SessionAffinity = corev1.ServiceAffinityClientIP })
 	s.ends(named, 1)
@@ -129,7 +129,7 @@ func switchAffinity(s *scene, named, _ *node.Pod) {
 	s.ends(named, 2)
 }
 
-func scaleGateways(s *scene, named, _ *node.Pod) {
+func scaleGateways(s *liveEgress, named, _ *node.Pod) {
 	for _, n := range []int32{3, 1, 2} {
 		s.edit(func(e *v1alpha1.EgressSpec) { e.Replicas = &n })
 		s.gateways(int(n))
@@ -139,7 +139,7 @@ func scaleGateways(s *scene, named, _ *node.Pod) {
 
 // changeClients has a pod become a client, and none again, by its namespace's label, by its own, and by
 // its annotation.
-func changeClients(s *scene, _, plain *node.Pod) {
+func changeClients(s *liveEgress, _, plain *node.Pod) {
 	namespace := namespaceOf(s.selected())
 	s.label(namespace, "team", "live")
 	s.label(podOf(plain), "out", "gateway")
@@ -167,7 +167,7 @@ func changeClients(s *scene, _, plain *node.Pod) {
 }
 
 // refused waits until a pod's EgressClient says why it may not use an Egress.
-func (s *scene) refused(p *node.Pod, reason string) {
+func (s *liveEgress) refused(p *node.Pod, reason string) {
 	s.t.Helper()
 	s.until("pod "+p.Name+" is refused", func() error {
 		c := &v1alpha1.EgressClient{}
@@ -181,7 +181,7 @@ func (s *scene) refused(p *node.Pod, reason string) {
 	})
 }
 
-func takePermission(s *scene, named, _ *node.Pod) {
+func takePermission(s *liveEgress, named, _ *node.Pod) {
 	s.edit(func(e *v1alpha1.EgressSpec) { e.AllowedNamespaces = nil })
 	s.refused(named, v1alpha1.EgressNotAllowed)
 	s.asItself(named, outside...)
@@ -194,7 +194,7 @@ func takePermission(s *scene, named, _ *node.Pod) {
 
 // leadToService switches to tunnels to the Service's address and back, and has the Service made anew with
 // another address between. For kube-proxy stands a rule of nftables on the pod's node.
-func leadToService(s *scene, named, _ *node.Pod) {
+func leadToService(s *liveEgress, named, _ *node.Pod) {
 	at := s.lab.Nodes()[0]
 	s.edit(func(e *v1alpha1.EgressSpec) { e.TunnelTo = v1alpha1.TunnelToService })
 	first := s.byService(at, named)
@@ -233,7 +233,7 @@ func leadToService(s *scene, named, _ *node.Pod) {
 }
 
 // byService waits until a pod's tunnels lead to the Service's addresses, and returns these.
-func (s *scene) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
+func (s *liveEgress) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
 	s.t.Helper()
 	addrs = s.serviceAddresses()
 	harness.OK(s.t, s.proxy(at, addrs))
@@ -254,7 +254,7 @@ func (s *scene) byService(at *node.Node, p *node.Pod) (addrs []netip.Addr) {
 }
 
 // serviceAddresses are the Service's, IPv4 first.
-func (s *scene) serviceAddresses() (addrs []netip.Addr) {
+func (s *liveEgress) serviceAddresses() (addrs []netip.Addr) {
 	service := &corev1.Service{}
 	if err := s.lab.Kube.Client.Get(s.ctx(), s.key, service); err != nil {
 		return nil
@@ -271,7 +271,7 @@ func (s *scene) serviceAddresses() (addrs []netip.Addr) {
 const proxyTable = "stands-for-kube-proxy"
 
 // proxy has a node lead packets to a Service's addresses to one gateway.
-func (s *scene) proxy(at *node.Node, service []netip.Addr) error {
+func (s *liveEgress) proxy(at *node.Node, service []netip.Addr) error {
 	gateways := s.gatewayAddresses()
 	slices.SortFunc(gateways, netip.Addr.Compare)
 	if len(service) != 2 || len(gateways) < 2 {
@@ -323,7 +323,7 @@ func nft(at *node.Node, text string) error {
 
 // breakPod has one pod that cannot be changed, as another's link has the name of its tunnel, and changes
 // what all have.
-func breakPod(s *scene, named, _ *node.Pod) {
+func breakPod(s *liveEgress, named, _ *node.Pod) {
 	bad := s.add(0, "bad", s.named())
 	s.byGateways(bad, outside...)
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error {
@@ -350,7 +350,7 @@ func breakPod(s *scene, named, _ *node.Pod) {
 }
 
 // makeEgressAnew deletes the Egress and makes it again by the same name.
-func makeEgressAnew(s *scene, named, _ *node.Pod) {
+func makeEgressAnew(s *liveEgress, named, _ *node.Pod) {
 	before := s.read()
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), before))
 	again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: s.key.Namespace, Name: s.key.Name}, Spec: before.Spec}
@@ -369,7 +369,7 @@ func makeEgressAnew(s *scene, named, _ *node.Pod) {
 }
 
 // deleteEgress deletes it: nothing of it stays, anywhere.
-func deleteEgress(s *scene, named, plain *node.Pod) {
+func deleteEgress(s *liveEgress, named, plain *node.Pod) {
 	s.label(namespaceOf(s.selected()), "team", "live")
 	s.label(podOf(plain), "out", "gateway")
 	s.byGateways(plain, outside...)
@@ -383,7 +383,7 @@ func deleteEgress(s *scene, named, plain *node.Pod) {
 }
 
 // notRecorded wants a pod's record to say nothing of egress.
-func (s *scene) notRecorded(at int, p *node.Pod) error {
+func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 	text, err := s.lab.Nodes()[at].Get(s.ctx(), node.IntrospectionURL+"/pod?namespace="+p.Namespace+"&name="+p.ObjectName)
 	if err != nil {
 		return err
@@ -439,7 +439,7 @@ func nothingIn(p *node.Pod) error {
 }
 
 // noObjects wants no object of the Egress to be left.
-func (s *scene) noObjects() error {
+func (s *liveEgress) noObjects() error {
 	var errs []error
 	kube := s.lab.Kube.Client
 	clients, slices := &v1alpha1.EgressClientList{}, &v1alpha1.EgressClientSliceList{}
@@ -468,7 +468,7 @@ func TestFirstConnections(t *testing.T) { firstConnections(t, "first", 6) }
 const runtimesAtOnce = 8
 
 func firstConnections(t *testing.T, name string, pods int) {
-	s := &scene{tell(t, name)}
+	s := &liveEgress{newEgress(t, name)}
 	gateways := s.gatewayAddresses()
 	strangers := s.strangers()
 
@@ -521,7 +521,7 @@ func firstConnections(t *testing.T, name string, pods int) {
 }
 
 // setUp is how many clients all nodes' berthds tell scrapers of.
-func (s *story) setUp() (n float64) {
+func (s *egress) setUp() (n float64) {
 	s.t.Helper()
 	for _, at := range s.lab.Nodes() {
 		text, err := at.Get(s.t.Context(), node.MetricsURL)
@@ -532,7 +532,7 @@ func (s *story) setUp() (n float64) {
 }
 
 // strangers is how many packets the Egress's gateways have dropped as they were of no client.
-func (s *story) strangers() (n float64) {
+func (s *egress) strangers() (n float64) {
 	s.t.Helper()
 	for _, g := range s.lab.Gateways(s.key) {
 		text := s.metrics(g)

@@ -27,13 +27,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// scene is the story of an Egress that changes while pods run.
-type scene struct{ *story }
+// liveEgress is an Egress that changes while pods run.
+type liveEgress struct{ *egress }
 
 const fouPort = 5555
 
 // selected is a namespace whose pods the Egress may select.
-func (s *scene) selected() string { return s.key.Namespace + "-selected" }
+func (s *liveEgress) selected() string { return s.key.Namespace + "-selected" }
 
 // selects has the Egress select pods by their labels and those of their namespaces, and end its gateways soon.
 func selects(e *v1alpha1.EgressSpec) {
@@ -44,30 +44,30 @@ func selects(e *v1alpha1.EgressSpec) {
 	e.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"terminationGracePeriodSeconds":5}`)}}
 }
 
-func (s *scene) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
+func (s *liveEgress) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
 
-// in is the scene in a test of its own.
-func (s *scene) in(t *testing.T) *scene {
-	of := *s.story
+// in is the Egress in a test of its own.
+func (s *liveEgress) in(t *testing.T) *liveEgress {
+	of := *s.egress
 	of.t = t
-	return &scene{&of}
+	return &liveEgress{&of}
 }
 
-func (s *scene) read() *v1alpha1.Egress {
+func (s *liveEgress) read() *v1alpha1.Egress {
 	s.t.Helper()
 	e, err := s.lab.Kube.Egress(s.ctx(), s.key)
 	harness.OK(s.t, err)
 	return e
 }
 
-func (s *scene) until(what string, is func() error) {
+func (s *liveEgress) until(what string, is func() error) {
 	s.t.Helper()
 	began := time.Now()
 	harness.Eventually(s.t, harness.Patience, what, is)
 	s.t.Logf("%s: after %.1f s", what, time.Since(began).Seconds())
 }
 
-func (s *scene) add(at int, name string, o node.PodOptions) *node.Pod {
+func (s *liveEgress) add(at int, name string, o node.PodOptions) *node.Pod {
 	s.t.Helper()
 	p, err := s.lab.Nodes()[at].AddPod(s.ctx(), name, o)
 	harness.OK(s.t, err)
@@ -75,7 +75,7 @@ func (s *scene) add(at int, name string, o node.PodOptions) *node.Pod {
 }
 
 // seenAs tells whether the outside sees a pod by one of these addresses.
-func (s *scene) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
+func (s *liveEgress) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 	for _, network := range []string{"tcp", "udp"} {
 		as, err := seenAs(s.ctx(), p, network, to, answerWithin)
 		if err != nil {
@@ -89,7 +89,7 @@ func (s *scene) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 }
 
 // byGateways and asItself wait until a pod reaches hosts outside so.
-func (s *scene) byGateways(p *node.Pod, to ...netip.Addr) {
+func (s *liveEgress) byGateways(p *node.Pod, to ...netip.Addr) {
 	s.t.Helper()
 	s.until(fmt.Sprintf("pod %s by a gateway to %v", p.Name, to), func() error {
 		var errs []error
@@ -100,7 +100,7 @@ func (s *scene) byGateways(p *node.Pod, to ...netip.Addr) {
 	})
 }
 
-func (s *scene) asItself(p *node.Pod, to ...netip.Addr) {
+func (s *liveEgress) asItself(p *node.Pod, to ...netip.Addr) {
 	s.t.Helper()
 	s.until(fmt.Sprintf("pod %s as itself to %v", p.Name, to), func() error {
 		var errs []error
@@ -111,7 +111,7 @@ func (s *scene) asItself(p *node.Pod, to ...netip.Addr) {
 	})
 }
 
-func (s *scene) gatewayAddresses() (addrs []netip.Addr) {
+func (s *liveEgress) gatewayAddresses() (addrs []netip.Addr) {
 	e := &v1alpha1.Egress{}
 	if err := s.lab.Kube.Client.Get(s.ctx(), s.key, e); err != nil {
 		return nil
@@ -127,7 +127,7 @@ func (s *scene) gatewayAddresses() (addrs []netip.Addr) {
 }
 
 // label sets labels of a pod or a namespace; an empty value takes one away.
-func (s *scene) label(o client.Object, key, value string) {
+func (s *liveEgress) label(o client.Object, key, value string) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
 	if value == "" {
@@ -137,14 +137,14 @@ func (s *scene) label(o client.Object, key, value string) {
 }
 
 // consents has the namespace of pods that the Egress selects let Egresses of a namespace do so.
-func (s *scene) consents(to string) {
+func (s *liveEgress) consents(to string) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationEgressSelectableFrom, to)
 	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), namespaceOf(s.selected()), client.RawPatch(types.MergePatchType, []byte(body))))
 }
 
 // annotate names Egresses in a running pod's annotation; none takes it away.
-func (s *scene) annotate(p *node.Pod, names string) {
+func (s *liveEgress) annotate(p *node.Pod, names string) {
 	s.t.Helper()
 	key := v1alpha1.AnnotationEgressPrefix + s.key.Namespace
 	body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, key, names)
@@ -170,7 +170,7 @@ type tunnelled struct {
 
 // tunnels listens at a pod's interface while it talks to a host outside by so many connections,
 // and returns the tunnel packets that left.
-func (s *scene) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnelled]int, error) {
+func (s *liveEgress) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnelled]int, error) {
 	var fd int
 	err := ns.Do(p.Netns(), func() (err error) {
 		all := uint16(unix.ETH_P_ALL)

@@ -27,7 +27,7 @@ type talks struct {
 
 // talk begins many conversations of a pod by a protocol, spread over both families. Each asks a question
 // every pace.
-func (s *story) talk(p *node.Pod, network string, many int, pace time.Duration) *talks {
+func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *talks {
 	s.t.Helper()
 	t := &talks{by: map[netip.Addr]int{}}
 	ctx, stop := context.WithCancel(s.t.Context())
@@ -81,7 +81,7 @@ func (t *talks) converse(ctx context.Context, c *echo.Conn, pace time.Duration) 
 }
 
 // flow returns once so many more answers have come.
-func (t *talks) flow(s *story, more int) {
+func (t *talks) flow(s *egress, more int) {
 	s.t.Helper()
 	want := t.answers() + more
 	deadline := time.Now().Add(2 * answerWithin)
@@ -128,7 +128,7 @@ type flood struct {
 
 // pour begins new connections of a pod, one every pace, over both families in turn. Each may take
 // so long. Pods are seen by addresses of gateways only.
-func (s *story) pour(p *node.Pod, pace, within time.Duration) *flood {
+func (s *egress) pour(p *node.Pod, pace, within time.Duration) *flood {
 	s.t.Helper()
 	f := &flood{last: time.Now()}
 	ctx, stop := context.WithCancel(s.t.Context())
@@ -175,7 +175,7 @@ func (f *flood) end() {
 }
 
 // poured returns once so many more were begun.
-func (f *flood) poured(s *story, more int) {
+func (f *flood) poured(s *egress, more int) {
 	s.t.Helper()
 	count := func() int {
 		f.mu.Lock()
@@ -192,7 +192,7 @@ func (f *flood) poured(s *story, more int) {
 }
 
 // none wants that no connection failed and none left by the pod's own way.
-func (f *flood) none(s *story) {
+func (f *flood) none(s *egress) {
 	s.t.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -39,7 +39,7 @@ func apart(s *v1alpha1.EgressSpec) {
 // TestConnectionsMoveOffALostNode pulls the plug of a gateway's node, and nobody is told: nodes find out by asking gateways, and
 // new connections go on by the other one. Once Kubernetes misses the node, another gateway takes its place.
 func TestConnectionsMoveOffALostNode(t *testing.T) {
-	s := tell(t, "node-gone", apart)
+	s := newEgress(t, "node-gone", apart)
 	by := s.gateways(2)
 	lost := s.lab.Gateways(s.key)[0]
 	var n *node.Node
@@ -85,7 +85,7 @@ const (
 // TestRollingUpdateLosesNoConnection replaces all gateways under long connections and new ones: no new one fails, and the
 // old ones are served until they end.
 func TestRollingUpdateLosesNoConnection(t *testing.T) {
-	s := tell(t, "rolling")
+	s := newEgress(t, "rolling")
 	before := s.gateways(2)
 	p := s.client(s.lab.Nodes()[0], "client")
 	s.reaches(p, before)
@@ -129,7 +129,7 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 // TestConnectionsOutliveOperatorAndDaemon kills the operator and the client's daemon, and then a gateway: what runs goes on, a new pod waits and
 // gets through once they are back.
 func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
-	s := tell(t, "away")
+	s := newEgress(t, "away")
 	n := s.lab.Nodes()[0]
 	p := s.client(n, "before")
 	s.reaches(p, s.gateways(2))
@@ -181,7 +181,7 @@ func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 // and an Event of its pod tell, it does not end, and serves again when there is room.
 func TestFullConnectionTrackingIsReported(t *testing.T) {
 	const limit, each = 5000, 2700
-	s := tell(t, "full", replicas(1))
+	s := newEgress(t, "full", replicas(1))
 	g := s.lab.Gateways(s.key)[0]
 	nodes := s.lab.Nodes()
 	a, b := s.client(nodes[0], "one"), s.client(nodes[1], "two")
@@ -264,7 +264,7 @@ func sample(t *testing.T, text, name string) float64 {
 // TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress with -9, under traffic: connections and datagrams
 // go on through the kernel, the next processes take over, and not one new connection fails.
 func TestConnectionsOutliveBerthEgress(t *testing.T) {
-	s := tell(t, "killed")
+	s := newEgress(t, "killed")
 	by := s.gateways(2)
 	p := s.client(s.lab.Nodes()[0], "talker")
 	s.reaches(p, by)
@@ -296,7 +296,7 @@ func TestConnectionsOutliveBerthEgress(t *testing.T) {
 // TestNothingLeaksWithoutGateways scales an Egress to none, under traffic, and up again: meanwhile nothing leaves by
 // the pods' own way, and the condition Available says why; then connections work again.
 func TestNothingLeaksWithoutGateways(t *testing.T) {
-	s := tell(t, "gone")
+	s := newEgress(t, "gone")
 	nodes := s.lab.Nodes()
 	a, b := s.client(nodes[0], "one"), s.client(nodes[1], "other")
 	s.reaches(a, nil)
@@ -349,7 +349,7 @@ func TestNothingLeaksWithoutGateways(t *testing.T) {
 // TestReusedAddressIsNoClient has a client go in the middle of conversations, and another pod get its address at once:
 // gateways know nothing of the old one any more, and the new one, which is no client, is seen as itself.
 func TestReusedAddressIsNoClient(t *testing.T) {
-	s := tell(t, "reused")
+	s := newEgress(t, "reused")
 	n := s.lab.Nodes()[0]
 	old := s.client(n, "old")
 	s.reaches(old, nil)
@@ -358,10 +358,10 @@ func TestReusedAddressIsNoClient(t *testing.T) {
 	harness.OK(t, n.DelPod(harness.Deadline(t, harness.Patience), old.Name))
 	_ = talk.end() // it ends with its pod
 
-	heir := s.heir(n, old.Addr())
-	as, err := seenAs(t.Context(), heir, "udp", site.OutsideHost, answerWithin)
+	successor := s.successor(n, old.Addr())
+	as, err := seenAs(t.Context(), successor, "udp", site.OutsideHost, answerWithin)
 	harness.OK(t, err)
-	if as != heir.Addr() {
+	if as != successor.Addr() {
 		t.Errorf("the pod with the address of a client that is gone is seen as %s, want itself", as)
 	}
 	for _, g := range s.lab.Gateways(s.key) {
@@ -369,11 +369,11 @@ func TestReusedAddressIsNoClient(t *testing.T) {
 	}
 }
 
-// heir makes pods, which are no clients, until one has an address.
-func (s *story) heir(n *node.Node, a netip.Addr) *node.Pod {
+// successor makes pods, which are no clients, until one has an address.
+func (s *egress) successor(n *node.Node, a netip.Addr) *node.Pod {
 	s.t.Helper()
 	for i := range 40 {
-		p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), fmt.Sprintf("heir-%d", i), node.PodOptions{Namespace: s.clients()})
+		p, err := n.AddPod(harness.Deadline(s.t, harness.Patience), fmt.Sprintf("successor-%d", i), node.PodOptions{Namespace: s.clients()})
 		harness.OK(s.t, err)
 		if p.Addr() == a {
 			return p

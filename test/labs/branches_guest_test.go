@@ -83,9 +83,9 @@ func branchesLab() lab.Options {
 	}
 }
 
-// story is a test of a lab with branches. The lab and one story take a minute and a half in the
+// branchCase is a test of a lab with branches. The lab and one case take a minute and a half in the
 // guest, so make e2e has them, and no gate.
-type story struct {
+type branchCase struct {
 	name string
 	does func(*branches)
 }
@@ -94,7 +94,7 @@ type story struct {
 // them, with an IAM policy that lets the operator do what its own says. Branches have addresses of IPv4,
 // of both families (with some of IPv6 alone), and of IPv6 in a cluster of that alone.
 func TestPodsHaveBranches(t *testing.T) {
-	for families, stories := range map[ipfamily.Set][]story{
+	for families, cases := range map[ipfamily.Set][]branchCase{
 		ipfamily.OnlyIPv4: {
 			{"Groups", (*branches).groups},
 			{"Defaults", (*branches).defaults},
@@ -118,16 +118,16 @@ func TestPodsHaveBranches(t *testing.T) {
 			{"Native", (*branches).native},
 		},
 	} {
-		t.Run(string(families), func(t *testing.T) { tellBranches(t, families, stories) })
+		t.Run(string(families), func(t *testing.T) { eachBranchCase(t, families, cases) })
 	}
 }
 
-// tellBranches has stories told one after the other in a lab of some IP families, in which the operator lacks no
+// eachBranchCase has cases told one after the other in a lab of some IP families, in which the operator lacks no
 // permission.
-func tellBranches(t *testing.T, families ipfamily.Set, stories []story) {
+func eachBranchCase(t *testing.T, families ipfamily.Set, cases []branchCase) {
 	t.Helper()
 	var b *branches
-	for _, s := range stories {
+	for _, s := range cases {
 		ok := t.Run(s.name, func(one *testing.T) {
 			harness.Rotate(one)
 			if b == nil {

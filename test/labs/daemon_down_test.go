@@ -95,12 +95,12 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
 	// One whose second is over before it has connected says something else.
-	told := func(call func() error) { failsAtLast(t, types.ErrTryAgainLater, []string{"1s", "timeout"}, call) }
-	told(func() error {
+	timesOut := func(call func() error) { failsAtLast(t, types.ErrTryAgainLater, []string{"1s", "timeout"}, call) }
+	timesOut(func() error {
 		_, err := s.Add(t, list)
 		return err
 	})
-	told(func() error { return s.Del(t, list) })
+	timesOut(func() error { return s.Del(t, list) })
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
 	// A DEL comes until one works, as a pod may be set up before it is seen that its caller left.
 	patient := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))

@@ -63,7 +63,7 @@ func (c *cluster) patch(t *testing.T, name, body string) {
 	})
 }
 
-// restored waits until an object has exactly the addresses of EC2's books.
+// restored waits until an object has exactly the addresses that EC2 has.
 func (c *cluster) restored(t *testing.T, name string) {
 	t.Helper()
 	n := c.named(t, name)

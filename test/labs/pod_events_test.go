@@ -38,36 +38,36 @@ func TestPodEventsExplainWaiting(t *testing.T) {
 				_, err := n.AddPod(harness.Deadline(t, patience), "second", node.PodOptions{})
 				added <- err
 			}()
-			told(t, l, "second", corev1.EventTypeWarning, "WaitingForAddress", "["+why+"]", "docs/troubleshoot.md")
-			told(t, l, "second", corev1.EventTypeWarning, "NoAddress", "["+why+"]", "docs/troubleshoot.md")
+			hasEvent(t, l, "second", corev1.EventTypeWarning, "WaitingForAddress", "["+why+"]", "docs/troubleshoot.md")
+			hasEvent(t, l, "second", corev1.EventTypeWarning, "NoAddress", "["+why+"]", "docs/troubleshoot.md")
 			harness.Remove(t, n, "first")
 			harness.OK(t, <-added)
 			for _, p := range n.Pods() {
-				told(t, l, "second", corev1.EventTypeNormal, "AddressAssigned", "has "+p.Addr().String())
+				hasEvent(t, l, "second", corev1.EventTypeNormal, "AddressAssigned", "has "+p.Addr().String())
 			}
 			if events := podEvents(t, l, "first"); len(events) != 0 {
-				t.Errorf("the pod that waited for nothing was told %v", events)
+				t.Errorf("the pod that waited for nothing has the Events %v", events)
 			}
 			if mode == lab.OperatorMode {
 				detach(t, l, harness.ENIs(l, n)[1])
-				told(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot.md")
-				told(t, l, "second", corev1.EventTypeNormal, "NetworkRestored")
+				hasEvent(t, l, "second", corev1.EventTypeWarning, "NetworkLost", "docs/troubleshoot.md")
+				hasEvent(t, l, "second", corev1.EventTypeNormal, "NetworkRestored")
 				harness.Eventually(t, patience, "the pod talks again", func() error { return n.CheckPod(t.Context(), n.Pods()[0].Name) })
 			}
 			if mode == lab.PoolMode {
 				refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}
 				_, err := n.AddPod(harness.Deadline(t, patience), "odd", refused)
 				harness.Fails(t, err, types.ErrInvalidNetworkConfig, "berth.dev/pool")
-				told(t, l, "odd", corev1.EventTypeWarning, "NetworkNotSetUp", "berth.dev/pool", "[bad-request]")
+				hasEvent(t, l, "odd", corev1.EventTypeWarning, "NetworkNotSetUp", "berth.dev/pool", "[bad-request]")
 			}
 		})
 	}
 }
 
-// told waits until a pod has an Event that says all of words.
-func told(t *testing.T, l *lab.Lab, pod, kind, reason string, words ...string) {
+// hasEvent waits until a pod has an Event with all words.
+func hasEvent(t *testing.T, l *lab.Lab, pod, kind, reason string, words ...string) {
 	t.Helper()
-	harness.Eventually(t, patience, fmt.Sprintf("pod %s is told %s", pod, reason), func() error {
+	harness.Eventually(t, patience, fmt.Sprintf("pod %s has an Event %s", pod, reason), func() error {
 		var others []string
 		for _, e := range podEvents(t, l, pod) {
 			if e.Reason == reason && e.Type == kind && harness.Says(e.Message, words...) {

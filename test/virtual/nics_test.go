@@ -108,7 +108,7 @@ func (m *nics) agree() error {
 	recorded, unready := inRecords(records)
 	plugged, nobodys := inPods(m.plugs.Plugged(), records)
 	has, active, inactive := inPodNICs(list.Items)
-	return cmp.Or(err, unready, nobodys, inactive, m.told(records),
+	return cmp.Or(err, unready, nobodys, inactive, m.repliesAgree(records),
 		same("NICs with PodNICs", names(active), asked),
 		same("NICs in records", recorded, active),
 		same("plugged NICs", plugged, recorded),
@@ -148,8 +148,8 @@ func (m *nics) asked() (out []string, err error) {
 	return out, err
 }
 
-// told compares the records with the addresses in the replies to ADDs.
-func (m *nics) told(records []attachment.Record) error {
+// repliesAgree compares the records with the addresses in the replies to ADDs.
+func (m *nics) repliesAgree(records []attachment.Record) error {
 	m.pods.mu.Lock()
 	defer m.pods.mu.Unlock()
 	for pod, s := range m.pods.live {

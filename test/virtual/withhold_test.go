@@ -37,7 +37,7 @@ func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 		n.pods.wantFree("10.2.0.2")
 		joined := n.pods.live["pod-0"].addresses[0]
 		joins("node-3", joined.String())
-		await(t, func() error { return c.told(joined) })
+		await(t, func() error { return c.reportsShared(joined) })
 		if err := n.pods.del("pod-0"); err != nil {
 			t.Fatal(err)
 		}
@@ -59,8 +59,8 @@ func (p *pods) wantFree(addresses ...string) {
 	}
 }
 
-// told wants pod-0 and its pool to be told that node-3 has its address, too.
-func (c *cluster) told(a netip.Addr) error {
+// reportsShared expects pod-0 and its pool to report that node-3 has its address too.
+func (c *cluster) reportsShared(a netip.Addr) error {
 	var events eventsv1.EventList
 	p := &v1alpha1.AddressPool{}
 	if err := c.admin.Get(c.t.Context(), client.ObjectKey{Name: v1alpha1.DefaultPool}, p); err != nil {

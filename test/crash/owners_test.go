@@ -19,11 +19,11 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// ledger is the test's own book of who had which address when, so that a
-// double use is seen at once and not only if it lasts until the end.
-type ledger struct {
-	violate func(k kind, text string) // is told
-	cooling time.Duration             // of addresses
+// addressOwners records who had which address when, so that a double use is seen at once, not
+// only if it lasts until the end.
+type addressOwners struct {
+	violate func(k kind, text string)
+	cooling time.Duration // of addresses
 
 	mu    sync.Mutex // guards all below
 	owner map[address]string
@@ -39,16 +39,16 @@ type address struct {
 	addr    netip.Addr
 }
 
-func newLedger(m mode, violate func(kind, string)) *ledger {
-	l := &ledger{violate: violate, cooling: cooling, owner: map[address]string{}, freed: map[address]time.Time{}, holds: map[string][]address{}}
+func newAddressOwners(m mode, violate func(kind, string)) *addressOwners {
+	l := &addressOwners{violate: violate, cooling: cooling, owner: map[address]string{}, freed: map[address]time.Time{}, holds: map[string][]address{}}
 	if m.name == lab.PortMode { // where addresses are the VPC's
 		l.cooling = 0
 	}
 	return l
 }
 
-// add makes a pod of a shape and books its addresses.
-func (l *ledger) add(ctx context.Context, n *node.Node, name string, s shape) error {
+// add makes a pod of a shape and records its addresses.
+func (l *addressOwners) add(ctx context.Context, n *node.Node, name string, s shape) error {
 	p, err := n.AddPod(ctx, name, s.options)
 	if err != nil {
 		return err
@@ -57,12 +57,12 @@ func (l *ledger) add(ctx context.Context, n *node.Node, name string, s shape) er
 	if err != nil {
 		l.violate(other, fmt.Sprintf("pod %s/%s: %v", n.Name, name, err))
 	}
-	l.book(n.Name+"/"+name, time.Now(), addrs...)
+	l.own(n.Name+"/"+name, time.Now(), addrs...)
 	return nil
 }
 
-// book has somebody own addresses from now on.
-func (l *ledger) book(who string, now time.Time, addrs ...address) {
+// own has somebody own addresses from now on.
+func (l *addressOwners) own(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	l.adds++
 	l.mu.Unlock()
@@ -70,7 +70,7 @@ func (l *ledger) book(who string, now time.Time, addrs ...address) {
 }
 
 // take has somebody own further addresses.
-func (l *ledger) take(who string, now time.Time, addrs ...address) {
+func (l *addressOwners) take(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range addrs {
@@ -86,7 +86,7 @@ func (l *ledger) take(who string, now time.Time, addrs ...address) {
 }
 
 // del removes a pod. Its address is free from the moment that DEL begins.
-func (l *ledger) del(ctx context.Context, n *node.Node, name string) error {
+func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) error {
 	if _, err := n.Pod(name); err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
@@ -95,7 +95,7 @@ func (l *ledger) del(ctx context.Context, n *node.Node, name string) error {
 }
 
 // force removes a pod whose object somebody deletes by force before its runtime knows.
-func (l *ledger) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
+func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
@@ -112,7 +112,7 @@ func (l *ledger) force(ctx context.Context, lab *lab.Lab, n *node.Node, name str
 }
 
 // giveLast ends the ownership of the address that somebody took last.
-func (l *ledger) giveLast(who string, now time.Time) {
+func (l *addressOwners) giveLast(who string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	list := l.holds[who]
@@ -125,7 +125,7 @@ func (l *ledger) giveLast(who string, now time.Time) {
 }
 
 // free ends the ownership of somebody's addresses.
-func (l *ledger) free(now time.Time, who string) {
+func (l *addressOwners) free(now time.Time, who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, a := range l.holds[who] {
@@ -136,19 +136,19 @@ func (l *ledger) free(now time.Time, who string) {
 	l.dels++
 }
 
-func TestLedger(t *testing.T) {
+func TestDoubleUseIsSeen(t *testing.T) {
 	a, b, at := address{addr: netip.MustParseAddr("10.0.0.1")}, address{addr: netip.MustParseAddr("10.0.0.2")}, time.Now()
 	var got []kind
-	l := newLedger(nodeMode, func(k kind, _ string) { got = append(got, k) })
-	l.book("node-1/p1", at, a)
-	l.book("node-2/p1", at, b)
-	l.book("node-2/p0", at, address{"another", a.addr}, address{"another", b.addr})
-	l.book("node-2/p2", at, a)
+	l := newAddressOwners(nodeMode, func(k kind, _ string) { got = append(got, k) })
+	l.own("node-1/p1", at, a)
+	l.own("node-2/p1", at, b)
+	l.own("node-2/p0", at, address{"another", a.addr}, address{"another", b.addr})
+	l.own("node-2/p2", at, a)
 	l.free(at, "node-2/p1")
-	l.book("node-2/p3", at.Add(cooling-1), b)
+	l.own("node-2/p3", at.Add(cooling-1), b)
 	l.free(at, "node-2/p2")
-	l.book("node-2/p4", at.Add(cooling), a)
+	l.own("node-2/p4", at.Add(cooling), a)
 	if want := []kind{duplicate, tooSoon}; !slices.Equal(got, want) {
-		t.Errorf("the ledger saw %v, want %v", got, want)
+		t.Errorf("it saw %v, want %v", got, want)
 	}
 }
