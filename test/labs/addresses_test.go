@@ -25,8 +25,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// burst makes pods whose ADDs all reach the daemon in one moment: it is
-// stopped until every plugin has connected.
+// burst makes pods whose ADDs reach the daemon at the same moment: it is stopped until every plugin
+// has connected.
 func burst(t *testing.T, n *node.Node, name string, count int) {
 	t.Helper()
 	pid := n.PID()
@@ -46,9 +46,9 @@ func burst(t *testing.T, n *node.Node, name string, count int) {
 	harness.OK(t, <-added)
 }
 
-// connections counts those to the daemon's socket, accepted or not: the kernel
-// lists the server's end of each by the path that the socket was bound to, which
-// is another one in the same directory.
+// connections counts the connections to the daemon's socket, accepted or not. The kernel lists the
+// server's end of each by the path that the socket was bound to, which is another one in the same
+// directory.
 func connections(n *node.Node) (count int, err error) {
 	err = ns.Do(n.Netns, func() error {
 		list, err := os.ReadFile("/proc/thread-self/net/unix")
@@ -58,9 +58,9 @@ func connections(n *node.Node) (count int, err error) {
 	return count, err
 }
 
-// TestBurstNeedsFewEC2Calls: a burst of pods costs at most one call for each ENI that it
-// touches and five for a new ENI, and the ENIs go back after it. A machine that
-// stands still in the middle of a burst makes it two, so there may be another.
+// TestBurstNeedsFewEC2Calls checks that a burst of pods costs at most one call for each ENI that has
+// room and five for each new ENI, and that the ENIs are released afterwards. A machine that stops for
+// a moment splits the burst in two, so there may be another try.
 func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "m5.large")
@@ -103,8 +103,7 @@ func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	}
 }
 
-// thrifty tells what of the calls was too much for a burst that needs some new
-// ENIs and more on the one that is there.
+// thrifty returns which calls were too many for a burst that fills the first ENI and some new ones.
 func thrifty(calls map[string]vpc.CallStats, enis int) error {
 	var errs []error
 	total := 0
@@ -131,8 +130,8 @@ func callCounts(calls map[string]vpc.CallStats) string {
 	return strings.Join(out, ", ")
 }
 
-// TestExhaustedAddressesAreReported fills what has an end: the subnet, the instance's ENIs and
-// max-pods. Each says so, and goes on when there is room again.
+// TestExhaustedAddressesAreReported uses up the subnet, the instance's ENIs and max-pods. Each error
+// names the limit, and pods start again when there is room.
 func TestExhaustedAddressesAreReported(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -223,8 +222,8 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestCoolingContinuesAfterRestart: an address that cools when the daemon is
-// killed cools on, for what is left of its time.
+// TestCoolingContinuesAfterRestart kills the daemon while an address cools. The address cools for the
+// rest of its period.
 func TestCoolingContinuesAfterRestart(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second

@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBadNetworkNamespacesAreRejected gives the plugin paths that no runtime should, which only the daemon
-// can tell, and wants an error that names the path, and no trace. All that the
-// plugin itself refuses is TestBadConfiguration's and TestBadEnvironment's.
+// TestBadNetworkNamespacesAreRejected passes paths that only the daemon can reject. The error names
+// the path, and nothing is left. TestBadConfiguration and TestBadEnvironment have what the plugin
+// itself rejects.
 func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Pods of three nodes reach each other, the nodes and the outside with their own
-// addresses in both families, by what BIRD has announced; a block that goes back
-// is withdrawn.
+// TestBIRDAnnouncesBlocks has pods of three nodes reach each other, the nodes and the outside with
+// their own addresses in both families, by the routes that BIRD announces. Released blocks are
+// withdrawn.
 func TestBIRDAnnouncesBlocks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -77,8 +77,8 @@ func TestBIRDAnnouncesBlocks(t *testing.T) {
 	}
 }
 
-// afterBerthd has a daemon end: it leaves its blocks announced, since its pods live on, unless
-// it was told to withdraw them.
+// afterBerthd stops a daemon: its blocks stay announced, since its pods live on, unless it has
+// --withdraw-on-exit.
 func afterBerthd(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Add(t, n, "stays")
 	harness.Settle(t, l)
@@ -102,7 +102,7 @@ func afterBerthd(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Settle(t, l)
 }
 
-// learned waits until the router forwards to a prefix, or does not.
+// learned waits until the router has a route to a prefix, or has none.
 func learned(t *testing.T, l *lab.Lab, p netip.Prefix, want bool) {
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("route to %s: %t", p, want), func() error {

@@ -37,7 +37,8 @@ type routed struct {
 	eni vpc.ENI
 }
 
-// addFirst makes a pod with a branch of some groups as its first interface, by which it is known.
+// addFirst makes a pod whose first interface, and so its address, is a branch with some security
+// groups.
 func (b *branches) addFirst(n *node.Node, name string, groups ...string) routed {
 	b.Helper()
 	p := b.add(n, name, b.vpc, fmt.Sprintf("[{name: eth0, securityGroups: [%s]}]", strings.Join(groups, ", ")))
@@ -49,14 +50,14 @@ func (b *branches) addFirst(n *node.Node, name string, groups ...string) routed 
 	return routed{p, n, e}
 }
 
-// talk wants pods to answer each other, and each to be seen with its own address.
+// talk checks that two pods answer each other, and that each is seen with its own address.
 func (b *branches) talk(p, q routed) {
 	b.Helper()
 	b.answers(p.Pod, p.eni, q.eni)
 	b.answers(q.Pod, q.eni, p.eni)
 }
 
-// asks sends questions from somewhere to a branch, as a kubelet's probe does.
+// asks returns a question from a network namespace to a branch, such as a kubelet's probe.
 func (b *branches) asks(path string, to routed) question {
 	addrs := b.addrs(to.eni)
 	return func(ctx context.Context, i int) error {
@@ -65,7 +66,7 @@ func (b *branches) asks(path string, to routed) question {
 	}
 }
 
-// reaches waits until somewhere gets an answer of a branch.
+// reaches waits until a branch answers somewhere.
 func (b *branches) reaches(who, path string, to routed) {
 	b.Helper()
 	harness.Eventually(b.T, harness.Patience, who+" gets an answer of "+to.Name, func() error {
@@ -97,7 +98,8 @@ func (b *branches) first() {
 	b.empty()
 }
 
-// firstFromTheNode has the node and an ordinary pod on it reach a branch once its groups let them.
+// firstFromTheNode checks that the node and an ordinary pod on it reach a branch only once its
+// security groups allow them.
 func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
 	b.Helper()
 	b.shut("the node", near.eni, b.asks(b.a.Netns, near))
@@ -117,8 +119,8 @@ func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
 	}
 }
 
-// firstToServices has a pod ask a Service, which its node translates, and the world outside, to which it
-// goes as the VPC has it, and never as its node.
+// firstToServices has a pod ask a Service, which its node translates, and the outside, which it
+// reaches as the VPC routes it and never with its node's address.
 func (b *branches) firstToServices(near, far routed) {
 	b.Helper()
 	for i, own := range b.addrs(near.eni) {
@@ -153,7 +155,7 @@ func (b *branches) nft(commands string) {
 	}))
 }
 
-// firstRestarts has daemon and operator begin anew under pods that run.
+// firstRestarts restarts daemon and operator under running pods.
 func (b *branches) firstRestarts(near, far routed) {
 	b.Helper()
 	links := b.links(near.Pod)
@@ -166,7 +168,7 @@ func (b *branches) firstRestarts(near, far routed) {
 	b.talk(near, far)
 }
 
-// firstRepair takes the rules away by which what two pods of a node send leaves it.
+// firstRepair removes the rules by which packets between two pods of one node leave it.
 func (b *branches) firstRepair(near, out, far routed) {
 	b.Helper()
 	var gone []string
@@ -206,7 +208,8 @@ func (b *branches) firstRepair(near, out, far routed) {
 	b.talk(near, far)
 }
 
-// firstStandard has the groups of pods that are made from now on enforced for what passes the VPC alone.
+// firstStandard switches the node to mode standard: the security groups of new pods apply only to what
+// crosses the VPC.
 func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	b.Helper()
 	stranger := b.addFirst(b.b, "stranger", outsider)
@@ -235,8 +238,8 @@ func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	b.reaches("a pod of its node", beside.Netns(), local)
 }
 
-// firstLeavesAddresses wants pods whose first interface is a branch to take no address that nodes have for
-// pods, and one beside them to have such an address.
+// firstLeavesAddresses checks that pods whose first interface is a branch use none of the node's
+// addresses for pods, and that an ordinary pod does.
 func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 	b.Helper()
 	networks, err := b.Kube.NodeNetworks(b.Context())
@@ -254,8 +257,7 @@ func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 	}
 }
 
-// warm has a pod start while EC2 answers nobody, with a branch that is ready; and the pool go
-// once nothing asks for it.
+// warm starts a pod with a warm branch while EC2 is away. The pool is emptied once it is disabled.
 func (b *branches) warm() {
 	b.keepReady(1)
 	near, far := b.addFirst(b.a, "near", front), b.addFirst(b.b, "far", peers)
@@ -278,7 +280,7 @@ func (b *branches) warm() {
 	b.empty()
 }
 
-// keepReady has so many branches be kept ready, of each set of groups on each node.
+// keepReady sets how many warm branches are kept for each set of security groups on each node.
 func (b *branches) keepReady(n int) {
 	b.Helper()
 	o := &v1alpha1.VPC{}
@@ -287,8 +289,8 @@ func (b *branches) keepReady(n int) {
 	harness.OK(b.T, b.Kube.Client.Patch(b.Context(), o, client.RawPatch(types.MergePatchType, body)))
 }
 
-// inPool waits until a branch in a group is ready on a node, but certain ones, and returns it. Others may be ready too, for
-// pods that were there within ten minutes.
+// inPool waits for a warm branch with a group on a node, except some, and returns it. There may be
+// others for pods of the last ten minutes.
 func (b *branches) inPool(what, on, group string, but ...string) (ready portcloud.Port) {
 	b.Helper()
 	harness.Eventually(b.T, harness.Patience, what, func() error {
@@ -309,7 +311,7 @@ func (b *branches) inPool(what, on, group string, but ...string) (ready portclou
 	return ready
 }
 
-// named has NICs that ask for certain addresses of both families, or of one.
+// named has NICs that ask for addresses of both families, or of one.
 func (b *branches) named() {
 	subnet, _ := b.Snapshot().Subnet(podsSubnets[0])
 	last := subnet.IPv6.Addr().As16()
@@ -331,7 +333,7 @@ func (b *branches) named() {
 	b.empty()
 }
 
-// alone has pods with branches of IPv6 alone, beside others of both families on the same nodes.
+// alone has pods with IPv6-only branches beside dual-stack ones on the same nodes.
 func (b *branches) alone() {
 	both := *b
 	b.vpc, b.families = onlySix, ipfamily.OnlyIPv6
@@ -359,7 +361,7 @@ func (b *branches) alone() {
 	b.empty()
 }
 
-// native has pods with branches in subnets of IPv6 alone, which have no IPv4 address.
+// native has pods with branches in IPv6-only subnets, which have no IPv4 address.
 func (b *branches) native() {
 	out := b.addFirst(b.a, "outsider", outsider)
 	b.vpc = native

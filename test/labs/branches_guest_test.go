@@ -36,7 +36,7 @@ import (
 // branchCooling is how long branches are kept in these tests.
 const branchCooling = 3 * time.Second
 
-// The security groups of the tests: web and front let in what comes from peers, who let in both.
+// Security groups: web and front allow peers, which allows both.
 const (
 	web      = "sg-00000000000000001"
 	peers    = "sg-00000000000000002"
@@ -44,16 +44,16 @@ const (
 	front    = "sg-00000000000000004"
 )
 
-// zoned is a VPC object beside lab.BranchVPC, whose NICs have subnets of their own, one of each zone.
+// zoned is a further VPC object, whose NICs have subnets of their own, one in each zone.
 const zoned = "zoned"
 
-// onlySix is a VPC object beside those, whose branches have addresses of IPv6 alone, in labs with IPv6.
+// onlySix is a further VPC object with IPv6-only branches, in labs with IPv6.
 const onlySix = "six"
 
-// native is a VPC object beside those, whose NICs are in subnets of IPv6 alone, in labs of that.
+// native is a further VPC object with NICs in IPv6-only subnets, in IPv6-only labs.
 const native = "native"
 
-// podsSubnets are the subnets of zoned, of which the first is in the nodes' zone.
+// podsSubnets are the subnets of zoned; the first is in the nodes' zone.
 var podsSubnets = []string{"subnet-0000000000000000a", "subnet-0000000000000000b"}
 
 // branchesLab is a VPC with two nodes in one zone.
@@ -83,8 +83,8 @@ func branchesLab() lab.Options {
 	}
 }
 
-// branchCase is a test of a lab with branches. The lab and one case take a minute and a half in the
-// guest, so make e2e has them, and no gate.
+// branchCase is a test in a lab with branches. Lab and case take a minute and a half in the guest, so
+// only make e2e runs them.
 type branchCase struct {
 	name string
 	does func(*branches)
@@ -122,7 +122,7 @@ func TestPodsHaveBranches(t *testing.T) {
 	}
 }
 
-// eachBranchCase has cases told one after the other in a lab of some IP families, in which the operator lacks no
+// eachBranchCase runs cases one after the other in one lab, and checks that the operator lacked no
 // permission.
 func eachBranchCase(t *testing.T, families ipfamily.Set, cases []branchCase) {
 	t.Helper()
@@ -172,7 +172,8 @@ type branches struct {
 	families ipfamily.Set // of its branches
 }
 
-// addrs are the addresses of a branch that are its pod's: of the same family in the same place for all.
+// addrs are the addresses of a branch that its pod has. The order of families is the same for all
+// branches.
 func (b *branches) addrs(e vpc.ENI) (list []netip.Addr) {
 	if b.families.Has(ipfamily.IPv4) {
 		list = append(list, e.Primary)
@@ -206,12 +207,12 @@ func (b *branches) on(t *testing.T) *branches {
 	return &c
 }
 
-// pod is what is special about a pod with NICs of a VPC.
+// pod is a pod with NICs of a VPC.
 func (b *branches) pod(vpc, nics string) node.PodOptions {
 	return node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: nics}}
 }
 
-// add makes a pod with NICs, of which the node's daemon gives it all before the runtime goes on.
+// add makes a pod with NICs.
 func (b *branches) add(n *node.Node, name, vpc, nics string) *node.Pod {
 	b.Helper()
 	p, err := n.AddPod(harness.Deadline(b.T, harness.Patience), name, b.pod(vpc, nics))
@@ -224,8 +225,8 @@ func withGroups(groups ...string) string {
 	return fmt.Sprintf("[{name: eth1, securityGroups: [%s]}]", strings.Join(groups, ", "))
 }
 
-// branch is the branch of a pod's eth1, once its PodNIC is Active. It is as EC2 has it, and in the
-// pod as EC2 has it.
+// branch returns the branch of a pod's eth1, once its PodNIC is Active, and checks that pod and EC2
+// agree on it.
 func (b *branches) branch(p *node.Pod) vpc.ENI {
 	b.Helper()
 	e := b.branchOf(p, "eth1")
@@ -236,7 +237,8 @@ func (b *branches) branch(p *node.Pod) vpc.ENI {
 	return e
 }
 
-// branchOf is the branch of a pod's interface, whose PodNIC is Active, and as EC2 has it.
+// branchOf returns the branch of a pod's interface, and checks that the PodNIC is Active and agrees
+// with EC2.
 func (b *branches) branchOf(p *node.Pod, link string) vpc.ENI {
 	b.Helper()
 	n := harness.PodNIC(b.T, b.Lab, p, link)
@@ -259,7 +261,7 @@ type podLink struct {
 	vlan       int // 0: it is none
 }
 
-// links are the interfaces of a pod that are up, besides lo, by name.
+// links are the interfaces of a pod that are up, except lo, by name.
 func (b *branches) links(p *node.Pod) map[string]podLink {
 	b.Helper()
 	all := map[string]podLink{}
@@ -292,10 +294,10 @@ func (b *branches) links(p *node.Pod) map[string]podLink {
 	return all
 }
 
-// question is one in the family of a branch's address with a number (branches.addrs).
+// question asks by the i-th address of a branch (branches.addrs).
 type question func(ctx context.Context, number int) error
 
-// ask sends questions by a pod's branch to that of another, which sees them come from there.
+// ask returns a question from one pod's branch to another, which sees that branch's address.
 func (b *branches) ask(from *node.Pod, own, to vpc.ENI) question {
 	mine, others := b.addrs(own), b.addrs(to)
 	return func(ctx context.Context, i int) error {
@@ -317,7 +319,7 @@ func (b *branches) each(ctx context.Context, ask question) error {
 	return nil
 }
 
-// answers waits until one pod's branch gets an answer of another's.
+// answers waits until one pod's branch gets an answer from another's.
 func (b *branches) answers(from *node.Pod, own, to vpc.ENI) {
 	b.Helper()
 	harness.Eventually(b.T, harness.Patience, from.Name+" gets an answer of "+to.Primary.String(), func() error {
@@ -327,14 +329,13 @@ func (b *branches) answers(from *node.Pod, own, to vpc.ENI) {
 	})
 }
 
-// dropped wants a question not to be answered, since the VPC drops it at the door of whom it is for.
+// dropped checks that the VPC drops a question at the branch it is sent to.
 func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
 	b.Helper()
 	b.shut(from.Name, to, b.ask(from, own, to))
 }
 
-// shut wants questions of somebody to a branch not to be answered, in any family, since the VPC drops them
-// by its groups.
+// shut checks that the VPC drops questions to a branch in each family, by its security groups.
 func (b *branches) shut(who string, at vpc.ENI, ask question) {
 	b.Helper()
 	for i, a := range b.addrs(at) {
@@ -342,8 +343,8 @@ func (b *branches) shut(who string, at vpc.ENI, ask question) {
 	}
 }
 
-// drop wants a question not to be answered, since the VPC drops it for a reason that counts with an ENI: that
-// of whom it is for, of ingress.
+// drop checks that a question gets no answer since the VPC drops it, and that the VPC counts the drop
+// at an ENI for this cause.
 func (b *branches) drop(what string, at vpc.ENI, cause fabric.Cause, ask func(context.Context) error) {
 	b.Helper()
 	before := b.drops(at, cause)
@@ -361,10 +362,10 @@ func (b *branches) drop(what string, at vpc.ENI, cause fabric.Cause, ask func(co
 	})
 }
 
-// shortly ends a wait for an answer that must not come: shorter makes a test weaker only.
+// shortly is how long to wait for an answer that must not come. Less only makes a test weaker.
 const shortly = 500 * time.Millisecond
 
-// drops is how many packets the VPC has dropped that count with an ENI.
+// drops is how many packets the VPC has dropped at an ENI for a cause.
 func (b *branches) drops(at vpc.ENI, cause fabric.Cause) uint64 {
 	b.Helper()
 	all, err := b.Fabric.Drops()
@@ -372,7 +373,7 @@ func (b *branches) drops(at vpc.ENI, cause fabric.Cause) uint64 {
 	return all[at.ID][cause]
 }
 
-// groups has pods with security groups of their own beside one without, and rules that change.
+// groups has pods with and without per-pod security groups, and rules that change.
 func (b *branches) groups() {
 	near := b.add(b.a, "near", b.vpc, withGroups(web))
 	far, out := b.add(b.b, "far", b.vpc, withGroups(peers)), b.add(b.b, "outsider", b.vpc, withGroups(outsider))
@@ -405,7 +406,7 @@ func (b *branches) groups() {
 	b.empty()
 }
 
-// hosts are addresses as a pod has them to which its node routes.
+// hosts are addresses of a pod to which its node routes.
 func hosts(addrs []netip.Addr) string {
 	var list []string
 	for _, a := range addrs {
@@ -414,7 +415,7 @@ func hosts(addrs []netip.Addr) string {
 	return strings.Join(list, " ")
 }
 
-// deleted has a pod go: its branch is unplugged at once, and deleted when it has cooled.
+// deleted removes a pod: its branch is unplugged at once, and deleted when it has cooled.
 func (b *branches) deleted(n *node.Node, p *node.Pod, link string, eni vpc.ENI) {
 	b.Helper()
 	nic := harness.PodNIC(b.T, b.Lab, p, link)
@@ -443,7 +444,7 @@ func (b *branches) deleted(n *node.Node, p *node.Pod, link string, eni vpc.ENI) 
 	}
 }
 
-// empty waits until no branch is left, and all is as it should be.
+// empty waits until no branch is left and the lab agrees with itself.
 func (b *branches) empty() {
 	b.Helper()
 	harness.Eventually(b.T, harness.Patience, "no port is left", func() error {
@@ -457,7 +458,7 @@ func (b *branches) empty() {
 	harness.Settle(b.T, b.Lab)
 }
 
-// defaults are what a NIC gets that asks for nothing: groups and subnet of its VPC object, or the
+// defaults has NICs that ask for nothing: they get groups and subnet of their VPC object, or the
 // trunk's subnet.
 func (b *branches) defaults() {
 	plain := b.branch(b.add(b.a, "plain", lab.BranchVPC, "[{name: eth1}]"))
@@ -478,7 +479,7 @@ func (b *branches) defaults() {
 	harness.RemoveAll(b.T, b.b)
 }
 
-// restarts has operator and daemon begin anew under pods that run.
+// restarts restarts operator and daemon under running pods.
 func (b *branches) restarts() {
 	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
 	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)
@@ -498,7 +499,7 @@ func (b *branches) restarts() {
 	harness.RemoveAll(b.T, b.b)
 }
 
-// without does something while there is neither an operator nor the daemon of the first node.
+// without does something while neither the operator nor the daemon of the first node runs.
 func (b *branches) without(do func()) {
 	b.Helper()
 	o := b.Operators()[0]
@@ -513,7 +514,7 @@ func (b *branches) without(do func()) {
 	harness.Ready(b.T, b.a)
 }
 
-// moves has a PodNIC that outlives its pods go from node to node with its address.
+// moves has a PodNIC that outlives its pods move from node to node with its address.
 func (b *branches) moves() {
 	db := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}, Spec: v1alpha1.PodNICSpec{VPC: b.vpc, SecurityGroups: []string{web}}}
 	harness.OK(b.T, b.Kube.Client.Create(b.Context(), db))
@@ -537,7 +538,7 @@ func (b *branches) moves() {
 	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), db))
 }
 
-// full has more NICs than a node may have branches: the last waits, says why, and comes up once
+// full asks for more NICs than a node may have branches. The last pod waits, says why, and starts once
 // another has gone.
 func (b *branches) full() {
 	b.empty() // what has cooled by now counts no more
@@ -573,7 +574,7 @@ func (b *branches) full() {
 	b.empty()
 }
 
-// permissions finds none that the operator lacks.
+// permissions checks that EC2 refused the operator no call.
 func (b *branches) permissions() {
 	for _, c := range b.Cloud.API.CallLog() {
 		if c.Code == "UnauthorizedOperation" {

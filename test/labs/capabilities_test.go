@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// berthd does all that it is for with the capabilities and mounts that the chart gives it, and
-// the node's sysctls at another place than /proc/sys. Ports of VPCs: test/ports.
+// TestChartCapabilitiesSuffice runs berthd with the capabilities and mounts of the chart, and with the
+// node's sysctls mounted elsewhere than /proc/sys. For ports of VPCs see test/ports.
 func TestChartCapabilitiesSuffice(t *testing.T) {
 	pools := map[lab.Mode][]v1alpha1.AddressPool{
 		lab.PoolMode: {lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/24", IPv6: "fd00::/120"})},
@@ -46,7 +46,8 @@ func TestChartCapabilitiesSuffice(t *testing.T) {
 	}
 }
 
-// Without any of them, or with /proc/sys as a container has it, something is refused.
+// TestEachChartCapabilityIsNeeded removes one capability at a time, and uses the container's read-only
+// /proc/sys. Each time something is refused.
 func TestEachChartCapabilityIsNeeded(t *testing.T) {
 	l, container := harness.RaiseContained(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
 	n := l.Nodes()[0]

@@ -23,17 +23,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// chained is a quick lab with the installation's own chain.
+// chained is a quick lab with the chain that berthd installs by default.
 func chained(o lab.Options) lab.Options {
 	o = harness.Quick(lab.NodeMode, o)
 	o.DaemonArgs = slices.DeleteFunc(o.DaemonArgs, func(s string) bool { return s == "--cni-chain=" })
 	return o
 }
 
-// TestChainedPluginsServeHostPorts has the reference plugins portmap and bandwidth behind berth, in
-// the configuration that berthd installs: a host port leads to a pod whichever
-// ENI the pod is on, and its answers leave by the primary one, as the VPC
-// drops them elsewhere.
+// TestChainedPluginsServeHostPorts runs the reference plugins portmap and bandwidth after berth, as
+// berthd installs them. A host port leads to a pod on any ENI, and replies leave by the primary ENI:
+// the VPC drops them elsewhere.
 func TestChainedPluginsServeHostPorts(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -105,8 +104,8 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestUnusableChainedPluginsAreLeftOut has a portmap that nobody can execute, and a bandwidth for
-// another machine: pods come and go without them, and berthd says so.
+// TestUnusableChainedPluginsAreLeftOut has a portmap that is not executable, and a bandwidth for
+// another machine. Pods start without them, and a condition names both.
 func TestUnusableChainedPluginsAreLeftOut(t *testing.T) {
 	t.Parallel()
 	o := chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true})
@@ -140,9 +139,8 @@ func TestUnusableChainedPluginsAreLeftOut(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestPodsOutliveCNIVersionChanges installs another CNI version while pods run, up and
-// down, as an upgrade of a plugin or a runtime does: they are checked and removed
-// as if nothing had happened.
+// TestPodsOutliveCNIVersionChanges installs another CNI version under running pods, up and down, as an
+// upgrade of a plugin or a runtime does. CHECK and DEL still work.
 func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 	t.Parallel()
 	const first = "0.4.0" // the first that has CHECK

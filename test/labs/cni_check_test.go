@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// checkNames breaks pods in one way each and wants CHECK to say which.
+// checkNames breaks pods in one way each, and expects CHECK to name it.
 func checkNames(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	inPod := func(fn func(eth0 netlink.Link) error) func(*harness.Sandbox, *types100.Result) error {
@@ -75,7 +75,7 @@ func checkNames(t *testing.T, n *node.Node) {
 			s := harness.NewSandbox(t, n)
 			r := add(t, s, list)
 			harness.OK(t, s.Check(t, list))
-			// The daemon may make the link again before CHECK looks, whole: then it is broken again.
+			// The daemon may repair the link before CHECK looks: then it is broken again.
 			harness.Eventually(t, patience, "CHECK names it", func() error {
 				made := hostLink(t, n, r)
 				if err := tt.breaks(s, r); err != nil {
@@ -103,7 +103,7 @@ func checkNames(t *testing.T, n *node.Node) {
 	})
 }
 
-// mismatch is nil when CHECK answered that the pod is not as it should be, in such words.
+// mismatch is nil when CHECK reports a mismatch with these words.
 func mismatch(answer error, words []string) error {
 	if node.CNICode(answer) != cnierror.CodeMismatch || !harness.Says(answer.Error(), words...) {
 		return fmt.Errorf("CHECK answers %s with code %d, want code %d and something about %q", fmt.Sprint(answer), node.CNICode(answer), cnierror.CodeMismatch, words)
@@ -127,8 +127,8 @@ func hostLink(t *testing.T, n *node.Node, r *types100.Result) (index int) {
 	return index
 }
 
-// familiesOfPods are those of which pods have an address, be it a node-local one, in a
-// lab that does not say which.
+// familiesOfPods are the families of which pods have an address, a node-local one included, in a lab
+// with default families.
 func familiesOfPods() []ipfamily.Family {
 	if harness.Families().Has(ipfamily.IPv6) {
 		return ipfamily.Dual.Families()
@@ -136,7 +136,7 @@ func familiesOfPods() []ipfamily.Family {
 	return harness.Families().Families()
 }
 
-// of is a family as the kernel numbers it.
+// of is the kernel's number of a family.
 func of(f ipfamily.Family) int {
 	if f == ipfamily.IPv6 {
 		return netlink.FAMILY_V6
@@ -144,7 +144,7 @@ func of(f ipfamily.Family) int {
 	return netlink.FAMILY_V4
 }
 
-// delAddr takes from a link its address of a family, which is not fe80::/64's.
+// delAddr removes a link's address of a family, except the link-local one.
 func delAddr(l netlink.Link, f ipfamily.Family) error {
 	list, err := netlink.AddrList(l, of(f))
 	if err != nil {

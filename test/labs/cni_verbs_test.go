@@ -24,8 +24,8 @@ import (
 
 var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// TestCNIVerbs takes one node through every verb. What it shares is the daemon
-// and its supply of addresses; each part leaves nothing of its own.
+// TestCNIVerbs runs every verb on one node. Parts share only the daemon and its addresses; each cleans
+// up.
 func TestCNIVerbs(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: prompt})
@@ -54,7 +54,7 @@ func TestCNIVerbs(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// result is an ADD's answer in the newest version's terms.
+// result converts an ADD's result to the newest version.
 func result(t *testing.T, r types.Result) *types100.Result {
 	t.Helper()
 	cur, err := types100.NewResultFromResult(r)
@@ -104,7 +104,7 @@ func life(t *testing.T, n *node.Node, version string) {
 	})
 }
 
-// judge compares a result with what the kernel has.
+// judge compares a result with the kernel.
 func judge(t *testing.T, s *harness.Sandbox, r *types100.Result, version string) {
 	t.Helper()
 	addrs := addrsOf(t, r)
@@ -149,8 +149,8 @@ func judge(t *testing.T, s *harness.Sandbox, r *types100.Result, version string)
 	s.Do(t, func() error { return sameLink(pod.Name, pod.Mac, addrs) })
 }
 
-// sameLink looks at a link of the calling thread's namespace, which is to have some
-// addresses, if any are given.
+// sameLink compares a link of the calling thread's namespace with a result, and its addresses if there
+// are any.
 func sameLink(name, mac string, addrs []netip.Addr) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -172,8 +172,8 @@ func sameLink(name, mac string, addrs []netip.Addr) error {
 	var have, want []netip.Prefix
 	for _, a := range list {
 		p := netip.MustParsePrefix(a.IPNet.String())
-		// A link has one of fe80::/64 by itself. With IPv6 alone a node-local address is
-		// not told to the runtime.
+		// A link has an address of fe80::/64 by itself. The result of an IPv6-only pod has no
+		// node-local address.
 		if !p.Addr().Is6() || !p.Addr().IsLinkLocalUnicast() {
 			have = append(have, p)
 		}
@@ -194,11 +194,10 @@ func sameLink(name, mac string, addrs []netip.Addr) error {
 	return nil
 }
 
-// nodeLocal has the addresses by which pods with IPv6 alone reach the world of IPv4.
+// nodeLocal has the addresses by which IPv6-only pods reach IPv4 destinations.
 var nodeLocal = netip.MustParsePrefix("169.254.172.0/22")
 
-// gone waits until nothing of an attachment is in the kernel: the veth leaves
-// behind the reply.
+// gone waits until nothing of an attachment is in the kernel: the veth is removed after the reply.
 func gone(t *testing.T, n *node.Node, r *types100.Result) {
 	t.Helper()
 	host, addrs := r.Interfaces[0].Name, addrsOf(t, r)
@@ -289,8 +288,8 @@ func twoInterfaces(t *testing.T, n *node.Node) {
 	harness.OK(t, s.Del(t, list))
 }
 
-// collect asks for GC through a runtime that remembers nothing, so that libcni
-// sends no DEL of its own and the plugin's GC does the work.
+// collect sends GC by a runtime without a cache, so that libcni sends no DEL and the plugin's GC does
+// the work.
 func collect(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.1.0", "gc", harness.Plugin(n, nil))
 	other := harness.Network(t, "1.1.0", "gc-other", harness.Plugin(n, nil))
@@ -318,7 +317,7 @@ func collect(t *testing.T, n *node.Node) {
 	harness.OK(t, foreign.Del(t, other))
 }
 
-// collectSpares: a GC whose list is missing must not release anything.
+// collectSpares sends a GC without a list, which must release nothing.
 func collectSpares(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.1.0", "gc", harness.Plugin(n, nil))
 	s := harness.NewSandbox(t, n)
@@ -388,8 +387,8 @@ func unknownArgs(t *testing.T, n *node.Node) {
 	harness.OK(t, s.Del(t, list))
 }
 
-// oddities: fields that berth does not know do not matter to it, and DEL does
-// not mind what would keep an ADD from working.
+// oddities has fields that berth does not know, which it ignores, and a DEL with values that an ADD
+// rejects.
 func oddities(t *testing.T, n *node.Node) {
 	good := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"veryNew": map[string]any{"a": 1}, "capabilities": map[string]any{"dns": true}}))
 	bad := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"mtu": 7, "ipam": map[string]any{"type": "host-local"}}))

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestCancelledADDsLeaveNothing lets a runtime give up ADDs that wait for an address, and
-// wants no waiter, no address and nothing in the kernel to be left of them.
+// TestCancelledADDsLeaveNothing cancels ADDs that wait for an address: no waiter, no address and
+// nothing in the kernel is left.
 func TestCancelledADDsLeaveNothing(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -45,14 +45,14 @@ func TestCancelledADDsLeaveNothing(t *testing.T) {
 	harness.Waiting(t, n, 0)
 	harness.Settle(t, l)
 
-	// An address that comes free goes to whom still wants it.
+	// A released address goes to the ADD that still waits.
 	harness.OK(t, n.DelPod(t.Context(), "p0"))
 	harness.OK(t, harness.AddOnce(t, n, "last"))
 	harness.Settle(t, l)
 }
 
-// TestStoppedDaemonLeavesWaitingADDs ends a daemon with SIGTERM: the process leaves at once and in order
-// while an ADD waits, which the next daemon answers, and pods do not notice.
+// TestStoppedDaemonLeavesWaitingADDs stops a daemon with SIGTERM while an ADD waits. It ends at once
+// with status 0, the next daemon answers the ADD, and running pods are not affected.
 func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -84,8 +84,7 @@ func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 		}
 	}
 	answers()
-	// The plugin asks the next daemon too, and the DEL that a runtime sends after the
-	// failed ADD waits for it.
+	// The plugin asks the next daemon too, as does the DEL after the failed ADD.
 	n.Args = append(n.Args, "--warm-wait=1s")
 	harness.OK(t, n.Start())
 	err := <-waited

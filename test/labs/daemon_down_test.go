@@ -20,7 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestCallsWithoutDaemon is a node whose daemon never ran, then one that left for good.
+// TestCallsWithoutDaemon sends CNI calls to a node whose daemon has never run, was killed a moment
+// ago, and is gone for good.
 func TestCallsWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
@@ -33,8 +34,8 @@ func TestCallsWithoutDaemon(t *testing.T) {
 	harness.Fails(t, s.Del(t, list), types.ErrTryAgainLater, n.Socket())
 	harness.Fails(t, s.Status(t, list), types.ErrPluginNotAvailable, n.Socket())
 
-	// Once it runs, the same calls work. When it is killed, they wait for the
-	// next one for a while, and STATUS does not fail.
+	// With a daemon the same calls work. After a kill they wait for the next daemon for a while, and
+	// STATUS succeeds.
 	harness.OK(t, n.Start())
 	harness.Ready(t, n)
 	_, err = s.Add(t, list)
@@ -62,7 +63,7 @@ func TestCallsWithoutDaemon(t *testing.T) {
 
 	harness.Eventually(t, patience, "an ADD gives up", func() error {
 		harness.OK(t, n.Kill())
-		// As it is once the daemon has been away for longer than a restart takes.
+		// As if the daemon had been away for longer than a restart takes.
 		harness.OK(t, heartbeat.Beat(n.Socket(), clock.Real{}.Boot()-heartbeat.Grace))
 		begun := time.Now()
 		_, err = s.Add(t, list)
@@ -79,13 +80,13 @@ func TestCallsWithoutDaemon(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// installPlugin puts the plugin where a daemon that never ran did not.
+// installPlugin installs the plugin as a daemon does.
 func installPlugin(n *node.Node) error {
 	return exec.Command("cp", filepath.Join(harness.BinDir, "berth"), filepath.Join(n.CNIBinDir(), "berth")).Run()
 }
 
-// TestCallsToSlowDaemonTimeOut stops a daemon in its tracks: ADDs give up when the
-// configuration says so, and the daemon, once it goes on, keeps nothing of them.
+// TestCallsToSlowDaemonTimeOut halts a daemon: ADD and DEL fail after the configured timeout, and the
+// daemon keeps nothing of them.
 func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
@@ -94,7 +95,7 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	s := harness.NewSandbox(t, n)
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
-	// One whose second is over before it has connected says something else.
+	// A call that times out before it has connected has another message.
 	timesOut := func(call func() error) { failsAtLast(t, types.ErrTryAgainLater, []string{"1s", "timeout"}, call) }
 	timesOut(func() error {
 		_, err := s.Add(t, list)
@@ -102,7 +103,8 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	})
 	timesOut(func() error { return s.Del(t, list) })
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
-	// A DEL comes until one works, as a pod may be set up before it is seen that its caller left.
+	// A runtime repeats DEL until it works: a pod may be set up before the daemon sees that its caller
+	// left.
 	patient := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	harness.OK(t, s.Del(t, patient))
 	harness.Settle(t, l)
@@ -110,8 +112,8 @@ func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestSecondDaemonOfANodeEnds starts another daemon for the same node: it must not touch
-// anything, say who is there, and end.
+// TestSecondDaemonOfANodeEnds starts another daemon for the same node: it changes nothing, names the
+// first one, and ends.
 func TestSecondDaemonOfANodeEnds(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})

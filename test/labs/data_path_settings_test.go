@@ -19,13 +19,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// metadata of instances, by IPv4 and IPv6.
+// metadata are the URLs of the instance ID, by IPv4 and IPv6.
 var metadata = [ipfamily.Number]string{"http://169.254.169.254/latest/meta-data/instance-id", "http://[fd00:ec2::254]/latest/meta-data/instance-id"}
 
-// TestDataPathSettingsTakeEffect restarts one node's daemon with each of the data path's
-// switches and back, and sees with live pods on two ENIs what they do: to packets of
-// IPv4 of pods with an address of it. By IPv6 a pod is seen as itself whatever is set,
-// and by IPv4 without an address of it as its node.
+// TestDataPathSettingsTakeEffect restarts a node's daemon with each setting of the data path and back,
+// and looks at the traffic of running pods on two ENIs. Settings are about IPv4 of pods with an IPv4
+// address. By IPv6 a pod is always seen as itself, and by IPv4 without an address of its own as its
+// node.
 func TestDataPathSettingsTakeEffect(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -86,8 +86,7 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 					})
 				}
 				if tt.lost && own[ipfamily.IPv4].IsValid() {
-					// With its own address a pod gets no answer from the internet:
-					// the gateway has no public one for it.
+					// The internet gateway has no public address for a pod's own address.
 					to := netip.AddrPortFrom(fabric.InternetHost, echo.Port)
 					if r, err := echo.Ask(harness.Deadline(t, 5*time.Second), p.Netns(), "udp", to, none, "hello"); err == nil {
 						t.Errorf("%s, internet: answered as %s", p.Name, r.You)
@@ -127,7 +126,7 @@ func TestDataPathSettingsTakeEffect(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// reads wants an instance ID from the metadata service.
+// reads expects an instance ID from the metadata service.
 func reads(t *testing.T, path string, f ipfamily.Family, want string) error {
 	id, err := ns.Get(harness.Deadline(t, patience), path, metadata[f])
 	if err == nil && strings.TrimSpace(id) != want {

@@ -19,13 +19,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDualStackAndIPv6OnlyPods gives pods addresses of both families, of IPv6 alone, and for comparison of
-// IPv4 alone, in both modes that take them of ENIs: each pod has one of each, all on one ENI,
-// more pods than one ENI takes of IPv4; it reaches pods of its node and of another, nodes and the internet by each, which sees the
-// node's address of IPv4 and the pod's own of IPv6. Pods are kept from the metadata service,
-// and from who is outside, by each too. The family that a pod has no address of it reaches as its
-// node, and nothing of that is told to the runtime; with IPv4 alone that takes a switch. Addresses of pods that went cool, and are not given
-// to the next ones.
+// TestDualStackAndIPv6OnlyPods runs dual-stack, IPv6-only and, for comparison, IPv4-only pods, more
+// than one ENI has IPv4 addresses for. Each pod has one address of each family, all on one ENI. It
+// reaches pods of its node and of another, nodes and the internet in each family, seen with the node's
+// IPv4 address and its own IPv6 address. It reaches neither the metadata service nor is it reached
+// from outside. Destinations of a family that it has no address of it reaches as its node, without an
+// entry in the CNI result; IPv4-only pods need a setting for that. Released addresses cool.
 func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -90,7 +89,8 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	}
 }
 
-// asksCache wants all pods of a node to get answers of its NodeLocal DNSCache, whose packets are not tracked.
+// asksCache checks that NodeLocal DNSCache answers all pods of a node, although its packets are not
+// tracked.
 func asksCache(t *testing.T, n *node.Node) {
 	t.Helper()
 	for _, backend := range dnscache.Backends {
@@ -109,8 +109,7 @@ func asksCache(t *testing.T, n *node.Node) {
 	}
 }
 
-// keptApart wants that a pod gets no metadata, and that nobody outside reaches it, which no
-// security group allows.
+// keptApart checks that a pod gets no metadata, and that nobody outside reaches it.
 func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
 	t.Helper()
 	for _, a := range p.Addrs {
@@ -129,7 +128,7 @@ func keptApart(t *testing.T, l *lab.Lab, p *node.Pod) {
 	}
 }
 
-// onOneENI wants a pod to have one address of each family, all on one ENI.
+// onOneENI expects a pod to have one address of each family, all on one ENI.
 func onOneENI(families ipfamily.Set, p *node.Pod, enis []vpc.ENI) error {
 	var got []ipfamily.Family
 	for _, a := range p.Addrs {

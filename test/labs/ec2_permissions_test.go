@@ -16,9 +16,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDeniedEC2ActionsAreReported takes EC2 actions from who needs them next, and gives them
-// back. It stops what needs that action alone, is told with the action's name,
-// leaves nothing behind, and heals once the action is allowed.
+// TestDeniedEC2ActionsAreReported denies the EC2 action that a node needs next. Only what needs this
+// action stops, the message names it, nothing is left behind, and it continues once the action is
+// allowed.
 func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	t.Parallel()
 	for mode, test := range map[lab.Mode]func(*testing.T){
@@ -34,8 +34,8 @@ func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	}
 }
 
-// permissionDeniedToDaemons has three nodes with a role each. Nothing that only a
-// person can heal is tried again more than once in a minute or so.
+// permissionDeniedToDaemons has three nodes with a role each. What only a person can fix is tried
+// again about once a minute.
 func permissionDeniedToDaemons(t *testing.T) {
 	few := harness.Few(t, "t3.small")
 	s := lab.DefaultSpec(3, few.Type)
@@ -51,7 +51,7 @@ func permissionDeniedToDaemons(t *testing.T) {
 		s.Instances[i].Role = action
 	}
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: []string{"--warm-eni-target=0", "--warm-ip-target=0", "--minimum-ip-target=1"}})
-	// The first node has room on the ENI that has addresses for pods, the others have filled it.
+	// The first node has room on its ENI for pods, the others have filled theirs.
 	for i, n := range l.Nodes() {
 		for k := range []int{1, few.PerENI, few.PerENI}[i] {
 			harness.Add(t, n, fmt.Sprintf("p%d", k))
@@ -104,8 +104,8 @@ type denial struct {
 	enis   int                             // that the node has in the end
 }
 
-// denials are taken together, but for those that would keep another node from
-// the step that it is about.
+// denials are the actions that are denied together. One that would keep another node from its step is
+// in another group.
 func denials(few harness.Size) [][]denial {
 	no := false
 	one := int32(few.PerENI) // addresses of one ENI
@@ -123,8 +123,8 @@ func denials(few harness.Size) [][]denial {
 	}}
 }
 
-// assignments are the actions by which an ENI grows and shrinks of what pods have too
-// few of: IPv4 addresses, where they have any.
+// assignments are the actions by which an ENI gets and loses the addresses that pods run out of: IPv4,
+// where pods have any.
 func assignments() (assign, unassign string) {
 	if harness.Families() == ipfamily.OnlyIPv6 {
 		return "AssignIpv6Addresses", "UnassignIpv6Addresses"
@@ -166,7 +166,7 @@ func permissionDeniedToOperator(t *testing.T) {
 		c.deny(t, group)
 	}
 
-	// Without this one a node grows by whole ENIs still.
+	// Without this action a node still grows by whole ENIs.
 	c.Cloud.API.Deny(assign)
 	c.want(t, nodeOf(assign), 2)
 	c.condition(t, nodeOf(assign), v1alpha1.ConditionDegraded, "True", "Permission", assign, "allow the action")
@@ -187,8 +187,8 @@ func permissionDeniedToOperator(t *testing.T) {
 	harness.Settle(t, c.Lab)
 }
 
-// kept waits until nothing is left to do for the ENIs of a node, which has its
-// addresses before EC2 is told that they are to end with the instance.
+// kept waits until all ENIs of a node end with the instance. EC2 is asked for that after pods can have
+// the addresses.
 func (c *cluster) kept(t *testing.T, name string) {
 	t.Helper()
 	harness.Eventually(t, patience, "the ENIs of "+name+" are as they should be", func() error {
@@ -201,8 +201,8 @@ func (c *cluster) kept(t *testing.T, name string) {
 	})
 }
 
-// deny takes actions away, has nodes need them, and gives them back once every
-// node has said so.
+// deny denies actions, has nodes need them, and allows them again once every node has reported its
+// own.
 func (c *cluster) deny(t *testing.T, group []denial) {
 	t.Helper()
 	for _, d := range group {

@@ -18,9 +18,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestDaemonStartsWithoutEC2 takes EC2, then the metadata service, away from a
-// daemon that starts: the first time it waits and heals by itself, later it
-// serves from what was confirmed before.
+// TestDaemonStartsWithoutEC2 starts a daemon without metadata service, then without EC2. The first
+// time it waits and recovers by itself, later it serves what was confirmed before.
 func TestDaemonStartsWithoutEC2(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
@@ -29,7 +28,7 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 
-	// The plugin waits five seconds for a daemon, which may be late, or starting still.
+	// The plugin waits five seconds for a daemon, which may still be starting.
 	statusFails := func(words ...string) {
 		t.Helper()
 		failsAtLast(t, types.ErrPluginNotAvailable, words, func() error { return s.Status(t, list) })
@@ -70,7 +69,7 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	l.Cloud.API.Outage(true)
 	l.Cloud.IMDS.Outage(true)
 	harness.Restart(t, n)
-	// Warm since before; the cloud gets a moment to say otherwise.
+	// Addresses from before the restart are given out after EC2 had a moment to answer.
 	if second := harness.Add(t, n, "second").Addr(); second == brief {
 		t.Errorf("%s was given out first, which a pod had last before the restart", second)
 	}
@@ -81,9 +80,8 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestLateEC2RepliesAtRestart takes addresses off a node while its daemon is down,
-// and has metadata and describe calls lag: no pod gets what EC2 has taken, even
-// if it gave it a moment before.
+// TestLateEC2RepliesAtRestart unassigns addresses of a node while its daemon is down, and delays
+// metadata and describe calls: no pod gets an address that EC2 has unassigned.
 func TestLateEC2RepliesAtRestart(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--cooling-period=0s"}})
@@ -98,7 +96,6 @@ func TestLateEC2RepliesAtRestart(t *testing.T) {
 		harness.OK(t, n.Kill())
 		before := log(t, n)
 		taken := takeAllBut(t, l, n, keep.Addrs)
-		// EC2's answers are late; pods are not.
 		l.Cloud.API.SetLatency("Describe*", 500*time.Millisecond)
 		harness.OK(t, n.Start())
 		var lost []netip.Addr
@@ -111,8 +108,8 @@ func TestLateEC2RepliesAtRestart(t *testing.T) {
 			}
 		}
 		l.Cloud.API.SetLatency("Describe*", 0)
-		// Where the machine stood still for longer than that, the daemon takes EC2
-		// for away, and there is nothing to be seen.
+		// On a machine that stopped for longer, the daemon starts without EC2, and there is nothing to
+		// see.
 		tooLate := strings.Contains(strings.TrimPrefix(log(t, n), before), "by the stored inventory")
 		if !tooLate {
 			round++
@@ -127,7 +124,7 @@ func TestLateEC2RepliesAtRestart(t *testing.T) {
 	}
 }
 
-// log is all that the daemon has logged.
+// log is the daemon's log.
 func log(t *testing.T, n *node.Node) string {
 	t.Helper()
 	data, err := os.ReadFile(n.LogFile())
@@ -135,8 +132,8 @@ func log(t *testing.T, n *node.Node) string {
 	return string(data)
 }
 
-// takeAllBut unassigns every single address of a node's ENIs but some, behind its back:
-// of both families that is IPv4 only, as IPv6 is a prefix that the others are of.
+// takeAllBut unassigns all single addresses of a node's ENIs except some, behind Berth's back. Of
+// dual-stack ENIs these are IPv4 addresses, as IPv6 comes in prefixes.
 func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (taken []netip.Addr) {
 	t.Helper()
 	kept := func(a netip.Addr) bool { return slices.Contains(keep, a) }

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestForeignENIsAreLeftAlone: what is not Berth's is neither changed, counted nor used,
-// but takes its place on the instance.
+// TestForeignENIsAreLeftAlone has ENIs that are not Berth's: they are neither changed, counted nor
+// used, and occupy their device index.
 func TestForeignENIsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -31,7 +31,7 @@ func TestForeignENIsAreLeftAlone(t *testing.T) {
 	for _, n := range l.Nodes() {
 		before[n.Name] = harness.ENIs(l, n)[1]
 	}
-	// The second node's carries every tag of Berth's, besides.
+	// The second node's also has every tag of Berth's.
 	second := l.Nodes()[1]
 	tags := vpc.Tags{eni.TagCluster: second.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: second.InstanceID}
 	harness.OK(t, l.Cloud.CreateTags([]string{before[second.Name].ID}, tags))
@@ -68,8 +68,8 @@ func TestForeignENIsAreLeftAlone(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// followsGroups gives a node's primary ENI other security groups, which Berth's ENIs are to have too,
-// and another's not.
+// followsGroups changes the security groups of a node's primary ENI: Berth's ENIs get the same,
+// foreign ones do not.
 func followsGroups(t *testing.T, l *lab.Lab, n *node.Node, others vpc.ENI) {
 	t.Helper()
 	groups := l.Snapshot().Groups

@@ -17,16 +17,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// handEdits has an edit for each node.
+// handEdits are edits by node.
 var handEdits = map[string]func(*testing.T, *cluster, string){
 	"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented,
 	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
 	"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
 }
 
-// TestHandEditsAreCorrected writes into NodeNetworks what CEL lets through and makes no
-// sense. What the operator or the daemon owns they put right; what is a person's
-// stays and is told. Pods go on all the while.
+// TestHandEditsAreCorrected writes values into NodeNetworks that CEL admits and that make no sense.
+// Operator and daemon restore the fields that they own; wrong values in a person's fields are
+// reported. Pods are not affected.
 func TestHandEditsAreCorrected(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 8)
@@ -54,7 +54,7 @@ func TestHandEditsAreCorrected(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// patch changes any part of an object as `kubectl patch` does.
+// patch changes any part of an object, as `kubectl patch` does.
 func (c *cluster) patch(t *testing.T, name, body string) {
 	t.Helper()
 	harness.Eventually(t, patience, "patch the object of "+name, func() error {
@@ -103,7 +103,7 @@ func availableEmptied(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// What a pod has is not given back, whoever lists it.
+// releasingGarbage lists a pod's address as releasing: it is not released.
 func releasingGarbage(t *testing.T, c *cluster, name string) {
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
@@ -126,7 +126,7 @@ func releasingGarbage(t *testing.T, c *cluster, name string) {
 	})
 }
 
-// Addresses that EC2 did not assign, or of no ENI, are taken out again.
+// availableInvented lists addresses that EC2 has not assigned, or of no ENI: they are removed.
 func availableInvented(t *testing.T, c *cluster, name string) {
 	eni := harness.ENIs(c.Lab, c.named(t, name))[1].ID
 	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%[1]q},"2001:db8:1::fa":{"resource":%[1]q},"2001:db8:1:0:fa::/80":{"resource":%[1]q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
@@ -134,8 +134,8 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// wrongType names another type than the instance's, which is told and does not
-// count: the node gets as many free addresses as it asks for, while there is room.
+// wrongType names another instance type, which is reported and ignored: the node gets the free
+// addresses that it asks for, up to its own limit.
 func wrongType(instanceType string, free int32) func(*testing.T, *cluster, string) {
 	return func(t *testing.T, c *cluster, name string) {
 		set := func(to string, free int32) {
@@ -153,7 +153,7 @@ func wrongType(instanceType string, free int32) func(*testing.T, *cluster, strin
 	}
 }
 
-// More than any instance can have fills this one and stops.
+// hugeWatermark asks for more than any instance can have: the instance is filled.
 func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 60000)
 	c.has(t, name, c.few.Further())
@@ -163,8 +163,8 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.rests(t, name, 3) // what is too much goes back
 }
 
-// A VPC that is not the instance's has no subnet for it, or one where EC2 lets
-// it have no ENI. Those that it has are seen and used still.
+// otherVPC names a VPC without a subnet for the instance, and one in which EC2 rejects the ENI.
+// Existing ENIs stay in use.
 func otherVPC(t *testing.T, c *cluster, name string) {
 	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(c.few.Further()-1)
 	for _, v := range c.Snapshot().VPCs {
@@ -186,8 +186,8 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 2) // there is no room for more, and another pod comes
 }
 
-// An index that the type does not have is refused: no ENI comes at it, and what
-// was right goes on.
+// indexBeyond names a device index that the type does not have, which is rejected: no ENI is attached
+// there, and the last valid value stays in effect.
 func indexBeyond(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	first := int32(9)
@@ -223,7 +223,7 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	})
 }
 
-// An object of an instance that does not exist is replaced by the daemon.
+// otherInstance names an instance that does not exist: the daemon replaces the object.
 func otherInstance(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
 	c.othersGrow(t)

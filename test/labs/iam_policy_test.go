@@ -16,9 +16,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// An operator with deploy/iam/operator.json, and nodes that may
-// call nothing, grow and shrink without being refused once; and the policy has
-// no action that none of this needs.
+// TestOperatorPolicySuffices runs an operator with deploy/iam/operator.json, and nodes without EC2
+// permissions. They grow and shrink without a refused call, and every action of the policy is used.
 func TestOperatorPolicySuffices(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3) // every lab has the policy; what is too much in it is seen here
@@ -34,7 +33,7 @@ func TestOperatorPolicySuffices(t *testing.T) {
 	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Spec: &s, DaemonArgs: []string{"--pre-allocate=8", "--warm-wait=20s"}})
 
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
-	// One edit, and no pods before it is heard: the ENI that it wants is the one with a look for groups.
+	// One edit, and no pods before it takes effect: the new ENI is the one that looks for groups.
 	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) {
 		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(few.PerENI+1)) // more than an ENI has room for
 	})
@@ -56,7 +55,7 @@ func TestOperatorPolicySuffices(t *testing.T) {
 			harness.Remove(t, n, fmt.Sprintf("p%d", i))
 		}
 	}
-	// Whichever ENIs were the first to give addresses back, one has room for this one.
+	// Whichever ENIs released addresses first, one has room for this one.
 	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32(1)) })
 	harness.Eventually(t, patience, "surplus ENIs go", func() error {
 		if enis := l.Snapshot().InstanceENIs(first.InstanceID); len(enis) > 2 {
@@ -71,8 +70,8 @@ func TestOperatorPolicySuffices(t *testing.T) {
 		calls := l.Cloud.API.Stats()
 		var errs []error
 		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
-			// Tags are given at creation, for which EC2 wants this permission too;
-			// ec2:CreateAction is a condition key; these pods have no ports of a VPC.
+			// EC2 wants this permission for tags at creation; ec2:CreateAction is a condition key;
+			// these pods have no ports of a VPC.
 			unneeded := []string{"CreateTags", "CreateAction", "AssociateTrunkInterface", "DisassociateTrunkInterface"}
 			if harness.Families() == ipfamily.OnlyIPv6 {
 				unneeded = append(unneeded, "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses")

@@ -27,14 +27,12 @@ func inNetns(t *testing.T, path string, args ...string) {
 	}
 }
 
-// crowd has one pod open thousands of connections to a metrics port that is
-// served at the node's address: the daemon goes on, with little memory, and who
-// else asks gets an answer.
+// crowd has one pod open thousands of connections to a metrics port at the node's address. The daemon
+// goes on with little memory, and answers others.
 func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.OK(t, n.Stop(patience))
 	n.Args = append(n.Args, "--metrics-address="+harness.PrimaryAddress(t, l, n).String()+":61678")
 	harness.OK(t, n.Start())
-	// Probes stay where they are.
 	harness.Eventually(t, patience, "ready", func() error { _, err := n.Get(t.Context(), readyURL); return err })
 	metricsURL := urlAt(t, l, n, "61678", "/metrics")
 	to := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), 61678).String()
@@ -82,9 +80,8 @@ func resident(t *testing.T, n *node.Node) (kib int) {
 	return kib
 }
 
-// localnet has packets of a pod reach what listens at the node's loopback
-// address, as a DNAT rule and route_localnet do (ip-sysctl): it answers the node
-// only.
+// localnet redirects packets of a pod to the node's loopback address, by DNAT and route_localnet
+// (ip-sysctl). Only the node itself gets an answer.
 func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 	inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 	inNetns(t, n.Netns, "nft", `add table ip localnet
@@ -92,7 +89,7 @@ func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 		add rule ip localnet prerouting tcp dport 7666 dnat to 127.0.0.1:6666
 		add rule ip localnet prerouting tcp dport 7678 dnat to 127.0.0.1:61678`)
 	for port, path := range map[uint16]string{7666: introspect.Path, 7678: "/metrics"} {
-		// Without a Host header of another name, which is refused for itself.
+		// A Host header of another name would be rejected for itself.
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		c, err := ns.Dial(ctx, n.Pods()[0].Netns(), "tcp", netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), port), netip.Addr{})
 		cancel()

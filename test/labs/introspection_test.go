@@ -28,14 +28,14 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// Where Kubernetes probes a daemon.
+// The daemon's probes.
 const (
 	liveURL  = "http://127.0.0.1:6666/livez"
 	readyURL = "http://127.0.0.1:6666/readyz"
 )
 
-// TestPluginIsInstalledWithFirstAddress: a node has neither plugin nor configuration, and so takes
-// no pods, until its first address is usable; then it has both, whole.
+// TestPluginIsInstalledWithFirstAddress checks that a node has neither plugin nor configuration until
+// its first address is usable, and then both, complete.
 func TestPluginIsInstalledWithFirstAddress(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
@@ -87,8 +87,8 @@ func TestPluginIsInstalledWithFirstAddress(t *testing.T) {
 	harness.OK(t, harness.AddOnce(t, n, "p"))
 }
 
-// TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with
-// each other and the pods, and looks at who may read what.
+// TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with each
+// other and with pods, and checks who can read them.
 func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
@@ -144,7 +144,7 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 				t.Errorf("%s answers %q, %v", url, body, err)
 			}
 		}
-		// Only at the node's own address, which nobody asked for yet.
+		// The node's address serves nothing unless configured.
 		if _, err := ns.Get(t.Context(), other.Netns, urlAt(t, l, n, "61678", "/metrics")); err == nil {
 			t.Error("another node reads metrics")
 		}
@@ -154,7 +154,7 @@ func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Run("modes", func(t *testing.T) { modes(t, n) })
 }
 
-// urlAt is on the node's own address, which others can reach.
+// urlAt is a URL at the node's own address.
 func urlAt(t *testing.T, l *lab.Lab, n *node.Node, port, path string) string {
 	t.Helper()
 	return "http://" + net.JoinHostPort(harness.PrimaryAddress(t, l, n).String(), port) + path
@@ -178,7 +178,7 @@ func metrics(t *testing.T, n *node.Node) map[string]float64 {
 	return out
 }
 
-// differences are the samples that are not as wanted.
+// differences are the samples that differ.
 func differences(m map[string]float64, want map[string]int) (errs []error) {
 	for name, want := range want {
 		if got, ok := m[name]; !ok || got != float64(want) {
@@ -246,7 +246,7 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 	}
 }
 
-// compareTables wants every address and pod of the document in what berthctl prints.
+// compareTables expects every address and pod of the document in berthctl's output.
 func compareTables(t *testing.T, n *node.Node, doc introspect.Document) {
 	out := berthctl(t, n, "ip-manager")
 	for _, a := range doc.Allocated {
@@ -282,7 +282,7 @@ func lineWith(text, part string) string {
 	return ""
 }
 
-// berthctl runs on the node, as a person there would.
+// berthctl runs berthctl on the node.
 func berthctl(t *testing.T, n *node.Node, args ...string) string {
 	t.Helper()
 	var out []byte
@@ -296,7 +296,7 @@ func berthctl(t *testing.T, n *node.Node, args ...string) string {
 	return string(out)
 }
 
-// modes: nobody but root may ask the daemon for anything or read its records.
+// modes checks that only root can connect to the daemon and read its records.
 func modes(t *testing.T, n *node.Node) {
 	files := 0
 	harness.OK(t, filepath.WalkDir(n.StateDir(), func(path string, d fs.DirEntry, err error) error {

@@ -18,11 +18,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nativeBlock has the subnets of IPv6 alone of withNatives.
+// nativeBlock has the IPv6-only subnets of withNatives.
 var nativeBlock = netip.MustParsePrefix("2001:db8:1:80::/57")
 
-// withNatives gives a spec IPv6, and a subnet of that alone for pods in each zone of its VPC, which
-// it returns.
+// withNatives gives a spec IPv6, and an IPv6-only subnet for pods in each zone of its VPC, which it
+// returns.
 func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 	t.Helper()
 	var err error
@@ -100,8 +100,8 @@ func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// liveInNatives has pods in subnets of IPv6 alone reach what they are to, over a restart of a daemon, and
-// go again; nodeLocal: also the IPv4 world as their node.
+// liveInNatives runs pods in IPv6-only subnets over a restart of a daemon, and removes them;
+// nodeLocal: they also reach IPv4 destinations, as their node.
 func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	t.Helper()
 	const pods = 3
@@ -131,7 +131,7 @@ func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	harness.Settle(t, l)
 }
 
-// inNativeSubnet wants a pod to have one address, of an ENI without IPv4.
+// inNativeSubnet expects a pod to have one address, of an ENI without IPv4.
 func inNativeSubnet(p *node.Pod, enis []vpc.ENI) error {
 	i := slices.IndexFunc(enis, func(e vpc.ENI) bool { return e.Owns(p.Addr()) })
 	if len(p.Addrs) != 1 || !nativeBlock.Contains(p.Addr()) || i < 0 || enis[i].Primary.IsValid() {

@@ -26,8 +26,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestKernelChangesByOthersAreRepaired has others on the node drop packets, flush what they do not
-// know, and remove sandboxes and links of ENIs without a word.
+// TestKernelChangesByOthersAreRepaired drops packets, flushes state of Berth's, and removes sandboxes
+// and links of ENIs, as other software does.
 func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -47,8 +47,7 @@ func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// forwardDrop does what some firewall does: a policy that drops what no rule
-// of its own accepts.
+// forwardDrop sets a FORWARD policy and a rule of DROP, as firewalls do. Conditions name both.
 func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	family, command := nftables.TableFamilyIPv4, "iptables"
 	if f == ipfamily.IPv6 {
@@ -102,8 +101,8 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	gauge("1")
 }
 
-// flushes removes one kind of Berth's state after the other, all of it, as
-// network managers and firewall reloads do.
+// flushes removes one kind of Berth's state after the other, as network managers and firewall reloads
+// do.
 func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	rt := func(fn func(h *netlink.Handle) error) func() error {
 		return func() error {
@@ -177,8 +176,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.Settle(t, l)
 }
 
-// eachFamily flushes what there is of both families, of which there must be something of
-// each that pods have.
+// eachFamily flushes both families, and expects something to flush of each that pods have.
 func eachFamily(flush func(family int) (ours int, err error)) error {
 	var errs []error
 	for f, family := range map[ipfamily.Family]int{ipfamily.IPv4: unix.AF_INET, ipfamily.IPv6: unix.AF_INET6} {
@@ -209,8 +207,8 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 	harness.Settle(t, l)
 }
 
-// TestNodeTakesPodsAfterReboot pulls a node's plug: its pods and cooling end with it, and the
-// node takes pods again by itself.
+// TestNodeTakesPodsAfterReboot stops and starts an instance: its pods and cooling addresses end, and
+// the node takes pods again by itself.
 func TestNodeTakesPodsAfterReboot(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -253,11 +251,11 @@ func condition(t *testing.T, n *node.Node, kind, status string) (found introspec
 	return found
 }
 
-// linksPresent is the condition about the links of ENIs.
+// linksPresent is the condition about ENI links.
 const linksPresent = "ENILinksPresent"
 
-// detach takes an ENI off its instance behind Berth's back, and waits until it is there again. Daemons of callers
-// list ENIs once an hour, so only the link says that it is gone.
+// detach detaches an ENI behind Berth's back, and waits until it is attached again. Daemons list ENIs
+// once an hour here, so only the missing link shows it.
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
 	before := e.Attachment.ID
@@ -271,7 +269,7 @@ func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	})
 }
 
-// links takes the link of an ENI away from a node, by its link and by its attachment.
+// links removes the link of an ENI from a node, by itself and with its attachment.
 func links(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	far, err := other.Pod("far")
 	harness.OK(t, err)
@@ -300,7 +298,7 @@ func links(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.Settle(t, l)
 }
 
-// move puts the link of an ENI into another network namespace.
+// move moves the link of an ENI into another network namespace.
 func move(t *testing.T, from, to string, e vpc.ENI) {
 	t.Helper()
 	target, err := os.Open(to)

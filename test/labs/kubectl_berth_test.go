@@ -30,8 +30,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// berthPods are the objects that a DaemonSet and a Deployment would make of the
-// lab's processes.
+// berthPods creates the Pods that a DaemonSet and a Deployment would have for the lab's processes.
 func berthPods(t *testing.T, l *lab.Lab, ipam string) {
 	t.Helper()
 	object := func(name, of, on string) {
@@ -52,8 +51,7 @@ func berthPods(t *testing.T, l *lab.Lab, ipam string) {
 	object("berth-operator-0", "berth-operator", l.Nodes()[0].Name)
 }
 
-// berth runs kubectl berth, whose port forwarding leads into the nodes' namespaces
-// as a kubelet's does.
+// berth runs kubectl berth, with a port forward into the nodes' namespaces like a kubelet's.
 func berth(t *testing.T, l *lab.Lab, into any, args ...string) (code int) {
 	t.Helper()
 	dial := func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
@@ -103,8 +101,8 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 	return d
 }
 
-// What `kubectl berth` says agrees with nodes, objects and kernel, in a cluster
-// with daemons and operators that run.
+// TestKubectlBerthAgreesWithTheCluster compares `kubectl berth` with nodes, objects and the kernel in
+// a cluster with daemons and operators.
 func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -163,7 +161,8 @@ func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	}
 }
 
-// crowded wants to be told why a pod gets no address, before and after its ADD failed.
+// crowded checks that `kubectl berth pod` says why a pod has no address, before and after its ADD
+// failed.
 func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	if err := harness.AddOnce(t, n, "extra"); err == nil {
 		t.Fatal("a pod too many got an address")
@@ -178,7 +177,7 @@ func crowded(t *testing.T, l *lab.Lab, n *node.Node, want []diagnose.Verdict) {
 	n.Objects.Gone("default", "extra")
 }
 
-// broken takes a pod's route away, of each of its addresses, and wants to be told.
+// broken removes the route of each of a pod's addresses, and checks the diagnosis.
 func broken(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod) {
 	for _, a := range p.Addrs {
 		brokenRoute(t, l, n, p, a)
@@ -195,7 +194,7 @@ func brokenRoute(t *testing.T, l *lab.Lab, n *node.Node, p *node.Pod, a netip.Ad
 		}
 		return h.RouteDel(&list[0])
 	}))
-	// The daemon sees it and puts it back, sooner or later: either verdict is right, and a fault must be the route.
+	// The daemon restores it at some time: either verdict is right, and a fault must be the route.
 	if d := verdict(t, l, p.ObjectName); d.Diagnosis.Verdict != diagnose.Works && !strings.Contains(d.Diagnosis.Summary, "no route to "+a.String()) {
 		t.Errorf("%+v", d.Diagnosis)
 	}

@@ -27,8 +27,7 @@ func TestMain(m *testing.M) {
 
 const patience = harness.Patience
 
-// prompt are settings of daemons that put right at once what a test breaks, and
-// wait for an address as long as it takes.
+// prompt are settings of daemons that repair at once and wait for an address as long as it takes.
 var prompt = []string{"--repair-interval=1s", "--warm-wait=2m"}
 
 // lean keeps no more addresses than asked for.
@@ -50,15 +49,14 @@ func addrsOf(t *testing.T, r *types100.Result) (addrs []netip.Addr) {
 	return addrs
 }
 
-// share tells whether two lists have an address in common.
+// share reports whether two lists have an address in common.
 func share(a, b []netip.Addr) bool {
 	return slices.ContainsFunc(a, func(a netip.Addr) bool { return slices.Contains(b, a) })
 }
 
-// questions is how many of oracle.Reach are answered, where each of some pods has another
-// on its node and one on the next: to two pods, the own node and the internet, by TCP and
-// UDP, in each family that it has; and with a node-local address of the other family to
-// the next node and the internet.
+// questions is how many questions of oracle.Reach are answered, where each pod has another one on its
+// node and one on the next: to two pods, its node and the internet, by TCP and UDP, in each family
+// that it has; with a node-local address of the other family also to the next node and the internet.
 func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 	n := 4 * len(families.Families())
 	if nodeLocal {

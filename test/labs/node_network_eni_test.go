@@ -22,9 +22,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// With spec.eni.usePrimaryAddress a pod has the own address of a secondary ENI,
-// and traffic like any other. Without it again the pod keeps the address; then
-// the node has it. An ENI that holds nothing else goes back whole.
+// TestPodUsesOwnAddressOfAnENI sets spec.eni.usePrimaryAddress: a pod gets the primary address of a
+// secondary ENI, and has traffic like any other. When the setting is removed the pod keeps the
+// address; after the pod the node has it. An ENI with nothing else is released whole.
 func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	t.Parallel()
 	o := lab.Options{Nodes: 2, InstanceType: "m5.large"}
@@ -35,7 +35,7 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	n, far := l.Nodes()[0], l.Nodes()[1]
 	other := harness.Add(t, far, "other")
 
-	// No other address comes when the pod is seen, and before it asks for one.
+	// Growth is limited to this address until the pod has asked for one.
 	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) {
 		s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = new(true), new(int32(1))
 	})
@@ -110,8 +110,7 @@ func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	}
 }
 
-// aloneOn waits until the node has one address for pods, which is the own one of
-// a secondary ENI.
+// aloneOn waits until the node has one address for pods, the primary address of a secondary ENI.
 func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	t.Helper()
 	harness.Becomes(t, l, n.Name, "the own address of an ENI and no other", func(o *v1alpha1.NodeNetwork) error {
@@ -127,7 +126,7 @@ func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	return own
 }
 
-// gives tells whether a node's daemon has one address to give, by an error if not.
+// gives is an error unless a node's daemon has exactly one free address.
 func gives(t *testing.T, n *node.Node, a netip.Addr) error {
 	doc, err := lab.Document(t.Context(), n)
 	four := slices.DeleteFunc(doc.Available, func(a introspect.Available) bool { return a.Address.Is6() })
@@ -152,8 +151,8 @@ func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {
 	})
 }
 
-// releases waits until a node confirms that no pod has an address, and ends the
-// watch; false when that ended before.
+// releases waits until a node confirms that no pod has an address, and ends the watch. It returns
+// false if the watch ended before.
 func releases(w watch.Interface, name string, a netip.Addr) bool {
 	defer w.Stop()
 	for event := range w.ResultChan() {
@@ -165,9 +164,8 @@ func releases(w watch.Interface, name string, a netip.Addr) bool {
 	return false
 }
 
-// With spec.eni.trunk the instance has a trunk, whose link the node leaves alone: pods
-// have no address of it, and a daemon that starts anew serves on. Without it again the
-// trunk goes.
+// TestNodeGetsTrunk sets spec.eni.trunk: the instance gets a trunk, which has no addresses of pods and
+// is left alone over a restart of the daemon. Without the setting the trunk is deleted.
 func TestNodeGetsTrunk(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0) // TestPodsHaveBranches, which make e2e runs, has pods on trunks

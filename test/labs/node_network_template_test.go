@@ -25,7 +25,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// podNetwork is a further CIDR of the VPC, in which are subnets for pods.
+// podNetwork is a further CIDR of the VPC with subnets for pods.
 var podNetwork = netip.MustParsePrefix("100.64.0.0/16")
 
 const (
@@ -56,13 +56,12 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 	return &s
 }
 
-// TestNodeNetworkTemplateApplies has pods of one node of two be in other subnets, with another
-// security group, than their node: the node's label says so while the daemon runs. The
-// other node's pods are as they were. Pods reach each other, the nodes and the internet,
-// which sees their node. It holds over a restart, and new ENIs are as before once the
-// label is gone, while those that are there serve their pods. As the template has them
-// drained, ENIs that are not as it says go with their pods. While it says what no instance can
-// have, what it said before goes on, over a restart too.
+// TestNodeNetworkTemplateApplies labels one of two nodes while its daemon runs, so that a template
+// puts its pods into other subnets with another security group. The other node is not affected. Pods
+// reach each other, the nodes and the internet, also after a restart. Once the label is removed new
+// ENIs are as before, and existing ones serve their pods. With outdatedENIs: Drain, ENIs that do not
+// match are released after their pods. An impossible template is reported, and the last valid one
+// stays in effect over a restart.
 func TestNodeNetworkTemplateApplies(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -187,9 +186,8 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 	}
 }
 
-// isApart wants a pod to be in the pods' subnet of its node's zone, on an ENI with their
-// security group alone; or not with that group and, where place matters, in its node's
-// subnet.
+// isApart expects a pod in the pods' subnet of its node's zone, on an ENI with their security group
+// alone; or without that group and, where place is true, in its node's subnet.
 func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
 	for _, e := range l.Snapshot().ENIs {
@@ -207,7 +205,7 @@ func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	return nil
 }
 
-// applies waits until a node's daemon shows that a template applies; empty: none.
+// applies waits until a node's daemon reports a template; empty: none.
 func applies(t *testing.T, n *node.Node, template string) {
 	t.Helper()
 	harness.Shows(t, n, "the template "+template+" applies", func(doc introspect.Document) error {
@@ -218,7 +216,7 @@ func applies(t *testing.T, n *node.Node, template string) {
 	})
 }
 
-// label sets the labels of a node's Node besides those that it was made with, as a person does.
+// label sets further labels of a Node, as a person does.
 func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
 	t.Helper()
 	was := &corev1.Node{}
@@ -230,8 +228,8 @@ func label(t *testing.T, l *lab.Lab, n *node.Node, labels map[string]string) {
 	harness.OK(t, l.Kube.Client.Patch(ctx, is, client.MergeFrom(was)))
 }
 
-// drained waits until a node's ENIs, but for eth0, are all in the pods' subnet with their
-// security group alone.
+// drained waits until all ENIs of a node except eth0 are in the pods' subnet with their security group
+// alone.
 func drained(t *testing.T, l *lab.Lab, n *node.Node, group string) {
 	t.Helper()
 	harness.Eventually(t, patience, "ENIs that are not as the template says go", func() error {
@@ -244,7 +242,7 @@ func drained(t *testing.T, l *lab.Lab, n *node.Node, group string) {
 	})
 }
 
-// setFirstIndex has the template say which device index is the first that serves pods.
+// setFirstIndex sets the template's first device index.
 func setFirstIndex(t *testing.T, l *lab.Lab, index int) {
 	t.Helper()
 	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: "pods"}}

@@ -18,13 +18,12 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// familyTroubles has a trouble for each node that is about one of two families.
+// familyTroubles are failures of one of two families, by node.
 var familyTroubles = map[string]func(*testing.T, *cluster, string){"full": subnetFull, "invented": availableInvented, "taken": takenByOthers}
 
-// TestFailuresOfOneIPFamily has pods of both families, and what goes wrong with one of
-// them: no pod gets an address without the other one, it is told which family is short or
-// which call fails, and nothing is left of one family alone. The type takes single
-// addresses of IPv6, each by a call.
+// TestFailuresOfOneIPFamily has dual-stack pods and failures of one family. No pod gets an address of
+// one family alone, conditions name the family or the call, and nothing of one family is left. The
+// instance type takes single IPv6 addresses, each by a call.
 func TestFailuresOfOneIPFamily(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3, 9)
@@ -49,8 +48,7 @@ func TestFailuresOfOneIPFamily(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// paired waits until each further ENI of a node has as many addresses of one family as of
-// the other.
+// paired waits until each further ENI of a node has as many addresses of one family as of the other.
 func (c *cluster) paired(t *testing.T, name string) {
 	t.Helper()
 	harness.Eventually(t, patience, name+" has addresses in pairs", func() (err error) {
@@ -63,7 +61,8 @@ func (c *cluster) paired(t *testing.T, name string) {
 	})
 }
 
-// An IPv6 address that somebody takes off an ENI is given to no pod, and another comes.
+// takenByOthers removes an IPv6 address from an ENI behind Berth's back: no pod gets it, and the node
+// gets another.
 func takenByOthers(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	c.want(t, name, 2)
@@ -96,8 +95,8 @@ func takenByOthers(t *testing.T, c *cluster, name string) {
 	}
 }
 
-// While EC2 permits no IPv6 to an ENI, the condition names the call, what the node has is
-// given to pods, and no IPv4 address is got in vain.
+// refusedIPv6 denies the assignment of IPv6 addresses: the condition names the call, pods get what the
+// node has, and no IPv4 address is assigned in vain.
 func refusedIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)
@@ -112,7 +111,7 @@ func refusedIPv6(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, 3)
 }
 
-// Replies that are lost after EC2 has assigned IPv6 addresses leave nothing behind.
+// lostIPv6 loses replies of calls that assigned IPv6 addresses: nothing is left behind.
 func lostIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)

@@ -23,13 +23,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nodeTroubles has a trouble for each node.
+// nodeTroubles are failures by node.
 var nodeTroubles = map[string]func(*testing.T, *cluster, string){
 	"notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
 	"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 }
 
-// TestFailuresStayOnTheirNode has nodes in one cluster meet one trouble each, all at once.
+// TestFailuresStayOnTheirNode has a failure on each node of one cluster, all at the same time.
 func TestFailuresStayOnTheirNode(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 5, 7)
@@ -42,7 +42,7 @@ func TestFailuresStayOnTheirNode(t *testing.T) {
 	raise(t, s).eachOnItsNode(t, nodeTroubles)
 }
 
-// Tags that no subnet has keep the node from a further ENI, not from the room on
+// noMatchingSubnet selects subnets by tags that none has: the node gets no further ENI, and fills
 // those that it has.
 func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
@@ -53,8 +53,8 @@ func noMatchingSubnet(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, c.few.PerENI+2)
 }
 
-// A full subnet is asked about again until somebody frees addresses. It is full of IPv4:
-// of IPv6 a subnet always has more.
+// subnetFull fills a subnet with IPv4 addresses, which is tried again until there are free ones. IPv6
+// addresses do not run out.
 func subnetFull(t *testing.T, c *cluster, name string) {
 	sn, _ := c.Snapshot().Subnet("tiny")
 	room := 1 // for a further ENI, and one pod; with IPv6 alone for neither
@@ -74,14 +74,14 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 		short = "has a free IPv4 address"
 	}
 	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "SubnetFull", "no subnet", short, "free some")
-	// The event tells what came first: this, or that EC2 refused a call, as counts of free addresses may be old.
+	// The event may also be that EC2 refused a call, as counts of free addresses may be old.
 	c.event(t, name, "NetworkSubnetFull", "free", "or configure a further subnet")
 	c.othersGrow(t)
 	harness.OK(t, c.Cloud.ENIs.Delete(other.ID))
 	c.healed(t, name, want)
 }
 
-// A security group that was deleted is named until somebody names another.
+// deletedGroup names a security group that does not exist, until somebody names another.
 func deletedGroup(t *testing.T, c *cluster, name string) {
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
 	c.want(t, name, int32(c.few.PerENI+2))
@@ -90,7 +90,7 @@ func deletedGroup(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, c.few.PerENI+2)
 }
 
-// A stopped instance is left alone, keeps what it has, and grows once it runs.
+// instanceStopped stops an instance: it keeps what it has, and grows once it runs.
 func instanceStopped(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	instance := n.InstanceID
@@ -98,7 +98,7 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	harness.OK(t, c.Cloud.Instances.Stop(instance)) // while it is stopping nothing can be attached
 	c.want(t, name, int32(c.few.PerENI+2))
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Conflict", instance, "stopped", "start the instance")
-	// The event tells what came first: this, or that EC2 refused to attach an ENI while it was stopping.
+	// The event may also be that EC2 refused to attach an ENI while the instance was stopping.
 	c.event(t, name, "NetworkConflict", instance, "stop")
 	c.othersGrow(t)
 	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Snapshot().InstanceENIs(instance)) != before {
@@ -117,8 +117,8 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 	harness.Add(t, c.named(t, name), "after")
 }
 
-// An instance that is stopped while its node needs nothing is noticed by its
-// Node, and so is that it runs again.
+// idleInstanceStopped stops an instance that needs nothing. The operator notices it, and that it runs
+// again, by its Node.
 func idleInstanceStopped(t *testing.T, c *cluster, name string) {
 	instance := c.named(t, name).InstanceID
 	c.ready(t, name, corev1.ConditionTrue)
@@ -131,7 +131,7 @@ func idleInstanceStopped(t *testing.T, c *cluster, name string) {
 	c.healed(t, name, 1)
 }
 
-// ready plays the kubelet, of which the lab has none.
+// ready sets the Node's condition as a kubelet does.
 func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 	t.Helper()
 	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, is)
@@ -141,8 +141,7 @@ func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 	})
 }
 
-// An instance that is terminated while it grows leaves nothing behind: neither
-// its object nor an ENI.
+// instanceTerminated terminates an instance that grows: neither its object nor an ENI is left.
 func instanceTerminated(t *testing.T, c *cluster, name string) {
 	n, keep := c.named(t, name), false
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
@@ -178,7 +177,7 @@ func (c *cluster) gone(t *testing.T, name, instance string) {
 	})
 }
 
-// remove deletes an object, and none that was made in its place since.
+// remove deletes an object, but none that has replaced it.
 func (c *cluster) remove(t *testing.T, o client.Object) {
 	t.Helper()
 	uid := o.GetUID()
@@ -191,7 +190,7 @@ func (c *cluster) remove(t *testing.T, o client.Object) {
 	})
 }
 
-// madeAnew waits until a node has another object than the one with a UID.
+// madeAnew waits until a node's object has another UID.
 func (c *cluster) madeAnew(t *testing.T, name string, old types.UID) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, "another than before", func(o *v1alpha1.NodeNetwork) error {
@@ -202,7 +201,7 @@ func (c *cluster) madeAnew(t *testing.T, name string, old types.UID) {
 	})
 }
 
-// The daemon makes an object anew that somebody deleted, and its pods go on.
+// objectDeleted deletes an object: the daemon creates it again, and pods are not affected.
 func objectDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	c.want(t, name, 3)
@@ -241,7 +240,7 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	c.condition(t, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
 }
 
-// availableOf is what an object says of an address, or of the prefix that it is of.
+// availableOf is the entry of an address, or of the prefix that has it.
 func availableOf(o *v1alpha1.NodeNetwork, a netip.Addr) v1alpha1.AvailableAddress {
 	for text, at := range o.Spec.IPAM.Available {
 		if p, err := netip.ParsePrefix(text); text == a.String() || err == nil && p.Contains(a) {
@@ -251,8 +250,8 @@ func availableOf(o *v1alpha1.NodeNetwork, a netip.Addr) v1alpha1.AvailableAddres
 	return v1alpha1.AvailableAddress{}
 }
 
-// Without its Node the object of a node goes at times, as of one that is gone;
-// the daemon, which is not, makes it anew, and pods come and go.
+// nodeDeleted deletes a Node: its object is deleted too, the daemon creates it again, and pods come
+// and go.
 func nodeDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	p := harness.Add(t, n, "before")

@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// cluster is a lab in operator mode, with a node that has no trouble of its own.
+// cluster is a lab in operator mode with one node that has no failure of its own.
 type cluster struct {
 	*lab.Lab
 	few harness.Size // of the nodes but the witness
@@ -29,7 +29,7 @@ type cluster struct {
 	grown int32
 }
 
-// witness is the node whose growth shows that another's trouble is that node's alone.
+// witness is the node whose growth shows that a failure stays on its node.
 const witness = "witness"
 
 // withNodes has a witness and small nodes of some names.
@@ -79,7 +79,7 @@ func (c *cluster) named(t *testing.T, name string) *node.Node {
 	return n
 }
 
-// want has a node keep so many addresses free.
+// want sets how many free addresses a node keeps.
 func (c *cluster) want(t *testing.T, name string, free int32) {
 	t.Helper()
 	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = &free })
@@ -104,8 +104,8 @@ func (c *cluster) rests(t *testing.T, name string, count int) {
 	})
 }
 
-// knows waits until a node's daemon has so many addresses to give at least: those
-// that stand in the object it may not have seen yet.
+// knows waits until a node's daemon has at least so many free addresses. It may see them later than
+// the object has them.
 func knows(t *testing.T, n *node.Node, free int) {
 	t.Helper()
 	harness.Shows(t, n, fmt.Sprintf("the daemon of %s knows of %d free addresses", n.Name, free), func(doc introspect.Document) error {
@@ -116,7 +116,7 @@ func knows(t *testing.T, n *node.Node, free int) {
 	})
 }
 
-// othersGrow wants the witness to get another address, whatever others wait for.
+// othersGrow checks that the witness gets another address.
 func (c *cluster) othersGrow(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
@@ -124,11 +124,11 @@ func (c *cluster) othersGrow(t *testing.T) {
 	c.grown++
 	c.want(t, witness, c.grown)
 	c.has(t, witness, int(c.grown))
-	// The trouble of another node is not its too.
 	c.condition(t, witness, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
 }
 
-// condition waits until one has a status and a reason, and its message has words.
+// condition waits until a NodeNetwork has a condition with a status, a reason and words in its
+// message.
 func (c *cluster) condition(t *testing.T, name, kind string, is metav1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
 	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%s is %s as %s", kind, is, reason), func(o *v1alpha1.NodeNetwork) error {
@@ -148,7 +148,7 @@ func conditions(o *v1alpha1.NodeNetwork) string {
 	return b.String()
 }
 
-// event waits until the Node has an event of a reason whose note has words.
+// event waits until the Node has an Event of a reason with words in its note.
 func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
 	t.Helper()
 	harness.Eventually(t, patience, fmt.Sprintf("Node %s has an event %s that says %q", name, reason, words), func() error {
@@ -170,8 +170,8 @@ func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
 	})
 }
 
-// troubled wants what every trouble must show: a condition and an event on the
-// Node that tell the same, and another node that grows meanwhile.
+// troubled checks what every failure must show: a condition and an Event of the Node with the same
+// words, while another node grows.
 func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...string) {
 	t.Helper()
 	c.condition(t, name, kind, metav1.ConditionTrue, reason, words...)
@@ -179,8 +179,7 @@ func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...str
 	c.othersGrow(t)
 }
 
-// healed wants a node to be well by itself, with so many addresses at least, and
-// an event that says so.
+// healed waits until a node is healthy with at least so many addresses, and has an Event that says so.
 func (c *cluster) healed(t *testing.T, name string, count int) {
 	t.Helper()
 	c.has(t, name, count)
@@ -188,7 +187,7 @@ func (c *cluster) healed(t *testing.T, name string, count int) {
 	c.event(t, name, "NetworkHealed")
 }
 
-// well wants a node that lacks nothing.
+// well waits until a node is healthy and lacks no address.
 func (c *cluster) well(t *testing.T, name string) {
 	t.Helper()
 	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")

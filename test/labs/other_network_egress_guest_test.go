@@ -29,7 +29,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The namespaces beside the node's, which is their router.
+// The network namespaces that the node routes between.
 const (
 	gatewayNetns = "berth-chained-gateway"
 	outsideNetns = "berth-chained-outside"
@@ -51,7 +51,7 @@ func join(t *testing.T, name string, addrs []netip.Addr) {
 	}))
 }
 
-// egressObject makes the Egress, and says as the operator which gateway it has.
+// egressObject creates the Egress, with the gateway in its status that the operator would write.
 func egressObject(t *testing.T, api client.Client) *v1alpha1.Egress {
 	t.Helper()
 	err := api.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "egress"}})
@@ -68,8 +68,8 @@ func egressObject(t *testing.T, api client.Client) *v1alpha1.Egress {
 	return e
 }
 
-// unguarded removes the policies that the labs of other packages have left in the API that all share: the test
-// writes what only the operator and nodes may.
+// unguarded removes the admission policies that labs of other packages left in the shared API: the
+// test writes what only operator and nodes may.
 func unguarded(t *testing.T, api client.Client) {
 	t.Helper()
 	harness.OK(t, api.DeleteAllOf(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{}))
@@ -81,7 +81,7 @@ func unguarded(t *testing.T, api client.Client) {
 	})
 }
 
-// usesEgress says as the operator which Egresses a pod uses.
+// usesEgress writes, as the operator would, which Egresses a pod uses.
 func usesEgress(t *testing.T, api client.Client, rt *libcni.RuntimeConf, list ...*v1alpha1.Egress) *v1alpha1.EgressClient {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -108,7 +108,7 @@ func refs(list ...*v1alpha1.Egress) []v1alpha1.EgressReference {
 	return out
 }
 
-// says waits until the node says something of a pod, and returns the addresses that it says.
+// says waits until the node reports a state of a pod, and returns the addresses that it reports.
 func says(t *testing.T, api client.Client, o *v1alpha1.EgressClient, state v1alpha1.EgressClientState, egresses int) (addrs []netip.Addr) {
 	t.Helper()
 	now := &v1alpha1.EgressClient{}
@@ -148,8 +148,8 @@ func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 	}
 }
 
-// TestEgressAfterAnotherNetwork has a pod of another network reach the outside by a gateway, with what
-// changes while it runs, a daemon that is killed, and DEL. The test stands for the operator and for the
+// TestEgressAfterAnotherNetwork has a pod of another network reach the outside by a gateway, over
+// changes while it runs, a kill of the daemon, and DEL. The test stands in for the operator and the
 // gateway's program.
 func TestEgressAfterAnotherNetwork(t *testing.T) {
 	harness.StartKube(t)
@@ -188,7 +188,7 @@ func TestEgressAfterAnotherNetwork(t *testing.T) {
 	seen(t, rt, gatewayAddrs...)
 	harness.OK(t, h.cni.CheckNetworkList(ctx, list, rt))
 
-	// What is no destination any more goes the other network's way, and back.
+	// A removed destination is reached by the other network's route.
 	patch(t, api, e, map[string]any{"spec": map[string]any{"destinations": []string{"203.0.113.0/24"}}})
 	seen(t, rt, gatewayAddrs[0], own[1])
 	harness.OK(t, h.daemon.Kill())
@@ -221,7 +221,7 @@ func patch(t *testing.T, api any, o client.Object, body map[string]any) {
 	}
 }
 
-// nothingIn wants neither tunnels nor rules of egress in a namespace.
+// nothingIn expects neither tunnels nor rules of egress in a namespace.
 func nothingIn(netns string) error {
 	return ns.Netlink(netns, func(h *netlink.Handle) error {
 		var errs []error

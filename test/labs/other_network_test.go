@@ -28,10 +28,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// reference is where the distribution has the reference plugins, which speak CNI up to 1.0.0.
+// reference is the distribution's folder of reference plugins, which speak CNI up to 1.0.0.
 const reference = "/usr/lib/cni"
 
-// newer is where there are reference plugins that speak 1.1.0.
+// newer is a folder of reference plugins that speak 1.1.0.
 func newer(t *testing.T) (dir string) {
 	t.Helper()
 	for _, name := range []string{"host-local", "ptp"} { // both in one folder
@@ -60,7 +60,6 @@ func newHost(t *testing.T) *host {
 	for _, name := range []string{"ptp", "host-local", "portmap"} {
 		harness.OK(t, os.Symlink(filepath.Join(reference, name), filepath.Join(h.bin(), name)))
 	}
-	// A port that is free a moment before.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.OK(t, err)
 	address := l.Addr().String()
@@ -86,7 +85,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// runtime is one that looks for plugins in more folders first.
+// runtime is a container runtime that looks for plugins in further folders first.
 func (h *host) runtime(more ...string) *libcni.CNIConfig {
 	return libcni.NewCNIConfigWithCacheDir(append(more, h.bin()), h.cache, nil)
 }
@@ -171,7 +170,7 @@ func (h *host) sandbox() *libcni.RuntimeConf {
 	}
 }
 
-// linkNames are those of a namespace.
+// linkNames are the names of the links in a namespace.
 func linkNames(t *testing.T, netns string) (names []string) {
 	t.Helper()
 	harness.OK(t, ns.Netlink(netns, func(h *netlink.Handle) error {
@@ -263,7 +262,7 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 			}
 		})
 	}
-	// What a GC does not name goes, and the address is the other network's to give again.
+	// GC removes what it does not name, and the other network may reuse the address.
 	ctx := harness.Deadline(t, harness.Patience)
 	list, rt := h.list("1.1.0", h.berth()), h.sandbox()
 	_, err := h.cni.AddNetworkList(ctx, list, rt)
@@ -276,8 +275,8 @@ func verbsAfterAnotherNetwork(t *testing.T) {
 	}
 }
 
-// shapeOf is a result without what differs from pod to pod: addresses, MACs, paths and names of
-// links on the host.
+// shapeOf is a result without what differs between pods: addresses, MACs, paths and names of host
+// links.
 func shapeOf(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -15,8 +15,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestOutagesOfEC2AndTheAPIServer has EC2 and the API server throttle and vanish. Nothing is
-// restarted.
+// TestOutagesOfEC2AndTheAPIServer throttles and stops EC2 and the API server. No program restarts.
 func TestOutagesOfEC2AndTheAPIServer(t *testing.T) {
 	t.Parallel()
 	c := raise(t, withNodes(t, "node-2", "node-3"))
@@ -41,8 +40,8 @@ func TestOutagesOfEC2AndTheAPIServer(t *testing.T) {
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
-// Without the API server pods get and give back warm addresses; an ADD that
-// needs a further one says what is wrong. With it growth goes on.
+// apiServerDown stops the API server: pods use and release warm addresses, and an ADD that needs
+// another one says what is wrong. Growth continues afterwards.
 func apiServerDown(t *testing.T, c *cluster) {
 	n, other := c.named(t, "node-2"), c.named(t, "node-3")
 	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
@@ -79,8 +78,7 @@ func apiServerDown(t *testing.T, c *cluster) {
 	c.want(t, n.Name, 1)
 }
 
-// fullWithoutAPIServer takes what is warm on a node and wants the next ADD to name
-// the API server.
+// fullWithoutAPIServer uses a node's warm addresses, and expects the next ADD to name the API server.
 func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 	t.Helper()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
@@ -98,7 +96,7 @@ func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 	t.Error("four ADDs worked on a node with two addresses")
 }
 
-// Without EC2 nodes that need nothing go on, one that needs something says so.
+// ec2Down stops EC2: nodes that need nothing go on, and one that needs something says so.
 func ec2Down(t *testing.T, c *cluster) {
 	c.Cloud.API.Outage(true)
 	defer c.Cloud.API.Outage(false)
@@ -118,8 +116,8 @@ func ec2Down(t *testing.T, c *cluster) {
 	c.want(t, "node-2", 1)
 }
 
-// While EC2 lets an action through once and no more, who needs it waits, and says
-// so; others grow by other actions. It ends when EC2 has time.
+// throttled lets one call of an action through: nodes that need it wait and say so, others grow by
+// other actions, and all continue afterwards.
 func throttled(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.Cloud.API.ResetCalls()

@@ -15,9 +15,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A pod whose ADD waits, fails and works in the end has an Event of each, while it
-// does, and so has one whose ADD is refused, and one whose ENI somebody detaches, written with the rights that the node's daemon
-// is installed with.
+// TestPodEventsExplainWaiting expects an Event of a pod when its ADD waits, fails, succeeds and is
+// rejected, and when its ENI is detached. berthd writes them with the rights that it is installed
+// with.
 func TestPodEventsExplainWaiting(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
 		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},

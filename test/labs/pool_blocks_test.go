@@ -10,8 +10,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// A hundred ADDs at once on a node with nothing allocated, with the operator
-// killed in the middle: each gets its address, no block too many is left.
+// TestHundredPodsAtOnce sends a hundred ADDs to a node without blocks, and kills the operator
+// meanwhile: each pod gets an address, and no surplus block stays.
 func TestHundredPodsAtOnce(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0, 6)
@@ -33,7 +33,7 @@ func TestHundredPodsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.OK(t, <-added)
-	// One that was asked for and not needed any more goes back in a while.
+	// A surplus block is released after a while.
 	harness.Eventually(t, patience, "no block too many", func() error {
 		if got := len(harness.Blocks(t, l, n)); got < 13 || got > 14 {
 			return fmt.Errorf("%d blocks of 8 for 100 pods, want 13, or 14 with a warm one", got)
@@ -46,10 +46,9 @@ func TestHundredPodsAtOnce(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// With blocks of one address: a pod goes while the API server is away, another
-// gets its address and so its block, and the DEL of the first is repeated. The
-// block stays the second one's. Another pod chooses a pool by its annotation, of
-// which the runtime tells.
+// TestBlocksOfOneAddress removes a pod while the API server is away, and another gets its address and
+// so its block. A repeated DEL of the first does not release it. A further pod chooses a pool by its
+// annotation.
 func TestBlocksOfOneAddress(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 1, 5)
@@ -57,7 +56,7 @@ func TestBlocksOfOneAddress(t *testing.T) {
 	lent.Spec.PodNamespaces = []string{"default"}
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}), lent}})
 	n := l.Nodes()[0]
-	// Nobody binds pods while the API server is away.
+	// No pod can be bound while the API server is away.
 	harness.OK(t, lab.BindPods(harness.Deadline(t, patience), n, "b"))
 	a := harness.Add(t, n, "a")
 	harness.OK(t, l.WaitReports(harness.Deadline(t, patience)))

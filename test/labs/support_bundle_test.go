@@ -17,17 +17,18 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// planted is part of every secret that is put where a bundle looks.
+// planted is part of every secret that the test puts where a bundle looks.
 const planted = "Planted7Secret"
 
-// TestSupportBundleHidesSecrets makes one in node mode; TestKubectlBerthAgreesWithTheCluster does in the other modes.
+// TestSupportBundleHidesSecrets covers node mode, TestKubectlBerthAgreesWithTheCluster the other
+// modes.
 func TestSupportBundleHidesSecrets(t *testing.T) {
 	t.Parallel()
 	supportBundle(t, harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"}).Nodes()[0])
 }
 
-// supportBundle makes one on a node that has what nodes have in its mode, and secrets in
-// every kind of place. All is in it but the secrets. The node takes no pods afterwards.
+// supportBundle collects a bundle on a node with secrets in every kind of place. It has everything
+// except the secrets. The node takes no pods afterwards.
 func supportBundle(t *testing.T, n *node.Node) {
 	t.Helper()
 	harness.Ready(t, n)
@@ -85,7 +86,7 @@ func supportBundle(t *testing.T, n *node.Node) {
 	}
 }
 
-// TestSupportBundleWithoutDaemon: what is of the node is there also when nobody answers.
+// TestSupportBundleWithoutDaemon collects a bundle of a node whose daemon is dead.
 func TestSupportBundleWithoutDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
@@ -139,8 +140,8 @@ func holds(t *testing.T, files map[string][]byte, want map[string][]string) {
 // logOf is the folder of a log below /var/log/pods.
 const logOf = "kube-system_berthd-x_uid/berthd/"
 
-// plant puts secrets into each kind of file, and gives a root at which the node's paths
-// and a kubelet's logs are.
+// plant puts secrets into each kind of file, and returns a root with the node's paths and a kubelet's
+// logs.
 func plant(t *testing.T, n *node.Node) (root string) {
 	t.Helper()
 	root = t.TempDir()
