@@ -20,8 +20,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// branchMode is operator mode with pods that have branches beside the first interface, or as that, of both IP
-// families. What is about ports is killed at: all else is as without them.
+// branchMode is operator mode with dual-stack branches as a pod's first or further interface. Programs
+// are killed at what is about ports; the rest is as without branches.
 func branchMode() mode {
 	s := lab.DefaultSpec(2, "m5.large")
 	s.Instances[1].Subnet = s.Instances[0].Subnet // a branch stays in its zone
@@ -31,7 +31,7 @@ func branchMode() mode {
 			Spec: &s, VPCPorts: true, PortCloud: portcloud.NewBranches, OperatorArgs: []string{"--branch-cooling=1s"}, IPFamilies: ipfamily.Dual,
 		},
 	}
-	// A port is handed over to a machine only, and that is killed at in its own package.
+	// A port is handed over to a machine only; its own package kills there.
 	m.kills = slices.DeleteFunc(slices.Concat(m.operator, m.daemon), func(name string) bool { return strings.Contains(name, ".handover.") })
 	return m
 }
@@ -65,8 +65,8 @@ func TestKilledAtEveryStepOfBranches(t *testing.T) {
 	}
 }
 
-// comeMoveAndGo has a pod with branches of its own, of which the first interface is one, and one whose NIC
-// outlives it and goes to the other node.
+// comeMoveAndGo has a pod with two branches of its own, one of them as its first interface, and a pod
+// whose NIC outlives it and moves to the other node.
 func comeMoveAndGo(ctx context.Context, t *testing.T, l *lab.Lab) {
 	t.Helper()
 	a, b := l.Nodes()[0], l.Nodes()[1]

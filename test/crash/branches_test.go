@@ -22,9 +22,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// withBranches is operator mode with pods that have branches of their node's trunk beside the first
-// interface, or as that. It takes a kernel with VLANs, and so the virtual machine, whose control
-// plane is others'.
+// withBranches is operator mode with pods whose first or further interface is a branch. It needs a
+// kernel with VLANs, and so the virtual machine, whose control plane is shared.
 func withBranches(m mode) mode {
 	s := lab.DefaultSpec(3, "m5.large")
 	for i := range s.Instances {
@@ -51,7 +50,7 @@ func withBranches(m mode) mode {
 	return m
 }
 
-// vpcsOfFamilies are VPC objects of the one VPC whose branches have addresses of IPv4, of IPv6, and of both.
+// vpcsOfFamilies are VPC objects with IPv4-only, IPv6-only and dual-stack branches.
 func vpcsOfFamilies() (list []lab.VPC) {
 	for _, f := range []ipfamily.Set{ipfamily.OnlyIPv4, ipfamily.OnlyIPv6, ipfamily.Dual} {
 		list = append(list, lab.VPC{Name: lab.BranchVPC + "-" + string(f), Spec: v1alpha1.VPCSpec{EC2: &v1alpha1.EC2Spec{IPFamilies: string(f)}}})
@@ -59,14 +58,14 @@ func vpcsOfFamilies() (list []lab.VPC) {
 	return list
 }
 
-// A node of the soak may have nine branches. Pods have branchNICs each at most, and a step more is
-// for those that cool.
+// A node of the soak may have nine branches. Pods have at most branchNICs each, and the ninth is for
+// branches that cool.
 const (
 	branchPods = 4
 	branchNICs = 2
 )
 
-// branchClaims are PodNICs of a user's, which pods of all nodes take one after the other.
+// branchClaims are users' PodNICs, which pods of all nodes use one after the other.
 func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err error) {
 	for i := range podNICClaims {
 		c, err := keptNIC(ctx, l, v, i)
@@ -78,8 +77,8 @@ func branchClaims(ctx context.Context, l *lab.Lab, v lab.VPC) (all []*claim, err
 	return all, nil
 }
 
-// drawBranches is the shape of the next pod where NICs are branches: of none, or one or two, the
-// first interface or beside it.
+// drawBranches draws the shape of the next pod: without branches, or with one or two, as its first
+// interface or further ones.
 func (w *nicPool) drawBranches(dice *rand.Rand) shape {
 	kind := dice.IntN(3)
 	if kind == 0 {
@@ -155,7 +154,7 @@ func oneWarmAddressBesideTrunk(ctx context.Context, l *lab.Lab) error {
 	})
 }
 
-// Pods of a node never ask for more branches than it may have.
+// TestSoakDrawsBranches checks that pods of a node never ask for more branches than it may have.
 func TestSoakDrawsBranches(t *testing.T) {
 	w := &nicPool{branches: true, vpcs: vpcsOfFamilies(), free: map[string][]*claim{}}
 	for _, v := range w.vpcs {

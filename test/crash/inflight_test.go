@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// roomy is a lab of one node whose primary ENI has an address warm for each of so
-// many pods. What a kill took is asked for again, which no ADD fails for.
+// roomy is a lab of one node with a warm address on the primary ENI for each of so many pods.
+// Addresses that a kill loses are asked for again, without a failed ADD.
 func roomy(pods int) lab.Options {
 	warm := fmt.Sprint(pods)
 	return harness.Quick(lab.NodeMode, lab.Options{
@@ -106,8 +106,8 @@ func TestBurstOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-// burst adds pods at once, each by one ADD, wants an address of its own for each, and
-// returns how long the slowest took.
+// burst adds pods at the same time, each by one ADD, checks that their addresses differ, and returns
+// the time of the slowest.
 func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest and addrs
@@ -133,9 +133,8 @@ func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest t
 	return slowest
 }
 
-// killTimes starts the daemon anew, armed to end at a failpoint, and so do the ones
-// after it, until so many have ended. The channel has nil when the one is started
-// that lives on.
+// killTimes restarts the daemon with a failpoint that kills it, so many times, and then without. The
+// channel gets nil when the last one runs.
 func killTimes(ctx context.Context, t *testing.T, n *node.Node, points string, kills int) <-chan error {
 	t.Helper()
 	restarted := make(chan error, 1)

@@ -61,7 +61,7 @@ func (l *addressOwners) add(ctx context.Context, n *node.Node, name string, s sh
 	return nil
 }
 
-// own has somebody own addresses from now on.
+// own records the addresses of a new pod.
 func (l *addressOwners) own(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	l.adds++
@@ -69,7 +69,7 @@ func (l *addressOwners) own(who string, now time.Time, addrs ...address) {
 	l.take(who, now, addrs...)
 }
 
-// take has somebody own further addresses.
+// take records further addresses of a pod.
 func (l *addressOwners) take(who string, now time.Time, addrs ...address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -85,7 +85,7 @@ func (l *addressOwners) take(who string, now time.Time, addrs ...address) {
 	}
 }
 
-// del removes a pod. Its address is free from the moment that DEL begins.
+// del removes a pod. Its addresses may be reused as soon as DEL begins.
 func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) error {
 	if _, err := n.Pod(name); err != nil {
 		return fmt.Errorf("delete: %w", err)
@@ -94,7 +94,7 @@ func (l *addressOwners) del(ctx context.Context, n *node.Node, name string) erro
 	return n.DelPod(ctx, name)
 }
 
-// force removes a pod whose object somebody deletes by force before its runtime knows.
+// force removes a pod whose object was deleted by force before its runtime knows.
 func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, name string) error {
 	p, err := n.Pod(name)
 	if err != nil {
@@ -111,7 +111,7 @@ func (l *addressOwners) force(ctx context.Context, lab *lab.Lab, n *node.Node, n
 	return n.DelPod(ctx, name)
 }
 
-// giveLast ends the ownership of the address that somebody took last.
+// giveLast releases the address that a pod got last.
 func (l *addressOwners) giveLast(who string, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +124,7 @@ func (l *addressOwners) giveLast(who string, now time.Time) {
 	l.freed[a], l.holds[who] = now, list[:len(list)-1]
 }
 
-// free ends the ownership of somebody's addresses.
+// free releases all addresses of a pod.
 func (l *addressOwners) free(now time.Time, who string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,3 +1,8 @@
+// Package crash kills programs, in every mode: at every failpoint, and at random among faults of the
+// cloud (docs/architecture.md, "Rules that no crash may break"). Each time the kernel, the records on disk,
+// introspection, the lab's EC2 and the API's objects must agree again, with no address given out twice
+// and nothing leaked. A soak (TestSoak) is one short round of two modes, or with flags any number of
+// rounds (make soak).
 package crash
 
 import (
@@ -15,7 +20,7 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// violationText is how much of a violation stands in the report.
+// violationText is how many bytes of a violation are in the report.
 const violationText = 600
 
 // report is what a soak says at its end.
@@ -41,7 +46,7 @@ func report(o options, elapsed time.Duration, interrupted bool, tallies []*tally
 	return b.String()
 }
 
-// progress is a line for each mode while the soak goes on.
+// progress is a line for each mode, printed during the soak.
 func progress(elapsed time.Duration, tallies []*tally) string {
 	var b strings.Builder
 	for _, t := range tallies {
@@ -150,7 +155,6 @@ func short(d time.Duration) string {
 	}
 }
 
-// event is what a soak counts.
 type event string
 
 const (
@@ -181,7 +185,7 @@ const (
 	failedRound     event = "failed round"
 )
 
-// kind is how something is wrong.
+// kind is the kind of a violation.
 type kind string
 
 const (
@@ -195,7 +199,7 @@ const (
 
 var kinds = []kind{duplicate, tooSoon, leak, disagreement, badLog, other}
 
-// place is a round, to find it and to repeat it.
+// place identifies a round.
 type place struct {
 	mode  lab.Mode
 	round int
@@ -205,7 +209,7 @@ type place struct {
 
 func (p place) String() string { return fmt.Sprintf("%s round %d, seed %d", p.mode, p.round, p.seed) }
 
-// again is the command that makes the round once more.
+// again is the command that repeats the round.
 func (p place) again() string {
 	return fmt.Sprintf("make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d", p.seed, p.mode, p.ops)
 }
@@ -223,13 +227,13 @@ type step struct {
 	took time.Duration
 }
 
-// How much of what could be much a tally remembers.
+// Limits of what a tally keeps.
 const (
 	slowestSteps   = 10
 	keptViolations = 10 // of each kind
 )
 
-// tally is what happened in one mode.
+// tally counts what happens in one mode.
 type tally struct {
 	mode lab.Mode
 
@@ -268,7 +272,6 @@ func (t *tally) of(e event) int {
 	return t.events[e]
 }
 
-// copy is what was counted until now.
 func (t *tally) copy() map[event]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -283,8 +286,7 @@ func (t *tally) met(faults map[string]int) {
 	}
 }
 
-// took records a step, and an operation as one: who is its pod. One that failed is
-// among the slowest steps at most.
+// took records a step of a pod. Failed ones are among the slowest steps, but are no operations.
 func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -325,7 +327,7 @@ func (t *tally) kills() int {
 	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath] + t.events[ovsdbKill] + t.events[gatewayKill]
 }
 
-// violated is how often something was wrong.
+// violated is the number of violations.
 func (t *tally) violated() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -335,8 +337,8 @@ func (t *tally) violated() (n int) {
 	return n
 }
 
-// options are the flags of a soak. With neither a time nor a number of
-// operations it is one short round of two modes, by the slice of the gate.
+// options are the flags of a soak. Without a time or a number of operations it is one short round of
+// two modes, by the gate's slice.
 type options struct {
 	time   time.Duration // after which no operation begins
 	ops    int           // of each mode
@@ -369,19 +371,19 @@ func (o *options) complete() error {
 	return nil
 }
 
-// long tells whether there are rounds until a limit.
+// long reports whether there are rounds until a limit.
 func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
 
-// soakModes are what may be soaked: the lab's modes, and what is soaked only if it is named.
+// soakModes are the lab's modes, and those that are soaked only when named.
 var soakModes = append(slices.Clone(lab.Modes), "pool+ports", "egress", "node+dual", "operator+dual", "node+ipv6", "operator+ipv6", "operator+branches")
 
-// chosen tells whether a mode is soaked, one that is not the lab's own only if it is named.
+// chosen reports whether a mode is soaked.
 func (o *options) chosen(m lab.Mode, further bool) bool {
 	return o.mode == "" && !further || o.mode == string(m)
 }
 
-// roundSeed is the seed of a round of a run, which begins with round 1. That of
-// the first is the run's own, so that any round can be made again as a first one.
+// roundSeed is the seed of a round. That of the first is the run's own, so that any round can be
+// repeated as a first one.
 func roundSeed(run uint64, round int) uint64 {
 	if round == 1 {
 		return run
@@ -389,8 +391,8 @@ func roundSeed(run uint64, round int) uint64 {
 	return uint64(1 + rand.New(rand.NewPCG(run, uint64(round))).Uint32())
 }
 
-// roundOps is how many operations the next round of a mode makes: those of a
-// whole round, or what is left of the limit.
+// roundOps is how many operations the next round of a mode makes: a whole round's, or the rest up to
+// the limit.
 func (o *options) roundOps(whole, done int) int {
 	if o.ops == 0 {
 		return whole

@@ -171,7 +171,7 @@ func TestEveryRunHasASeed(t *testing.T) {
 	}
 }
 
-// A round that went wrong is made again by a run that begins with its seed.
+// TestSeedsOfRounds checks that a run with a round's seed repeats it.
 func TestSeedsOfRounds(t *testing.T) {
 	if got := roundSeed(7, 1); got != 7 {
 		t.Errorf("the first round has seed %d, want the run's", got)

@@ -39,7 +39,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 	w.shapes = map[string]shape{}
 	for more() {
-		// Mostly towards a target that wanders between empty and full.
+		// Towards a random number of pods.
 		want := w.dice.IntN(w.mode.pods + 1)
 		for len(w.pods) != want && more() {
 			if len(w.pods) < want {
@@ -60,7 +60,7 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 }
 
-// some makes some operations at once, each of which begin chooses.
+// some runs some operations of begin at the same time.
 func (w *worker) some(most int, begin func() func()) int {
 	n := 1 + w.dice.IntN(min(w.atOnce, most))
 	var wg sync.WaitGroup
@@ -86,7 +86,7 @@ func (w *worker) add(ctx context.Context) func() {
 	}
 }
 
-// edits is how many changes are made between two steps.
+// edits is the number of users' changes between two steps.
 func (w *worker) edits() int {
 	if w.users == nil {
 		return 0
@@ -129,14 +129,14 @@ func (w *worker) del(ctx context.Context) func() {
 	}
 }
 
-// In one of how many steps a node is lost, and one of how many DELs is of a pod whose object is
-// gone already, in modes with ports.
+// In one of lossOdds steps a node is lost, and one of forceOdds DELs is of a pod whose object is gone
+// already, in modes with ports.
 const (
 	lossOdds  = 20
 	forceOdds = 5
 )
 
-// loseNode ends the machine of the node with all its pods, and has another of its name come.
+// loseNode removes the node with all its pods, and adds another with its name.
 func (w *worker) loseNode(ctx context.Context) {
 	w.roster.Lock()
 	defer w.roster.Unlock()
