@@ -70,9 +70,8 @@ state = "%[1]s/state"
   conf_dir = "%[4]s"
 `
 
-// startContainerd gives a node a container runtime. When the test ends it is
-// removed with all that it made; one that passed must have removed its
-// sandboxes, and then nothing may be left of them.
+// startContainerd gives a node a container runtime, which is removed when the test ends. A test that
+// passes must have removed its sandboxes, and then nothing of them may be left.
 func startContainerd(t *testing.T, n *node.Node) *containerd {
 	t.Helper()
 	c := &containerd{
@@ -133,7 +132,7 @@ func (c *containerd) start(t *testing.T) {
 	})
 }
 
-// end ends the process, not what it started, and returns when it is gone.
+// end ends the process, not its children, and returns when it is gone.
 func (c *containerd) end(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if c.exited == nil {
@@ -169,7 +168,7 @@ func (c *containerd) importImage(t *testing.T) {
 	})
 }
 
-// ctr runs containerd's own client where CRI keeps its things.
+// ctr runs containerd's client in the namespace of CRI.
 func (c *containerd) ctr(t *testing.T, args ...string) error {
 	t.Helper()
 	ctx := harness.Deadline(t, patience)
@@ -193,8 +192,7 @@ func (c *containerd) condition(t *testing.T, kind string) (bool, error) {
 	return false, err
 }
 
-// close ends the runtime and removes what it made. After a test that passed,
-// whatever is still there is an error; after one that failed it is removed.
+// close ends the runtime and removes what it made. What is left after a test that passed is an error.
 func (c *containerd) close(t *testing.T) {
 	if !t.Failed() {
 		c.stop(t)
@@ -221,7 +219,7 @@ func (c *containerd) close(t *testing.T) {
 	}
 }
 
-// checkLeftovers looks for what a runtime without sandboxes must not have.
+// checkLeftovers is an error for what a runtime without sandboxes must not have.
 func (c *containerd) checkLeftovers(t *testing.T) {
 	for what, list := range map[string]func() ([]string, error){
 		"processes": func() ([]string, error) {
@@ -253,7 +251,7 @@ func (c *containerd) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-40):], "\n")
 }
 
-// treePrefix begins the name of the cgroup that all of one run are below.
+// treePrefix begins the name of a run's cgroup.
 const treePrefix = "berth-e2e-"
 
 // join moves a process to a group that it makes.
@@ -283,8 +281,7 @@ func children(g cgroup.Group) (found []string, err error) {
 	return found, err
 }
 
-// sweepCgroups removes what runs that were killed have left: cgroups belong to
-// no namespace that could take them along. Those with processes are alive.
+// sweepCgroups removes the cgroups of runs that were killed, unless they have processes.
 func sweepCgroups() error {
 	roots, err := cgroup.Hierarchies()
 	errs := []error{err}

@@ -14,11 +14,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start
-// those are released whose network namespace is gone and which the runtime no
-// longer lists; one of these alone is not enough. A forgotten one is released
-// once its network namespace has been gone for the grace period, a listed one
-// when the runtime stops it.
+// TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At its start it releases
+// those without a network namespace that the runtime does not list either. One that is only not listed
+// is released once its namespace has been gone for the grace period, and one that is listed when the
+// runtime stops it.
 func TestVanishedSandboxesAreReleased(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second
@@ -68,7 +67,7 @@ func TestVanishedSandboxesAreReleased(t *testing.T) {
 	empty(t, l, c)
 }
 
-// wantListed wants that the runtime lists these sandboxes and no others.
+// wantListed expects the runtime to list exactly these sandboxes.
 func wantListed(t *testing.T, c *containerd, ids ...string) {
 	t.Helper()
 	reply, err := c.ListPodSandbox(harness.Deadline(t, patience), &cri.ListPodSandboxRequest{})
@@ -83,8 +82,8 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 	}
 }
 
-// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep talking
-// and their addresses, and are given back afterwards.
+// TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep their connections and
+// addresses, and are removed afterwards.
 func TestSandboxesOutliveContainerd(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)

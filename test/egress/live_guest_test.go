@@ -31,8 +31,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestEgressChangesUnderRunningPods changes what there is to change of an Egress and its clients while pods run, and
-// looks at the packets of these pods, none of which is started again.
+// TestEgressChangesUnderRunningPods changes everything of an Egress and its clients while pods run,
+// and looks at the packets of these pods, which never restart.
 func TestEgressChangesUnderRunningPods(t *testing.T) {
 	s := &liveEgress{newEgress(t, "live", selects)}
 	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
@@ -104,7 +104,7 @@ func switchSourcePort(s *liveEgress, named, _ *node.Pod) {
 	source(false)
 }
 
-// ends waits until a pod's connections go to so many gateways.
+// ends waits until a pod's connections go to a number of gateways.
 func (s *liveEgress) ends(p *node.Pod, want int) {
 	s.t.Helper()
 	for _, to := range outside {
@@ -137,8 +137,7 @@ func scaleGateways(s *liveEgress, named, _ *node.Pod) {
 	}
 }
 
-// changeClients has a pod become a client, and none again, by its namespace's label, by its own, and by
-// its annotation.
+// changeClients makes a pod a client and back, by its namespace's label, its own, and its annotation.
 func changeClients(s *liveEgress, _, plain *node.Pod) {
 	namespace := namespaceOf(s.selected())
 	s.label(namespace, "team", "live")
@@ -166,7 +165,7 @@ func changeClients(s *liveEgress, _, plain *node.Pod) {
 	s.asItself(plain, outside...)
 }
 
-// refused waits until a pod's EgressClient says why it may not use an Egress.
+// refused waits until a pod's EgressClient has the reason why it may not use an Egress.
 func (s *liveEgress) refused(p *node.Pod, reason string) {
 	s.t.Helper()
 	s.until("pod "+p.Name+" is refused", func() error {
@@ -192,8 +191,8 @@ func takePermission(s *liveEgress, named, _ *node.Pod) {
 	s.byGateways(named, outside...)
 }
 
-// leadToService switches to tunnels to the Service's address and back, and has the Service made anew with
-// another address between. For kube-proxy stands a rule of nftables on the pod's node.
+// leadToService switches to tunnels to the Service's address and back, with a new address of the
+// Service in between. A rule of nftables on the pod's node stands in for kube-proxy.
 func leadToService(s *liveEgress, named, _ *node.Pod) {
 	at := s.lab.Nodes()[0]
 	s.edit(func(e *v1alpha1.EgressSpec) { e.TunnelTo = v1alpha1.TunnelToService })
@@ -270,7 +269,7 @@ func (s *liveEgress) serviceAddresses() (addrs []netip.Addr) {
 
 const proxyTable = "stands-for-kube-proxy"
 
-// proxy has a node lead packets to a Service's addresses to one gateway.
+// proxy redirects packets for a Service's addresses to one gateway.
 func (s *liveEgress) proxy(at *node.Node, service []netip.Addr) error {
 	gateways := s.gatewayAddresses()
 	slices.SortFunc(gateways, netip.Addr.Compare)
@@ -289,7 +288,7 @@ table inet %[1]s {
 	return nft(at, text)
 }
 
-// forget has a node forget connections to addresses of a Service that is gone, as kube-proxy does.
+// forget removes tracked connections to a deleted Service, as kube-proxy does.
 func forget(at *node.Node, service []netip.Addr) error {
 	return ns.Netlink(at.Netns, func(h *netlink.Handle) error {
 		for _, a := range service {
@@ -321,8 +320,8 @@ func nft(at *node.Node, text string) error {
 	})
 }
 
-// breakPod has one pod that cannot be changed, as another's link has the name of its tunnel, and changes
-// what all have.
+// breakPod has one pod that cannot be changed, as another link has the name of its tunnel, and changes
+// the Egress of all.
 func breakPod(s *liveEgress, named, _ *node.Pod) {
 	bad := s.add(0, "bad", s.named())
 	s.byGateways(bad, outside...)
@@ -341,7 +340,7 @@ func breakPod(s *liveEgress, named, _ *node.Pod) {
 	})
 	s.byGateways(named, outside...)
 	s.byGateways(other, outside...)
-	// What is in the way is gone, or is put away: the pod is as it should be in the end.
+	// Once the link is gone, the pod is changed too.
 	harness.OK(s.t, ns.Netlink(bad.Netns(), func(h *netlink.Handle) error { return ns.DeleteLink(h, tunnel.Link4) }))
 	s.byGateways(bad, outside...)
 	for _, name := range []string{"bad", "other"} {
@@ -349,7 +348,7 @@ func breakPod(s *liveEgress, named, _ *node.Pod) {
 	}
 }
 
-// makeEgressAnew deletes the Egress and makes it again by the same name.
+// makeEgressAnew deletes the Egress and creates it with the same name.
 func makeEgressAnew(s *liveEgress, named, _ *node.Pod) {
 	before := s.read()
 	harness.OK(s.t, s.lab.Kube.Client.Delete(s.ctx(), before))
@@ -368,7 +367,7 @@ func makeEgressAnew(s *liveEgress, named, _ *node.Pod) {
 	s.byGateways(named, outside...)
 }
 
-// deleteEgress deletes it: nothing of it stays, anywhere.
+// deleteEgress deletes the Egress, of which nothing may stay anywhere.
 func deleteEgress(s *liveEgress, named, plain *node.Pod) {
 	s.label(namespaceOf(s.selected()), "team", "live")
 	s.label(podOf(plain), "out", "gateway")
@@ -382,7 +381,7 @@ func deleteEgress(s *liveEgress, named, plain *node.Pod) {
 	s.until("no object of it is there", s.noObjects)
 }
 
-// notRecorded wants a pod's record to say nothing of egress.
+// notRecorded expects no egress in a pod's record.
 func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 	text, err := s.lab.Nodes()[at].Get(s.ctx(), node.IntrospectionURL+"/pod?namespace="+p.Namespace+"&name="+p.ObjectName)
 	if err != nil {
@@ -398,8 +397,8 @@ func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 	return nil
 }
 
-// nothingIn wants nothing of egress in a pod's namespace: links, rules, routes, tables of nftables
-// and ports of Foo over UDP.
+// nothingIn expects nothing of egress in a pod's namespace: links, rules, routes, nftables tables, and
+// ports of Foo-over-UDP.
 func nothingIn(p *node.Pod) error {
 	return ns.Do(p.Netns(), func() error {
 		var errs []error
@@ -438,7 +437,7 @@ func nothingIn(p *node.Pod) error {
 	})
 }
 
-// noObjects wants no object of the Egress to be left.
+// noObjects expects no object of the Egress.
 func (s *liveEgress) noObjects() error {
 	var errs []error
 	kube := s.lab.Kube.Client
@@ -459,12 +458,11 @@ func (s *liveEgress) noObjects() error {
 	return errors.Join(errs...)
 }
 
-// TestFirstConnections has a few pods, made at once, each connect as soon as it has its network: none fails,
-// and no gateway drops a packet of a pod that it does not know yet. make e2e has many (TestManyFirstConnections).
+// TestFirstConnections has a few pods connect as soon as they have their network, all at the same
+// time. None fails, and no gateway drops a packet of a pod that it does not know yet.
 func TestFirstConnections(t *testing.T) { firstConnections(t, "first", 6) }
 
-// runtimesAtOnce is how many pods are made at one moment: each is processes of its own, of which an emulated
-// processor runs few.
+// runtimesAtOnce is how many pods are made at a time, as an emulated processor runs few processes.
 const runtimesAtOnce = 8
 
 func firstConnections(t *testing.T, name string, pods int) {
@@ -520,7 +518,7 @@ func firstConnections(t *testing.T, name string, pods int) {
 	}))
 }
 
-// setUp is how many clients all nodes' berthds tell scrapers of.
+// setUp is the number of clients in the metrics of all berthds.
 func (s *egress) setUp() (n float64) {
 	s.t.Helper()
 	for _, at := range s.lab.Nodes() {
@@ -531,7 +529,7 @@ func (s *egress) setUp() (n float64) {
 	return n
 }
 
-// strangers is how many packets the Egress's gateways have dropped as they were of no client.
+// strangers is how many packets the gateways dropped as they were of no client.
 func (s *egress) strangers() (n float64) {
 	s.t.Helper()
 	for _, g := range s.lab.Gateways(s.key) {

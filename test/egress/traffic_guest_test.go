@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// talks are conversations that go on, each over one connection, until end.
+// talks are conversations over a connection each, until end.
 type talks struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -25,8 +25,7 @@ type talks struct {
 	errs     []error            // one a conversation that ended
 }
 
-// talk begins many conversations of a pod by a protocol, spread over both families. Each asks a question
-// every pace.
+// talk begins conversations of a pod, spread over both families. Each asks a question every pace.
 func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *talks {
 	s.t.Helper()
 	t := &talks{by: map[netip.Addr]int{}}
@@ -80,7 +79,7 @@ func (t *talks) converse(ctx context.Context, c *echo.Conn, pace time.Duration) 
 	}
 }
 
-// flow returns once so many more answers have come.
+// flow waits for a number of further answers.
 func (t *talks) flow(s *egress, more int) {
 	s.t.Helper()
 	want := t.answers() + more
@@ -105,14 +104,14 @@ func (t *talks) broken() error {
 	return errors.Join(t.errs...)
 }
 
-// end ends the conversations, and returns what was lost.
+// end ends the conversations, and returns their errors.
 func (t *talks) end() error {
 	t.stop()
 	t.work.Wait()
 	return t.broken()
 }
 
-// flood is new connections in a steady flow, of which each asks one question.
+// flood is a steady flow of new connections with one question each.
 type flood struct {
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -126,8 +125,8 @@ type flood struct {
 	errs   []error       // one a connection that failed
 }
 
-// pour begins new connections of a pod, one every pace, over both families in turn. Each may take
-// so long. Pods are seen by addresses of gateways only.
+// pour begins new connections of a pod, one every pace, over both families in turn. Each may take some
+// time, and must be seen with a gateway's address.
 func (s *egress) pour(p *node.Pod, pace, within time.Duration) *flood {
 	s.t.Helper()
 	f := &flood{last: time.Now()}
@@ -168,13 +167,13 @@ func (f *flood) once(p *node.Pod, to netip.Addr, within time.Duration) {
 	f.last = now
 }
 
-// end ends the flow, and waits for what was begun.
+// end ends the flow, and waits for its connections.
 func (f *flood) end() {
 	f.stop()
 	f.work.Wait()
 }
 
-// poured returns once so many more were begun.
+// poured waits for a number of further connections.
 func (f *flood) poured(s *egress, more int) {
 	s.t.Helper()
 	count := func() int {
@@ -191,7 +190,7 @@ func (f *flood) poured(s *egress, more int) {
 	}
 }
 
-// none wants that no connection failed and none left by the pod's own way.
+// none checks that no connection failed and none left past the gateways.
 func (f *flood) none(s *egress) {
 	s.t.Helper()
 	f.mu.Lock()

@@ -30,14 +30,15 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// apart has each gateway on a node of its own.
+// apart puts each gateway on a node of its own.
 func apart(s *v1alpha1.EgressSpec) {
 	s.Template = &v1alpha1.EgressPodTemplate{Spec: &runtime.RawExtension{Raw: []byte(`{"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
 		{"labelSelector": {"matchLabels": {"egress.berth.dev/name": "way"}}, "topologyKey": "kubernetes.io/hostname"}]}}}`)}}
 }
 
-// TestConnectionsMoveOffALostNode pulls the plug of a gateway's node, and nobody is told: nodes find out by asking gateways, and
-// new connections go on by the other one. Once Kubernetes misses the node, another gateway takes its place.
+// TestConnectionsMoveOffALostNode stops a gateway's node without a word: nodes notice by asking
+// gateways, and new connections use the other one. Once Kubernetes misses the node, another gateway
+// replaces it.
 func TestConnectionsMoveOffALostNode(t *testing.T) {
 	s := newEgress(t, "node-gone", apart)
 	by := s.gateways(2)
@@ -82,8 +83,8 @@ const (
 	newASecond = 50
 )
 
-// TestRollingUpdateLosesNoConnection replaces all gateways under long connections and new ones: no new one fails, and the
-// old ones are served until they end.
+// TestRollingUpdateLosesNoConnection replaces all gateways under long and new connections: no new one
+// fails, and the old ones are served until they end.
 func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	s := newEgress(t, "rolling")
 	before := s.gateways(2)
@@ -96,7 +97,7 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	harness.OK(t, s.lab.Kube.EditEgress(harness.Deadline(t, harness.Patience), s.key, func(e *v1alpha1.Egress) {
 		e.Spec.Template = &v1alpha1.EgressPodTemplate{Metadata: v1alpha1.EgressPodMetadata{Annotations: map[string]string{"example.com/rolled": "yes"}}}
 	}))
-	// Until new gateways alone take new connections.
+	// New gateways take all new connections.
 	harness.Eventually(t, harness.Patience, "new gateways take over", func() error {
 		for i := range 10 {
 			as, err := seenAs(t.Context(), p, "tcp", outside[i%2], answerWithin)
@@ -126,8 +127,8 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	}
 }
 
-// TestConnectionsOutliveOperatorAndDaemon kills the operator and the client's daemon, and then a gateway: what runs goes on, a new pod waits and
-// gets through once they are back.
+// TestConnectionsOutliveOperatorAndDaemon kills the operator, the client's daemon, and the gateways'
+// programs: connections continue, and a new pod waits until they are back.
 func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 	s := newEgress(t, "away")
 	n := s.lab.Nodes()[0]
@@ -177,8 +178,8 @@ func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 	}
 }
 
-// TestFullConnectionTrackingIsReported has two clients open more connections than a gateway may track: its metrics
-// and an Event of its pod tell, it does not end, and serves again when there is room.
+// TestFullConnectionTrackingIsReported opens more connections than a gateway may track: its metrics
+// and an Event of its pod report it, it does not end, and serves again when there is room.
 func TestFullConnectionTrackingIsReported(t *testing.T) {
 	const limit, each = 5000, 2700
 	s := newEgress(t, "full", replicas(1))
@@ -200,7 +201,7 @@ func TestFullConnectionTrackingIsReported(t *testing.T) {
 	}
 	more := each
 	harness.Eventually(t, harness.Patience, "an Event of the gateway", func() error {
-		// Refused too: the node compares what it sees with what it saw.
+		// These are refused too: the node compares with what it saw before.
 		begin(t, a, more, more+each/10)
 		begin(t, b, more, more+each/10)
 		more += each / 10
@@ -223,7 +224,7 @@ func TestFullConnectionTrackingIsReported(t *testing.T) {
 	t.Logf("%v connections tracked, %v packets refused", count, refused)
 }
 
-// begin has a pod send a datagram to each of some ports of the host outside: each begins a connection,
+// begin sends a datagram to each of some ports of the host outside, each of which begins a connection,
 // as long as the pod itself may track more.
 func begin(t *testing.T, p *node.Pod, from, to int) {
 	t.Helper()
@@ -239,7 +240,7 @@ func begin(t *testing.T, p *node.Pod, from, to int) {
 	}
 }
 
-// setLimit sets how many connections each namespace may track, until the test ends.
+// setLimit sets the limit of tracked connections of a namespace until the test ends.
 func setLimit(t *testing.T, n int) {
 	t.Helper()
 	const file = "/proc/sys/net/netfilter/nf_conntrack_max"
@@ -261,8 +262,8 @@ func sample(t *testing.T, text, name string) float64 {
 	return v
 }
 
-// TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress with -9, under traffic: connections and datagrams
-// go on through the kernel, the next processes take over, and not one new connection fails.
+// TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress under traffic: the kernel
+// keeps serving connections and datagrams, the next processes take over, and no new connection fails.
 func TestConnectionsOutliveBerthEgress(t *testing.T) {
 	s := newEgress(t, "killed")
 	by := s.gateways(2)
@@ -293,8 +294,8 @@ func TestConnectionsOutliveBerthEgress(t *testing.T) {
 	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)
 }
 
-// TestNothingLeaksWithoutGateways scales an Egress to none, under traffic, and up again: meanwhile nothing leaves by
-// the pods' own way, and the condition Available says why; then connections work again.
+// TestNothingLeaksWithoutGateways scales an Egress to zero under traffic, and up again. Meanwhile
+// nothing leaves with a pod's own address, and condition Available is False.
 func TestNothingLeaksWithoutGateways(t *testing.T) {
 	s := newEgress(t, "gone")
 	nodes := s.lab.Nodes()
@@ -346,8 +347,8 @@ func TestNothingLeaksWithoutGateways(t *testing.T) {
 	}
 }
 
-// TestReusedAddressIsNoClient has a client go in the middle of conversations, and another pod get its address at once:
-// gateways know nothing of the old one any more, and the new one, which is no client, is seen as itself.
+// TestReusedAddressIsNoClient removes a client during conversations, and gives its address to another
+// pod at once: gateways have forgotten the client, and the other pod is seen with its own address.
 func TestReusedAddressIsNoClient(t *testing.T) {
 	s := newEgress(t, "reused")
 	n := s.lab.Nodes()[0]
@@ -369,7 +370,7 @@ func TestReusedAddressIsNoClient(t *testing.T) {
 	}
 }
 
-// successor makes pods, which are no clients, until one has an address.
+// successor makes pods that are no clients, until one has an address.
 func (s *egress) successor(n *node.Node, a netip.Addr) *node.Pod {
 	s.t.Helper()
 	for i := range 40 {
@@ -384,7 +385,7 @@ func (s *egress) successor(n *node.Node, a netip.Addr) *node.Pod {
 	return nil
 }
 
-// forgotten wants a gateway to track no connection of some addresses.
+// forgotten is an error if a gateway tracks a connection of some addresses.
 func forgotten(g *lab.Gateway, addrs []netip.Addr) error {
 	return ns.Do(g.Pod.Netns(), func() error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

@@ -30,8 +30,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// All slices together have all cases, and so have those of a sample within a sample whose
-// numbers have no common divisor.
+// TestSlicesHaveAll checks that all slices together have all cases, also of a sample within a sample
+// whose numbers have no common divisor.
 func TestSlicesHaveAll(t *testing.T) {
 	for n := 1; n <= Slices; n++ {
 		for count := 1; count < 25; count++ {
@@ -82,7 +82,8 @@ func TestParseSlice(t *testing.T) {
 	}
 }
 
-// Five slices that are even or odd have all cases of a sample of one in three or five.
+// TestHalfOfSlices checks that five even or odd slices have all cases of a sample of one in three or
+// five.
 func TestHalfOfSlices(t *testing.T) {
 	for _, n := range []int{3, 5} {
 		for _, half := range [][]int{EvenSlices, OddSlices} {
@@ -99,7 +100,7 @@ func TestHalfOfSlices(t *testing.T) {
 	}
 }
 
-// What rotates runs in its own slices and in all. A skipped test would be listed by every run.
+// TestRotates checks that a rotating test runs in its own slices and with all.
 func TestRotates(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "0": true, "4": true, "3": false, "9": false, "all": true} {
 		number, every, err := parseSlice(value)
@@ -109,7 +110,8 @@ func TestRotates(t *testing.T) {
 	}
 }
 
-// Labs of nodes with ENIs have the families that the variable names, unless they name them.
+// TestFamiliesOfLabs checks that labs of nodes with ENIs have the families of the variable, unless
+// they choose their own.
 func TestFamiliesOfLabs(t *testing.T) {
 	for asked, want := range map[string]ipfamily.Set{"": ipfamily.OnlyIPv4, "ipv4": ipfamily.OnlyIPv4, "dual": ipfamily.Dual, "ipv6": ipfamily.OnlyIPv6} {
 		t.Run(asked, func(t *testing.T) {
@@ -152,8 +154,8 @@ func TestSlots(t *testing.T) {
 	OK(t, again.Close())
 }
 
-// TestSlotsOfSubtests has a subtest share its parent's slot: it would wait for ever if it
-// took one of its own while others waited for theirs.
+// TestSlotsOfSubtests checks that a subtest shares its parent's slot: with one of its own it could
+// wait forever.
 func TestSlotsOfSubtests(t *testing.T) {
 	former := BinDir
 	BinDir = t.TempDir()
@@ -182,7 +184,7 @@ func TestSlotsOfSubtests(t *testing.T) {
 	}
 }
 
-// ofLibrary is what the race detector says of the library's WaitGroup.
+// ofLibrary is a report of the race in the library's WaitGroup.
 const ofLibrary = `WARNING: DATA RACE
 Write at 0x00c00008c038 by goroutine 14:
   runtime.racewrite()
@@ -202,7 +204,7 @@ Goroutine 14 (running) created at:
   github.com/ovn-kubernetes/libovsdb/client.(*ovsdbClient).connect()
       github.com/ovn-kubernetes/libovsdb@v0.8.1/client/client.go:303 +0x13bc`
 
-// ofBerth is one in which the library only calls.
+// ofBerth is a report in which the library only calls.
 const ofBerth = `WARNING: DATA RACE
 Read at 0x00c000514098 by goroutine 27:
   github.com/berthnet/berth/internal/kernel/plug/ovsdb.(*Client).rowChanged()

@@ -15,10 +15,9 @@ import (
 	"github.com/berthnet/berth/lab/network/echo"
 )
 
-// Asks asks an echo server from the network namespace at path until it answers,
-// for a minute at the most, and compares the source that arrived there. It asks
-// from another port every five seconds: the kernel treats what goes on from one as
-// it treated the first packet, whatever was repaired since.
+// Asks asks an echo server from the network namespace at path for up to a minute, and compares the
+// address that it sees. It uses another port every five seconds: the kernel treats packets of one port
+// like the first one, whatever was repaired since.
 func Asks(t *testing.T, path string, to, want netip.Addr) error {
 	t.Helper()
 	return AsksBy(t, path, "udp", netip.AddrPortFrom(to, echo.Port), want)
@@ -46,8 +45,7 @@ func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Ad
 	return nil
 }
 
-// RateLimits counts the links of a namespace, by type, that have a token bucket of a
-// rate (bytes a second).
+// RateLimits counts the links of a namespace with a token bucket of a rate (bytes a second), by type.
 func RateLimits(t *testing.T, netns string, rate uint64) map[string]int {
 	t.Helper()
 	found := map[string]int{}

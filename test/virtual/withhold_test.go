@@ -16,8 +16,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// A pool has the address of another node: no pod gets it. A node that joins has that of a
-// pod that runs: it keeps it, it and the pool are told, and no other pod gets it.
+// TestPoolWithholdsAddressesOfNodes has a pool with the address of a node: no pod gets it. Another
+// node joins with the address of a running pod: the pod keeps it, pod and pool report it, and no
+// further pod gets it.
 func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, append(quick, "--ipam=pool")...)
@@ -48,7 +49,7 @@ func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	})
 }
 
-// wantFree wants no pod to have one of some addresses.
+// wantFree checks that no pod has an address.
 func (p *pods) wantFree(addresses ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -45,7 +45,7 @@ func mergeInto(o, patch map[string]any) {
 	}
 }
 
-// normal has numbers as objects that were read from JSON have them.
+// normal converts numbers to those of objects that were read from JSON.
 func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	data, err := json.Marshal(o.Object)
 	if err != nil {
@@ -55,8 +55,8 @@ func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	return out, json.Unmarshal(data, &out.Object)
 }
 
-// apply is a server-side apply, always by force: what a manager applied before and does
-// not any more goes. Lists are applied as a whole, but for conditions. s.mu is held.
+// apply is a forced server-side apply: fields that the manager applied before and does not now are
+// removed. Lists other than conditions are applied as a whole. s.mu is held.
 func (s *Server) apply(q request, o *object, manager string, body []byte) (*unstructured.Unstructured, error) {
 	config := &unstructured.Unstructured{}
 	if err := json.Unmarshal(body, &config.Object); err != nil {
@@ -92,7 +92,7 @@ func (s *Server) apply(q request, o *object, manager string, body []byte) (*unst
 	return out, err
 }
 
-// unapply takes away what was applied and is not any more.
+// unapply removes fields that were applied before and are not now.
 func unapply(o, former, now map[string]any) {
 	for key, value := range former {
 		if key == "metadata" || key == "apiVersion" || key == "kind" {
@@ -152,7 +152,7 @@ func typeOf(condition any) any {
 	return m["type"]
 }
 
-// withConditions is a list of conditions with others, by type.
+// withConditions merges conditions into a list, by type.
 func withConditions(have any, with []any) []any {
 	list, _ := have.([]any)
 	out := append([]any{}, list...)
@@ -170,7 +170,7 @@ func withConditions(have any, with []any) []any {
 	return out
 }
 
-// withoutConditions is a list of conditions without those of former that now lacks.
+// withoutConditions removes the conditions of former that now lacks from a list.
 func withoutConditions(have, former any, now []any) any {
 	list, _ := have.([]any)
 	was, _ := former.([]any)

@@ -35,7 +35,8 @@ const fouPort = 5555
 // selected is a namespace whose pods the Egress may select.
 func (s *liveEgress) selected() string { return s.key.Namespace + "-selected" }
 
-// selects has the Egress select pods by their labels and those of their namespaces, and end its gateways soon.
+// selects has the Egress select pods by their labels and those of their namespaces, and its gateways
+// end soon.
 func selects(e *v1alpha1.EgressSpec) {
 	e.Clients = &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "live"}},
@@ -46,7 +47,7 @@ func selects(e *v1alpha1.EgressSpec) {
 
 func (s *liveEgress) ctx() context.Context { return harness.Deadline(s.t, harness.Patience) }
 
-// in is the Egress in a test of its own.
+// in is the Egress in a subtest.
 func (s *liveEgress) in(t *testing.T) *liveEgress {
 	of := *s.egress
 	of.t = t
@@ -74,7 +75,7 @@ func (s *liveEgress) add(at int, name string, o node.PodOptions) *node.Pod {
 	return p
 }
 
-// seenAs tells whether the outside sees a pod by one of these addresses.
+// seenAs is an error unless the outside sees a pod with one of some addresses.
 func (s *liveEgress) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 	for _, network := range []string{"tcp", "udp"} {
 		as, err := seenAs(s.ctx(), p, network, to, answerWithin)
@@ -88,7 +89,7 @@ func (s *liveEgress) seenAs(p *node.Pod, to netip.Addr, by []netip.Addr) error {
 	return nil
 }
 
-// byGateways and asItself wait until a pod reaches hosts outside so.
+// byGateways and asItself wait until a pod reaches hosts outside that way.
 func (s *liveEgress) byGateways(p *node.Pod, to ...netip.Addr) {
 	s.t.Helper()
 	s.until(fmt.Sprintf("pod %s by a gateway to %v", p.Name, to), func() error {
@@ -126,7 +127,7 @@ func (s *liveEgress) gatewayAddresses() (addrs []netip.Addr) {
 	return addrs
 }
 
-// label sets labels of a pod or a namespace; an empty value takes one away.
+// label sets a label of a pod or a namespace; an empty value removes it.
 func (s *liveEgress) label(o client.Object, key, value string) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, key, value)
@@ -136,14 +137,14 @@ func (s *liveEgress) label(o client.Object, key, value string) {
 	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), o, client.RawPatch(types.MergePatchType, []byte(body))))
 }
 
-// consents has the namespace of pods that the Egress selects let Egresses of a namespace do so.
+// consents lets Egresses of a namespace select the pods.
 func (s *liveEgress) consents(to string) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationEgressSelectableFrom, to)
 	harness.OK(s.t, s.lab.Kube.Client.Patch(s.ctx(), namespaceOf(s.selected()), client.RawPatch(types.MergePatchType, []byte(body))))
 }
 
-// annotate names Egresses in a running pod's annotation; none takes it away.
+// annotate sets the annotation of a running pod that names Egresses; none removes it.
 func (s *liveEgress) annotate(p *node.Pod, names string) {
 	s.t.Helper()
 	key := v1alpha1.AnnotationEgressPrefix + s.key.Namespace
@@ -162,14 +163,13 @@ func namespaceOf(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
-// tunnelled is a packet of Foo over UDP that leaves a pod.
+// tunnelled is a Foo-over-UDP packet that leaves a pod.
 type tunnelled struct {
 	to   netip.Addr
 	from uint16 // source port
 }
 
-// tunnels listens at a pod's interface while it talks to a host outside by so many connections,
-// and returns the tunnel packets that left.
+// tunnels returns the tunnel packets that leave a pod while it opens connections to a host outside.
 func (s *liveEgress) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnelled]int, error) {
 	var fd int
 	err := ns.Do(p.Netns(), func() (err error) {
@@ -220,7 +220,7 @@ func outer(b []byte) (of tunnelled, ok bool) {
 	return of, true
 }
 
-// ports and ends are what tunnel packets had.
+// ports and ends are the source ports and the destinations of tunnel packets.
 func ports(of map[tunnelled]int) []uint16 {
 	all := map[uint16]bool{}
 	for p := range of {
