@@ -127,15 +127,17 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	}
 }
 
-// TestConnectionsOutliveOperatorAndDaemon kills the operator, the client's daemon, and the gateways'
-// programs: connections continue, and a new pod waits until they are back.
-func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
+// TestConnectionsOutliveAllPrograms kills the operator, the client's daemon, and the gateways'
+// programs under traffic. The kernel keeps serving connections, datagrams and new connections, of
+// which none fails, and a new pod waits until the programs are back.
+func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	s := newEgress(t, "away")
 	n := s.lab.Nodes()[0]
 	p := s.client(n, "before")
 	s.reaches(p, s.gateways(2))
-	talks := s.talk(p, "tcp", 8, 50*time.Millisecond)
-	talks.flow(s, 40)
+	tcp, udp := s.talk(p, "tcp", 8, 50*time.Millisecond), s.talk(p, "udp", 4, 50*time.Millisecond)
+	flood := s.pour(p, 100*time.Millisecond, answerWithin)
+	tcp.flow(s, 40)
 	for _, o := range s.lab.Operators() {
 		harness.OK(t, o.Kill())
 	}
@@ -151,11 +153,17 @@ func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 		}
 	}
 	t.Cleanup(back)
-	for _, g := range s.lab.Gateways(s.key) {
+	gateways := s.lab.Gateways(s.key)
+	for _, g := range gateways {
 		harness.OK(t, g.Kill())
 	}
-	talks.flow(s, 100)
-	s.reaches(p, nil)
+	tcp.flow(s, 100)
+	for _, g := range gateways {
+		harness.Eventually(t, harness.Patience, g.Name+" runs again", func() error { return harness.Equal("starts", g.Starts(), 2) })
+	}
+	tcp.flow(s, 100)
+	udp.flow(s, 50)
+	flood.poured(s, 10)
 
 	type made struct {
 		pod *node.Pod
@@ -166,16 +174,21 @@ func TestConnectionsOutliveOperatorAndDaemon(t *testing.T) {
 		pod, err := n.AddPod(t.Context(), "after", s.named())
 		pods <- made{pod, err}
 	}()
-	talks.flow(s, 40)
+	tcp.flow(s, 40)
 	began := time.Now()
 	back()
 	m := <-pods
 	harness.OK(t, m.err)
 	s.reaches(m.pod, nil)
 	t.Logf("a pod made meanwhile reached the outside %s after they were back", time.Since(began))
-	if err := talks.end(); err != nil {
-		t.Errorf("connections: %v", err)
+	flood.end()
+	flood.none(s)
+	for of, talks := range map[string]*talks{"connections": tcp, "datagrams": udp} {
+		if err := talks.end(); err != nil {
+			t.Errorf("%s: %v", of, err)
+		}
 	}
+	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)
 }
 
 // TestFullConnectionTrackingIsReported opens more connections than a gateway may track: its metrics
@@ -260,38 +273,6 @@ func sample(t *testing.T, text, name string) float64 {
 	v, err := strconv.ParseFloat(m[1], 64)
 	harness.OK(t, err)
 	return v
-}
-
-// TestConnectionsOutliveBerthEgress kills all of an Egress's berth-egress under traffic: the kernel
-// keeps serving connections and datagrams, the next processes take over, and no new connection fails.
-func TestConnectionsOutliveBerthEgress(t *testing.T) {
-	s := newEgress(t, "killed")
-	by := s.gateways(2)
-	p := s.client(s.lab.Nodes()[0], "talker")
-	s.reaches(p, by)
-	tcp, udp := s.talk(p, "tcp", 8, 20*time.Millisecond), s.talk(p, "udp", 4, 20*time.Millisecond)
-	flood := s.pour(p, 100*time.Millisecond, answerWithin)
-	tcp.flow(s, 100)
-	for _, g := range s.lab.Gateways(s.key) {
-		harness.OK(t, g.Kill())
-	}
-	tcp.flow(s, 200)
-	s.gateways(2)
-	for _, g := range s.lab.Gateways(s.key) {
-		harness.Eventually(t, harness.Patience, g.Name+" runs again", func() error { return harness.Equal("starts", g.Starts(), 2) })
-	}
-	tcp.flow(s, 200)
-	udp.flow(s, 100)
-	flood.poured(s, 10)
-	flood.end()
-	flood.none(s)
-	if err := tcp.end(); err != nil {
-		t.Errorf("connections: %v", err)
-	}
-	if err := udp.end(); err != nil {
-		t.Errorf("datagrams: %v", err)
-	}
-	t.Logf("%d new connections, the slowest took %s", flood.begun, flood.worst)
 }
 
 // TestNothingLeaksWithoutGateways scales an Egress to zero under traffic, and up again. Meanwhile

@@ -14,7 +14,6 @@ import (
 	"github.com/berthnet/berth/lab/network/dnscache"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
-	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -58,14 +57,9 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 					harness.OK(t, onOneENI(families, p, harness.ENIs(l, n)))
 				}
 			}
-			answers, err := oracle.Reach(harness.Deadline(t, patience), l)
-			harness.OK(t, err)
-			if want := questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6); answers != want {
-				t.Errorf("%d questions were answered, want %d", answers, want)
-			}
+			reach(t, l, "at first", questions(many+few, families, tc.egress || families == ipfamily.OnlyIPv6))
 			asksCache(t, nodes[0])
 			keptApart(t, l, nodes[0].Pods()[0])
-			harness.Settle(t, l)
 
 			freed := nodes[1].Pods()[0].Addrs
 			harness.Remove(t, nodes[1], "pod-0")
@@ -77,14 +71,8 @@ func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 				nodes[0].Args = append(nodes[0].Args, "--enable-v6-egress=false")
 			}
 			harness.Restart(t, nodes[0])
-			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
-				t.Errorf("after a restart of berthd: %v", err)
-			}
-			harness.Settle(t, l)
-			for _, n := range nodes {
-				harness.RemoveAll(t, n)
-			}
-			harness.Settle(t, l)
+			reach(t, l, "after a restart of berthd", 0)
+			empty(t, l)
 		})
 	}
 }

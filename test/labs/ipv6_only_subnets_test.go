@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
-	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -105,30 +104,18 @@ func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
 func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	t.Helper()
 	const pods = 3
-	reach := func(when string) {
-		t.Helper()
-		answers, err := oracle.Reach(harness.Deadline(t, patience), l)
-		harness.OK(t, err)
-		if want := questions(len(l.Nodes())*pods, ipfamily.OnlyIPv6, nodeLocal); answers != want {
-			t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
-		}
-	}
+	want := questions(len(l.Nodes())*pods, ipfamily.OnlyIPv6, nodeLocal)
 	for _, n := range l.Nodes() {
 		harness.OK(t, harness.AddMany(t, n, "pod", pods, node.PodOptions{}))
 		for _, p := range n.Pods() {
 			harness.OK(t, inNativeSubnet(p, harness.ENIs(l, n)))
 		}
 	}
-	reach("at first")
+	reach(t, l, "at first", want)
 	keptApart(t, l, l.Nodes()[0].Pods()[0])
-	harness.Settle(t, l)
 	harness.Restart(t, l.Nodes()[0])
-	reach("after a restart of berthd")
-	harness.Settle(t, l)
-	for _, n := range l.Nodes() {
-		harness.RemoveAll(t, n)
-	}
-	harness.Settle(t, l)
+	reach(t, l, "after a restart of berthd", want)
+	empty(t, l)
 }
 
 // inNativeSubnet expects a pod to have one address, of an ENI without IPv4.

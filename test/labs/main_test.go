@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/vpc"
+	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -63,6 +64,29 @@ func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 		n += 2
 	}
 	return pods * n * 2
+}
+
+// reach checks that all pods reach what they should, with this many answers unless it is 0, and waits
+// until the lab is at rest.
+func reach(t *testing.T, l *lab.Lab, when string, want int) {
+	t.Helper()
+	answers, err := oracle.Reach(harness.Deadline(t, patience), l)
+	if err != nil {
+		t.Fatalf("%s: %v", when, err)
+	}
+	if want > 0 && answers != want {
+		t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
+	}
+	harness.Settle(t, l)
+}
+
+// empty removes all pods of a lab, and waits until it is at rest.
+func empty(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, n := range l.Nodes() {
+		harness.RemoveAll(t, n)
+	}
+	harness.Settle(t, l)
 }
 
 // eniOf is the ENI that has an address.

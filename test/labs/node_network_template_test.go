@@ -20,7 +20,6 @@ import (
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
-	"github.com/berthnet/berth/lab/oracle"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -112,20 +111,11 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			}
 			arePodsOf(there, true)
 			arePodsOf(other, false)
-			reach := func(when string) {
-				t.Helper()
-				answers, err := oracle.Reach(harness.Deadline(t, patience), l)
-				harness.OK(t, err)
-				if want := questions(2*pods+1, harness.Families(), harness.Families() == ipfamily.OnlyIPv6); answers != want {
-					t.Errorf("%s: %d questions were answered, want %d", when, answers, want)
-				}
-			}
-			reach("at first")
-			harness.Settle(t, l)
+			want := questions(2*pods+1, harness.Families(), harness.Families() == ipfamily.OnlyIPv6)
+			reach(t, l, "at first", want)
 			harness.Restart(t, there)
 			applies(t, there, "NodeNetworkTemplate/pods")
-			reach("after a restart of berthd")
-			harness.Settle(t, l)
+			reach(t, l, "after a restart of berthd", want)
 
 			label(t, l, there, nil)
 			applies(t, there, "")
@@ -141,10 +131,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 					t.Errorf("the new ENI is in %s with groups %v, want it as eth0, in %s with %v", e.SubnetID, e.Groups, enis[0].SubnetID, enis[0].Groups)
 				}
 			}
-			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
-				t.Errorf("without the label: %v", err)
-			}
-			harness.Settle(t, l)
+			reach(t, l, "without the label", 0)
 
 			label(t, l, there, map[string]string{whose: "apart"})
 			applies(t, there, "NodeNetworkTemplate/pods")
@@ -154,10 +141,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			drained(t, l, there, group)
 			harness.OK(t, harness.AddMany(t, there, "again", 3, node.PodOptions{})) // more than one ENI has addresses for
 			arePodsOf(there, true)
-			if _, err := oracle.Reach(harness.Deadline(t, patience), l); err != nil {
-				t.Errorf("after the drain: %v", err)
-			}
-			harness.Settle(t, l)
+			reach(t, l, "after the drain", 0)
 
 			const beyond = 9 // no instance of the type has so many ENIs
 			setFirstIndex(t, l, beyond)
@@ -178,10 +162,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 			arePodsOf(there, true)
 			setFirstIndex(t, l, 1)
 			applies(t, there, "NodeNetworkTemplate/pods")
-			for _, n := range l.Nodes() {
-				harness.RemoveAll(t, n)
-			}
-			harness.Settle(t, l)
+			empty(t, l)
 		})
 	}
 }
