@@ -93,7 +93,7 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 	talk := sandboxes[0].converse(t, sandboxes[5].netns)
 	for _, end := range []func(*testing.T){c.crash, c.stop} {
 		end(t)
-		talk.goesOn(t)
+		talk.GoOn(t, 5)
 		if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
 			t.Errorf("without containerd: %+v", doc)
 		}
@@ -110,7 +110,7 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 	}
 	c.crash(t)
 	harness.OK(t, c.node.Kill())
-	talk.goesOn(t)
+	talk.GoOn(t, 5)
 	c.startDaemon(t) // with nobody at the CRI socket
 	harness.Ready(t, c.node)
 	if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) {
@@ -119,7 +119,7 @@ func TestSandboxesOutliveContainerd(t *testing.T) {
 	c.start(t)
 	c.runMany(t, "later", 1)
 	agree(t, l, c)
-	talk.goesOn(t)
-	talk.end(t)
+	talk.GoOn(t, 5)
+	harness.OK(t, talk.End())
 	empty(t, l, c)
 }

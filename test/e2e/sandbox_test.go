@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -204,73 +203,8 @@ func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 	}
 }
 
-// conversation is a busy TCP connection into a sandbox.
-type conversation struct {
-	stop     func() // once or more; ended is closed some time later
-	stopping chan struct{}
-	ended    chan struct{}
-	mu       sync.Mutex // guards below
-	replies  int
-	err      error
-}
-
-// converse asks a sandbox over one connection until end, or until a message is not answered.
-func (s *sandbox) converse(t *testing.T, netns string) *conversation {
+// converse asks a sandbox over one connection from a network namespace.
+func (s *sandbox) converse(t *testing.T, netns string) *harness.Conversations {
 	t.Helper()
-	conn := s.connect(t, netns)
-	v := &conversation{stopping: make(chan struct{}), ended: make(chan struct{})}
-	v.stop = sync.OnceFunc(func() { close(v.stopping) })
-	t.Cleanup(v.stop)
-	go func() {
-		defer close(v.ended)
-		defer conn.Close()
-		for v.once(conn) {
-		}
-	}()
-	return v
-}
-
-func (v *conversation) once(conn *echo.Conn) bool {
-	select {
-	case <-v.stopping:
-		return false
-	case <-time.After(10 * time.Millisecond): // the pace of the talk
-	}
-	_, err := conn.Once("word", 5*time.Second)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.err = err
-	if err == nil {
-		v.replies++
-	}
-	return err == nil
-}
-
-// goesOn waits for further answers.
-func (v *conversation) goesOn(t *testing.T) {
-	t.Helper()
-	v.mu.Lock()
-	want := v.replies + 5
-	v.mu.Unlock()
-	harness.Eventually(t, patience, "the conversation goes on", func() error {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		if v.err != nil {
-			t.Fatalf("the conversation broke after %d replies: %v", v.replies, v.err)
-		}
-		if v.replies < want {
-			return fmt.Errorf("%d replies, want %d", v.replies, want)
-		}
-		return nil
-	})
-}
-
-// end ends the conversation, which must not have broken.
-func (v *conversation) end(t *testing.T) {
-	t.Helper()
-	v.stop()
-	<-v.ended
-	if v.err != nil {
-		t.Errorf("the conversation broke after %d replies: %v", v.replies, v.err)
-	}
+	return harness.Converse(t, 10*time.Millisecond, 5*time.Second, s.connect(t, netns))
 }

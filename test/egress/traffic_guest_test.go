@@ -4,111 +4,28 @@ package egress
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
 )
 
-// talks are conversations over a connection each, until end.
-type talks struct {
-	stop context.CancelFunc
-	work sync.WaitGroup
-
-	mu       sync.Mutex // guards all below
-	answered int
-	by       map[netip.Addr]int // open connections by the gateway's address
-	errs     []error            // one a conversation that ended
-}
-
 // talk begins conversations of a pod, spread over both families. Each asks a question every pace.
-func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *talks {
+func (s *egress) talk(p *node.Pod, network string, many int, pace time.Duration) *harness.Conversations {
 	s.t.Helper()
-	t := &talks{by: map[netip.Addr]int{}}
-	ctx, stop := context.WithCancel(s.t.Context())
-	t.stop = stop
-	s.t.Cleanup(func() { _ = t.end() })
+	var conns []*echo.Conn
 	for i := range many {
 		to := outside[i%len(outside)]
-		c, err := echo.Connect(ctx, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{})
+		c, err := echo.Connect(s.t.Context(), p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{})
 		if err != nil {
 			s.t.Fatalf("conversation %d of pod %s with %s: %v", i, p.Name, to, err)
 		}
-		t.work.Go(func() { t.converse(ctx, c, pace) })
+		conns = append(conns, c)
 	}
-	return t
-}
-
-func (t *talks) converse(ctx context.Context, c *echo.Conn, pace time.Duration) {
-	defer c.Close()
-	var by netip.Addr
-	for i := 0; ctx.Err() == nil; i++ {
-		text := fmt.Sprintf("question %d", i)
-		r, err := c.Once(text, answerWithin)
-		if err == nil && r.Text != text {
-			err = fmt.Errorf("asked %q, was answered %q", text, r.Text)
-		}
-		if err == nil && by.IsValid() && r.You != by {
-			err = fmt.Errorf("seen as %s, before as %s", r.You, by)
-		}
-		t.mu.Lock()
-		if err != nil {
-			t.errs = append(t.errs, fmt.Errorf("%s to %s, question %d: %w", c.LocalAddr(), c.RemoteAddr(), i, err))
-		} else {
-			t.answered++
-		}
-		switch {
-		case err != nil && by.IsValid():
-			t.by[by]--
-		case err == nil && !by.IsValid():
-			by = r.You
-			t.by[by]++
-		}
-		t.mu.Unlock()
-		if err != nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pace):
-		}
-	}
-}
-
-// flow waits for a number of further answers.
-func (t *talks) flow(s *egress, more int) {
-	s.t.Helper()
-	want := t.answers() + more
-	deadline := time.Now().Add(2 * answerWithin)
-	for t.answers() < want {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("conversations stand still: %v", t.broken())
-		}
-		time.Sleep(10 * time.Millisecond) //nolint:forbidigo // as often as answers come
-	}
-}
-
-func (t *talks) answers() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.answered
-}
-
-func (t *talks) broken() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return errors.Join(t.errs...)
-}
-
-// end ends the conversations, and returns their errors.
-func (t *talks) end() error {
-	t.stop()
-	t.work.Wait()
-	return t.broken()
+	return harness.Converse(s.t, pace, answerWithin, conns...)
 }
 
 // flood is a steady flow of new connections with one question each.

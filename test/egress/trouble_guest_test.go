@@ -92,7 +92,7 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	s.reaches(p, before)
 	talks := s.talk(p, "tcp", long, 2*time.Second)
 	flood := s.pour(p, time.Second/newASecond, answerWithin)
-	talks.flow(s, long)
+	talks.GoOn(t, long)
 	began := time.Now()
 	harness.OK(t, s.lab.Kube.EditEgress(harness.Deadline(t, harness.Patience), s.key, func(e *v1alpha1.Egress) {
 		e.Spec.Template = &v1alpha1.EgressPodTemplate{Metadata: v1alpha1.EgressPodMetadata{Annotations: map[string]string{"example.com/rolled": "yes"}}}
@@ -111,8 +111,8 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 		return nil
 	})
 	took := time.Since(began)
-	talks.flow(s, long)
-	if err := talks.end(); err != nil {
+	talks.GoOn(t, long)
+	if err := talks.End(); err != nil {
 		t.Errorf("long connections: %v", err)
 	}
 	flood.end()
@@ -137,7 +137,7 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	s.reaches(p, s.gateways(2))
 	tcp, udp := s.talk(p, "tcp", 8, 50*time.Millisecond), s.talk(p, "udp", 4, 50*time.Millisecond)
 	flood := s.pour(p, 100*time.Millisecond, answerWithin)
-	tcp.flow(s, 40)
+	tcp.GoOn(t, 40)
 	for _, o := range s.lab.Operators() {
 		harness.OK(t, o.Kill())
 	}
@@ -157,12 +157,12 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	for _, g := range gateways {
 		harness.OK(t, g.Kill())
 	}
-	tcp.flow(s, 100)
+	tcp.GoOn(t, 100)
 	for _, g := range gateways {
 		harness.Eventually(t, harness.Patience, g.Name+" runs again", func() error { return harness.Equal("starts", g.Starts(), 2) })
 	}
-	tcp.flow(s, 100)
-	udp.flow(s, 50)
+	tcp.GoOn(t, 100)
+	udp.GoOn(t, 50)
 	flood.poured(s, 10)
 
 	type made struct {
@@ -174,7 +174,7 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 		pod, err := n.AddPod(t.Context(), "after", s.named())
 		pods <- made{pod, err}
 	}()
-	tcp.flow(s, 40)
+	tcp.GoOn(t, 40)
 	began := time.Now()
 	back()
 	m := <-pods
@@ -183,8 +183,8 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	t.Logf("a pod made meanwhile reached the outside %s after they were back", time.Since(began))
 	flood.end()
 	flood.none(s)
-	for of, talks := range map[string]*talks{"connections": tcp, "datagrams": udp} {
-		if err := talks.end(); err != nil {
+	for of, talks := range map[string]*harness.Conversations{"connections": tcp, "datagrams": udp} {
+		if err := talks.End(); err != nil {
 			t.Errorf("%s: %v", of, err)
 		}
 	}
@@ -336,9 +336,9 @@ func TestReusedAddressIsNoClient(t *testing.T) {
 	old := s.client(n, "old")
 	s.reaches(old, nil)
 	talk := s.talk(old, "udp", 4, 50*time.Millisecond)
-	talk.flow(s, 40)
+	talk.GoOn(t, 40)
 	harness.OK(t, n.DelPod(harness.Deadline(t, harness.Patience), old.Name))
-	_ = talk.end() // it ends with its pod
+	_ = talk.End() // it ends with its pod
 
 	successor := s.successor(n, old.Addr())
 	as, err := seenAs(t.Context(), successor, "udp", site.OutsideHost, answerWithin)
