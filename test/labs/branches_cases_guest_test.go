@@ -4,27 +4,21 @@ package labs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipfamily"
-	"github.com/berthnet/berth/internal/kernel/datapath"
-	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/kernel/plug"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -86,9 +80,7 @@ func (b *branches) first() {
 	harness.Settle(b.T, b.Lab)
 
 	b.firstFromTheNode(near, plain)
-	b.firstToServices(near, far)
 	b.firstRestarts(near, far)
-	b.firstRepair(near, out, far)
 	b.firstStandard(near, far, plain)
 
 	b.firstLeavesAddresses(plain, near, out, far)
@@ -119,42 +111,6 @@ func (b *branches) firstFromTheNode(near routed, plain *node.Pod) {
 	}
 }
 
-// firstToServices has a pod ask a Service, which its node translates, and the outside, which it
-// reaches as the VPC routes it and never with its node's address.
-func (b *branches) firstToServices(near, far routed) {
-	b.Helper()
-	for i, own := range b.addrs(near.eni) {
-		service, onPrem, ip := netip.MustParseAddrPort("172.20.0.77:7777"), fabric.OnPremHost, "ip"
-		if own.Is6() {
-			service, onPrem, ip = netip.MustParseAddrPort("[fd20::77]:7777"), fabric.OnPremHost6, "ip6"
-		}
-		b.nft(fmt.Sprintf("add table %[1]s services; add chain %[1]s services pre { type nat hook prerouting priority dstnat; }; "+
-			"add rule %[1]s services pre %[1]s daddr %[2]s tcp dport %[3]d dnat to %[4]s", ip, service.Addr(), service.Port(), netip.AddrPortFrom(b.addrs(far.eni)[i], echo.Port)))
-		harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", service, own))
-		b.nft("delete table " + ip + " services")
-		harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(onPrem, echo.Port), own))
-		if own.Is6() { // every address is public
-			harness.OK(b.T, harness.AsksBy(b.T, near.Netns(), "tcp", netip.AddrPortFrom(fabric.InternetHost6, echo.Port), own))
-			continue
-		}
-		b.drop("near to the internet", near.eni, "gateway", func(ctx context.Context) error {
-			_, err := near.Ask(ctx, "tcp", fabric.InternetHost, "hello") // a branch has no public address
-			return err
-		})
-	}
-}
-
-// nft changes nftables of the first node, as kube-proxy may.
-func (b *branches) nft(commands string) {
-	b.Helper()
-	harness.OK(b.T, ns.Do(b.a.Netns, func() error {
-		if out, err := exec.Command("nft", commands).CombinedOutput(); err != nil {
-			return fmt.Errorf("nft %s: %w: %s", commands, err, out)
-		}
-		return nil
-	}))
-}
-
 // firstRestarts restarts daemon and operator under running pods.
 func (b *branches) firstRestarts(near, far routed) {
 	b.Helper()
@@ -165,46 +121,6 @@ func (b *branches) firstRestarts(near, far routed) {
 		b.Errorf("the branch was %+v and %+v, is %+v and %+v", near.eni.Trunk, links, got.Trunk, b.links(near.Pod))
 	}
 	harness.OK(b.T, b.a.CheckPod(harness.Deadline(b.T, harness.Patience), "near"))
-	b.talk(near, far)
-}
-
-// firstRepair removes the rules by which packets between two pods of one node leave it.
-func (b *branches) firstRepair(near, out, far routed) {
-	b.Helper()
-	var gone []string
-	for _, p := range []routed{near, out} {
-		gone = append(gone, datapath.LinkPrefix+plug.Ref{Kind: plug.RoutedVLAN, PortID: p.eni.ID}.Short())
-	}
-	taken := 0
-	harness.OK(b.T, ns.Netlink(b.a.Netns, func(h *netlink.Handle) error {
-		var errs []error
-		for _, f := range b.families.Families() {
-			family := map[ipfamily.Family]int{ipfamily.IPv4: netlink.FAMILY_V4, ipfamily.IPv6: netlink.FAMILY_V6}[f]
-			rules, err := h.RuleList(family)
-			errs = append(errs, err)
-			for _, r := range rules {
-				if r.Family = family; r.Priority == datapath.RuleBranchOut && slices.Contains(gone, r.IifName) {
-					errs = append(errs, h.RuleDel(&r))
-					taken++
-				}
-			}
-		}
-		return errors.Join(errs...)
-	}))
-	if want := len(gone) * len(b.families.Families()); taken != want {
-		b.Errorf("%d rules with priority %d lead from the pods, want %d", taken, datapath.RuleBranchOut, want)
-	}
-	harness.Eventually(b.T, harness.Patience, "the daemon makes the rules again", func() error {
-		for i := range b.families.Families() {
-			ctx, cancel := context.WithTimeout(b.Context(), shortly)
-			if err := b.ask(out.Pod, out.eni, near.eni)(ctx, i); err == nil {
-				b.Error("without the rules of its link a pod is reached past its groups")
-			}
-			cancel()
-		}
-		return errors.Join(b.a.CheckPod(b.Context(), near.Name), b.a.CheckPod(b.Context(), out.Name))
-	})
-	b.dropped(out.Pod, out.eni, near.eni)
 	b.talk(near, far)
 }
 

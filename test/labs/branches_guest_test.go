@@ -16,7 +16,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -102,7 +101,6 @@ func TestPodsHaveBranches(t *testing.T) {
 			{"Moves", (*branches).moves},
 			{"First", (*branches).first},
 			{"Warm", (*branches).warm},
-			{"Full", (*branches).full},
 		},
 		ipfamily.Dual: {
 			{"Groups", (*branches).groups},
@@ -536,42 +534,6 @@ func (b *branches) moves() {
 	}
 	harness.RemoveAll(b.T, b.a)
 	harness.OK(b.T, b.Kube.Client.Delete(b.Context(), db))
-}
-
-// full asks for more NICs than a node may have branches. The last pod waits, says why, and starts once
-// another has gone.
-func (b *branches) full() {
-	b.empty() // what has cooled by now counts no more
-	three := "[{name: eth1}, {name: eth2}, {name: eth3}]"
-	for i := range 3 {
-		b.add(b.b, fmt.Sprint("many-", i), lab.BranchVPC, three)
-	}
-	type result struct {
-		pod *node.Pod
-		err error
-	}
-	came := make(chan result, 1)
-	ctx := harness.Deadline(b.T, harness.Patience)
-	go func() {
-		p, err := b.b.AddPod(ctx, "last", b.pod(lab.BranchVPC, "[{name: eth1}]"))
-		came <- result{p, err}
-	}()
-	harness.Eventually(b.T, harness.Patience, "the last NIC says why it waits", func() error {
-		all, err := b.Kube.PodNICs(b.Context())
-		for i := range all {
-			c := meta.FindStatusCondition(all[i].Status.Conditions, v1alpha1.ConditionBound)
-			if c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "as many branch interfaces as its type may have") {
-				return nil
-			}
-		}
-		return fmt.Errorf("none of %d PodNICs does: %w", len(all), err)
-	})
-	harness.Remove(b.T, b.b, "many-0")
-	last := <-came
-	harness.OK(b.T, last.err)
-	b.branch(last.pod)
-	harness.RemoveAll(b.T, b.b)
-	b.empty()
 }
 
 // permissions checks that EC2 refused the operator no call.
