@@ -4,17 +4,13 @@ package egress
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -161,78 +156,4 @@ func podOf(p *node.Pod) *corev1.Pod {
 
 func namespaceOf(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-// tunnelled is a Foo-over-UDP packet that leaves a pod.
-type tunnelled struct {
-	to   netip.Addr
-	from uint16 // source port
-}
-
-// tunnels returns the tunnel packets that leave a pod while it opens connections to a host outside.
-func (s *liveEgress) tunnels(p *node.Pod, to netip.Addr, connections int) (map[tunnelled]int, error) {
-	var fd int
-	err := ns.Do(p.Netns(), func() (err error) {
-		all := uint16(unix.ETH_P_ALL)
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(all<<8|all>>8))
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listen in pod %s: %w", p.Name, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	for range connections {
-		if _, err := seenAs(s.ctx(), p, "tcp", to, answerWithin); err != nil {
-			return nil, err
-		}
-	}
-	seen := map[tunnelled]int{}
-	packet := make([]byte, 2048)
-	for {
-		n, from, err := unix.Recvfrom(fd, packet, 0)
-		if errors.Is(err, unix.EAGAIN) {
-			return seen, nil
-		}
-		if err != nil {
-			return nil, os.NewSyscallError("recvfrom", err)
-		}
-		if link, ok := from.(*unix.SockaddrLinklayer); ok && link.Pkttype == unix.PACKET_OUTGOING {
-			if of, ok := outer(packet[:n]); ok {
-				seen[of]++
-			}
-		}
-	}
-}
-
-// outer reads the outer headers of a tunnel packet.
-func outer(b []byte) (of tunnelled, ok bool) {
-	var udp []byte
-	switch {
-	case len(b) >= 28 && b[0]>>4 == 4 && b[9] == unix.IPPROTO_UDP:
-		of.to, udp = netip.AddrFrom4([4]byte(b[16:20])), b[int(b[0]&15)*4:]
-	case len(b) >= 48 && b[0]>>4 == 6 && b[6] == unix.IPPROTO_UDP:
-		of.to, udp = netip.AddrFrom16([16]byte(b[24:40])), b[40:]
-	}
-	if len(udp) < 8 || binary.BigEndian.Uint16(udp[2:]) != fouPort {
-		return of, false
-	}
-	of.from = binary.BigEndian.Uint16(udp)
-	return of, true
-}
-
-// ports and ends are the source ports and the destinations of tunnel packets.
-func ports(of map[tunnelled]int) []uint16 {
-	all := map[uint16]bool{}
-	for p := range of {
-		all[p.from] = true
-	}
-	return slices.Sorted(maps.Keys(all))
-}
-
-func ends(of map[tunnelled]int) []netip.Addr {
-	all := map[netip.Addr]bool{}
-	for p := range of {
-		all[p.to] = true
-	}
-	return slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
 }
