@@ -1,7 +1,6 @@
 package labs
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -17,11 +16,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// handEdits are edits by node.
+// handEdits are edits by node. TestHandEdits of internal/operator/nodeenis has more of spec.ipam.
 var handEdits = map[string]func(*testing.T, *cluster, string){
-	"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented,
+	"emptied": availableEmptied, "invented": availableInvented, "wiped": statusWiped,
 	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
-	"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
+	"huge": hugeWatermark, "othervpc": otherVPC,
 }
 
 // TestHandEditsAreCorrected writes values into NodeNetworks that CEL admits and that make no sense.
@@ -103,29 +102,6 @@ func availableEmptied(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// releasingGarbage lists a pod's address as releasing: it is not released.
-func releasingGarbage(t *testing.T, c *cluster, name string) {
-	p, err := c.named(t, name).Pod("stays")
-	harness.OK(t, err)
-	list := []string{"192.0.2.1", "10.0.0.0/24", "fd00::1"}
-	for _, a := range p.Addrs {
-		list = append(list, a.String())
-	}
-	body, err := json.Marshal(list)
-	harness.OK(t, err)
-	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"releasing":%s}}}`, body))
-	c.othersGrow(t)
-	c.restored(t, name)
-	harness.Becomes(t, c.Lab, name, "the pod's address stays", func(o *v1alpha1.NodeNetwork) error {
-		for _, a := range p.Addrs {
-			if slices.Contains(o.Spec.IPAM.Releasing, a.String()) {
-				return fmt.Errorf("%s is releasing", a)
-			}
-		}
-		return nil
-	})
-}
-
 // availableInvented lists addresses that EC2 has not assigned, or of no ENI: they are removed.
 func availableInvented(t *testing.T, c *cluster, name string) {
 	eni := harness.ENIs(c.Lab, c.named(t, name))[1].ID
@@ -186,26 +162,6 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 2) // there is no room for more, and another pod comes
 }
 
-// indexBeyond names a device index that the type does not have, which is rejected: no ENI is attached
-// there, and the last valid value stays in effect.
-func indexBeyond(t *testing.T, c *cluster, name string) {
-	n := c.named(t, name)
-	first := int32(9)
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
-	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "InvalidSpec", "spec.eni.firstInterfaceIndex is 9")
-	c.othersGrow(t)
-	harness.OK(t, n.CheckPod(t.Context(), "stays"))
-	for _, e := range harness.ENIs(c.Lab, n) {
-		if e.Attachment.DeviceIndex == 9 {
-			t.Errorf("%s is attached at index 9", e.ID)
-		}
-	}
-	first = 1
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
-	c.has(t, name, 3)
-	c.restored(t, name)
-}
-
 func statusWiped(t *testing.T, c *cluster, name string) {
 	empty := client.RawPatch(types.MergePatchType, []byte(`{"status":null}`)) // whatever the operator writes meanwhile
 	harness.Eventually(t, patience, "empty the status of "+name, func() error {
@@ -221,17 +177,4 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 		}
 		return nil
 	})
-}
-
-// otherInstance names an instance that does not exist: the daemon replaces the object.
-func otherInstance(t *testing.T, c *cluster, name string) {
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
-	c.othersGrow(t)
-	harness.Becomes(t, c.Lab, name, "it is of the instance again", func(o *v1alpha1.NodeNetwork) error {
-		if o.Spec.InstanceID != c.named(t, name).InstanceID {
-			return fmt.Errorf("it is of %s", o.Spec.InstanceID)
-		}
-		return nil
-	})
-	c.has(t, name, 2)
 }
