@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -34,8 +33,7 @@ func TestCNIVerbs(t *testing.T) {
 		t.Run("life in "+v, func(t *testing.T) { life(t, n, v) })
 	}
 	for name, part := range map[string]func(*testing.T, *node.Node){
-		"VERSION":                            versionVerb,
-		"STATUS of a node that takes pods":   statusVerb,
+		"STATUS of a node that takes pods":   takesPods,
 		"DEL of what is not there":           delUnknown,
 		"DEL after the namespace":            delAfterNetns,
 		"DEL leaves others alone":            delLeavesOthers,
@@ -43,10 +41,8 @@ func TestCNIVerbs(t *testing.T) {
 		"CHECK names what is broken":         checkNames,
 		"CHECK of an unknown container":      checkUnknown,
 		"GC":                                 collect,
-		"GC spares what it cannot know":      collectSpares,
 		"ADD repairs what it set up before":  addAgainRepairs,
 		"MTU and DNS of the configuration":   configured,
-		"unknown CNI_ARGS":                   unknownArgs,
 		"the configuration of an older node": oddities,
 	} {
 		t.Run(name, func(t *testing.T) { part(t, n) })
@@ -218,19 +214,6 @@ func gone(t *testing.T, n *node.Node, r *types100.Result) {
 	}
 }
 
-func versionVerb(t *testing.T, n *node.Node) {
-	info, err := n.Runtime(t.TempDir()).GetVersionInfo(t.Context(), "berth")
-	harness.OK(t, err)
-	if got := info.SupportedVersions(); !slices.Equal(got, versions) {
-		t.Errorf("VERSION answers %v, want %v", got, versions)
-	}
-}
-
-func statusVerb(t *testing.T, n *node.Node) {
-	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
-	harness.OK(t, n.Runtime(t.TempDir()).GetStatusNetworkList(t.Context(), list))
-}
-
 func delUnknown(t *testing.T, n *node.Node) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
@@ -317,19 +300,6 @@ func collect(t *testing.T, n *node.Node) {
 	harness.OK(t, foreign.Del(t, other))
 }
 
-// collectSpares sends a GC without a list, which must release nothing.
-func collectSpares(t *testing.T, n *node.Node) {
-	list := harness.Network(t, "1.1.0", "gc", harness.Plugin(n, nil))
-	s := harness.NewSandbox(t, n)
-	add(t, s, list)
-	err := n.Runtime(t.TempDir()).GCNetworkList(t.Context(), list, nil)
-	if err == nil || !strings.Contains(err.Error(), "valid-attachments") {
-		t.Errorf("GC without a list answers %v, want something about valid-attachments", err)
-	}
-	harness.OK(t, s.Check(t, list))
-	harness.OK(t, s.Del(t, list))
-}
-
 func addAgainRepairs(t *testing.T, n *node.Node) {
 	families := familiesOfPods()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
@@ -371,19 +341,6 @@ func configured(t *testing.T, n *node.Node) {
 		return err
 	})
 	harness.OK(t, s.Check(t, list))
-	harness.OK(t, s.Del(t, list))
-}
-
-func unknownArgs(t *testing.T, n *node.Node) {
-	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	s := harness.NewSandbox(t, n)
-	s.Args = [][2]string{{"COLOUR", "blue"}}
-	_, err := s.CNI.AddNetworkList(t.Context(), list, s.RuntimeConf)
-	if node.CNICode(err) != types.ErrInvalidEnvironmentVariables || !strings.Contains(err.Error(), "COLOUR") {
-		t.Errorf("unknown arguments: %v with code %d, want code %d naming COLOUR", err, node.CNICode(err), types.ErrInvalidEnvironmentVariables)
-	}
-	s.Args = append(s.Args, [2]string{"IgnoreUnknown", "1"})
-	add(t, s, list)
 	harness.OK(t, s.Del(t, list))
 }
 
