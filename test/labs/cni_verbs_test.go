@@ -301,22 +301,12 @@ func collect(t *testing.T, n *node.Node) {
 }
 
 func addAgainRepairs(t *testing.T, n *node.Node) {
-	families := familiesOfPods()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	s := harness.NewSandbox(t, n)
 	first := add(t, s, list)
-	s.Do(t, func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		for _, f := range families {
-			if err := delRoutes(l, f, func(r netlink.Route) bool { return r.Gw != nil }); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	for _, f := range familiesOfPods() {
+		s.Do(t, func() error { return delDefaultRoutes(f) })
+	}
 	again := add(t, s, list)
 	if !reflect.DeepEqual(first, again) {
 		t.Errorf("ADD again answers %v, before %v", again, first)
