@@ -9,10 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/datapath"
@@ -49,27 +46,16 @@ func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 
 // forwardDrop sets a FORWARD policy and a rule of DROP, as firewalls do. Conditions name both.
 func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
-	family, command := nftables.TableFamilyIPv4, "iptables"
+	family, command := "ip", "iptables"
 	if f == ipfamily.IPv6 {
-		family, command = nftables.TableFamilyIPv6, "ip6tables"
+		family, command = "ip6", "ip6tables"
 	}
-	set := func(policy nftables.ChainPolicy, rules ...expr.VerdictKind) {
-		harness.OK(t, ns.Do(n.Netns, func() error {
-			c, err := nftables.New()
-			if err != nil {
-				return err
-			}
-			table := c.AddTable(&nftables.Table{Family: family, Name: "filter"})
-			chain := c.AddChain(&nftables.Chain{
-				Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter,
-				Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
-			})
-			c.FlushChain(chain)
-			for _, verdict := range rules {
-				c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: verdict}}})
-			}
-			return c.Flush()
-		}))
+	set := func(policy string, rules ...string) {
+		text := fmt.Sprintf("add table %[1]s filter; add chain %[1]s filter FORWARD { type filter hook forward priority 0; policy %[2]s; }; flush chain %[1]s filter FORWARD", family, policy)
+		for _, r := range rules {
+			text += fmt.Sprintf("; add rule %s filter FORWARD %s", family, r)
+		}
+		inNetns(t, n.Netns, "nft", text)
 	}
 	gauge := func(want string) {
 		harness.Eventually(t, patience, "the metric follows", func() error {
@@ -81,7 +67,7 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 		})
 	}
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
-	set(nftables.ChainPolicyDrop)
+	set("drop")
 	says := func(reason, command string) {
 		c := condition(t, n, daemon.ConditionForwarding, introspect.False)
 		if c.Reason != reason || !harness.Says(c.Message, "FORWARD", ": "+command, "pods") {
@@ -92,70 +78,38 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 	gauge("0")
 	harness.Add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
 	harness.Remove(t, n, "meanwhile")
-	set(nftables.ChainPolicyAccept)
+	set("accept")
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
-	set(nftables.ChainPolicyAccept, expr.VerdictDrop)
+	set("accept", "drop")
 	says("DropRule", command+" -I FORWARD -i bth+ -j ACCEPT")
-	set(nftables.ChainPolicyAccept)
+	set("accept")
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	gauge("1")
 }
 
-// flushes removes one kind of Berth's state after the other, as network managers and firewall reloads
-// do.
+// flushes removes one kind of Berth's state after the other, as network managers and firewall
+// reloads do.
 func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
-	rt := func(fn func(h *netlink.Handle) error) func() error {
-		return func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			return fn(h)
-		}
-	}
-	table := func(id int) func() error {
-		return rt(func(h *netlink.Handle) error {
-			return eachFamily(func(f int) (ours int, err error) {
-				routes, err := h.RouteListFiltered(f, &netlink.Route{Table: id}, netlink.RT_FILTER_TABLE)
-				for _, r := range routes {
-					err = errors.Join(err, h.RouteDel(&r))
-				}
-				return len(routes), err
-			})
-		})
-	}
 	far, err := other.Pod("far")
 	harness.OK(t, err)
-	for what, flush := range map[string]func() error{
-		"routes of pods":   table(datapath.PodTable),
-		"table of the ENI": table(datapath.UplinkTableBase + 1),
-		"rules": rt(func(h *netlink.Handle) error {
-			return eachFamily(func(f int) (ours int, err error) {
-				rules, err := h.RuleList(f)
-				for _, r := range rules {
-					if r.Protocol == datapath.Protocol {
-						err = errors.Join(err, h.RuleDel(&r))
-						ours++
-					}
-				}
-				return ours, err
-			})
-		}),
-		"nftables": func() error {
-			c, err := nftables.New()
-			if err != nil {
-				return err
+	each := func(args ...string) func() { // a command of ip for each family of pods
+		return func() {
+			for _, f := range harness.Families().Families() {
+				inNetns(t, n.Netns, append([]string{"ip", map[ipfamily.Family]string{ipfamily.IPv4: "-4", ipfamily.IPv6: "-6"}[f]}, args...)...)
 			}
-			c.FlushRuleset()
-			return c.Flush()
-		},
-		"forwarding": func() error {
-			return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"}, ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "0"})
+		}
+	}
+	for what, flush := range map[string]func(){
+		"routes of pods":   each("route", "flush", "table", fmt.Sprint(datapath.PodTable)),
+		"table of the ENI": each("route", "flush", "table", fmt.Sprint(datapath.UplinkTableBase+1)),
+		"rules":            each("rule", "flush", "protocol", fmt.Sprint(datapath.Protocol)),
+		"nftables":         func() { inNetns(t, n.Netns, "nft", "flush ruleset") },
+		"forwarding": func() {
+			inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			harness.OK(t, ns.Do(n.Netns, flush))
+			flush()
 			for _, p := range n.Pods() {
 				harness.Eventually(t, patience, p.Name+" talks again", func() error {
 					outside := harness.Asks(t, p.Netns(), fabric.InternetHost, harness.ENIs(l, n)[0].Primary)
@@ -174,19 +128,6 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		t.Error("berth_repairs_total counted nothing")
 	}
 	harness.Settle(t, l)
-}
-
-// eachFamily flushes both families, and expects something to flush of each that pods have.
-func eachFamily(flush func(family int) (ours int, err error)) error {
-	var errs []error
-	for f, family := range map[ipfamily.Family]int{ipfamily.IPv4: unix.AF_INET, ipfamily.IPv6: unix.AF_INET6} {
-		ours, err := flush(family)
-		if err == nil && ours == 0 && harness.Families().Has(f) {
-			err = fmt.Errorf("of %s there was nothing to flush", f)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }
 
 func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
