@@ -29,6 +29,7 @@ import (
 	_ "github.com/berthnet/berth/internal/source/pool"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
+	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
 	"github.com/berthnet/berth/lab/run/proc"
@@ -72,7 +73,7 @@ var nodeMode = mode{
 	ops:      300,
 	every:    6,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
-	empty:    primaryAlone,
+	empty:    backTo(1, -1),
 }
 
 // operatorMode has nodes that keep one address warm and no pods on the primary ENI. Six pods fill the
@@ -87,7 +88,7 @@ var operatorMode = mode{
 	ops:      200,
 	every:    10,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
-	empty:    oneWarmAddress,
+	empty:    backTo(2, 1), // one warm address
 }
 
 // ofDaemon are the failpoints of a daemon without NICs, ofPortDaemon of one with NICs.
@@ -154,7 +155,7 @@ var furtherSoaks = []mode{
 func ofFamilies(m mode, families ipfamily.Set) mode {
 	m.soak, m.options.IPFamilies = m.name+"+"+lab.Mode(families), families
 	if m.name == lab.OperatorMode {
-		m.empty = oneFurtherENI
+		m.empty = backTo(2, -1) // whose IPv6 prefix may stay
 	}
 	return m
 }
@@ -257,36 +258,21 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 	return all
 }
 
-// primaryAlone waits until every node is back to the primary ENI.
-func primaryAlone(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		if enis := l.Snapshot().InstanceENIs(n.InstanceID); len(enis) != 1 {
-			return fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis))
-		}
-		return nil
-	})
-}
-
-// oneWarmAddress waits until every node is back to one further ENI with one warm address.
-func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		addresses := 0
-		enis := l.Snapshot().InstanceENIs(n.InstanceID)
-		for _, e := range enis {
-			addresses += len(e.Secondary)
-		}
-		if len(enis) != 2 || addresses != 1 {
-			return fmt.Errorf("%s has %d ENIs with %d addresses, expected 2 with the warm one alone", n.Name, len(enis), addresses)
-		}
-		return nil
-	})
-}
-
-// oneFurtherENI waits until every node is back to one further ENI, whose IPv6 prefix may stay.
-func oneFurtherENI(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		return harness.Equal("ENIs of "+n.Name, len(l.Snapshot().InstanceENIs(n.InstanceID)), 2)
-	})
+// backTo waits until every node is back to a number of ENIs besides its trunk, with a number of
+// secondary addresses unless that is negative.
+func backTo(enis, addresses int) func(ctx context.Context, l *lab.Lab) error {
+	return func(ctx context.Context, l *lab.Lab) error {
+		return eachNode(ctx, l, func(n *node.Node) error {
+			mine, has := slices.DeleteFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Type == "trunk" }), 0
+			for _, e := range mine {
+				has += len(e.Secondary)
+			}
+			if len(mine) != enis || addresses >= 0 && has != addresses {
+				return fmt.Errorf("%s has %d ENIs with %d addresses, expected %d with %d (-1: any)", n.Name, len(mine), has, enis, addresses)
+			}
+			return nil
+		})
+	}
 }
 
 // blocks waits until every node is back to so many blocks.
