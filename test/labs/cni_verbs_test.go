@@ -33,6 +33,7 @@ func TestCNIVerbs(t *testing.T) {
 		t.Run("life in "+v, func(t *testing.T) { life(t, n, v) })
 	}
 	for name, part := range map[string]func(*testing.T, *node.Node){
+		"VERSION":                            versionVerb,
 		"STATUS of a node that takes pods":   takesPods,
 		"DEL of what is not there":           delUnknown,
 		"DEL after the namespace":            delAfterNetns,
@@ -211,6 +212,14 @@ func gone(t *testing.T, n *node.Node, r *types100.Result) {
 		if share(addrs, []netip.Addr{a.Address, a.IPv6}) {
 			t.Errorf("%v are still allocated after DEL: %+v", addrs, a)
 		}
+	}
+}
+
+func versionVerb(t *testing.T, n *node.Node) {
+	info, err := n.Runtime(t.TempDir()).GetVersionInfo(t.Context(), "berth")
+	harness.OK(t, err)
+	if got := info.SupportedVersions(); !slices.Equal(got, versions) {
+		t.Errorf("VERSION answers %v, want %v", got, versions)
 	}
 }
 
