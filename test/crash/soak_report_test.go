@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-func TestReport(t *testing.T) {
+func TestSoakReport(t *testing.T) {
 	first, second := place{"pool", 1, 7, 400}, place{"pool", 2, 99, 400}
 	counted := newTally("pool")
 	counted.begin(first)
@@ -79,7 +79,7 @@ Violations
 	}
 }
 
-func TestManyViolationsAndSteps(t *testing.T) {
+func TestSoakReportIsBounded(t *testing.T) {
 	counted := newTally("node")
 	p := place{"node", 1, 1, 100}
 	counted.begin(p)
@@ -98,7 +98,7 @@ func TestManyViolationsAndSteps(t *testing.T) {
 	}
 }
 
-func TestPercentile(t *testing.T) {
+func TestSoakPercentiles(t *testing.T) {
 	var thousand []time.Duration
 	for i := range 1000 {
 		thousand = append(thousand, time.Duration(i+1))
@@ -123,7 +123,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestSoakFlags(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		want options

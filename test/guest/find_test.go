@@ -109,7 +109,7 @@ func testsOf(name string, source []byte) (tests []string, err error) {
 	return tests, nil
 }
 
-func TestFind(t *testing.T) {
+func TestFindsTestsForTheGuest(t *testing.T) {
 	const api = "\nvar _ = harness.Main(nil)\n"
 	const code = "\n\npackage p\n\nfunc TestMain(m *testing.M) {}\nfunc Test%s(t *testing.T) {}\nfunc Help%[1]s() {}\n"
 	module := fstest.MapFS{}

@@ -252,7 +252,7 @@ func programsOf(source string) (programs []string) {
 	return programs
 }
 
-func TestProgramsOf(t *testing.T) {
+func TestProgramsOfAPackage(t *testing.T) {
 	got := programsOf(`func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth-operator")) }`)
 	if want := []string{"./cmd/berthd", "./cmd/berth-operator"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

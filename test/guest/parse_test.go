@@ -199,7 +199,7 @@ func why(said string) string {
 	return said
 }
 
-func TestSplit(t *testing.T) {
+func TestOutputIsSplitByPackage(t *testing.T) {
 	guest := "noise\n" + mark + "begin a/b\n" +
 		"\x16=== RUN   TestOne\none says\n\x16--- PASS: TestOne (0.50s)\n\x16=== RUN   TestTwo\n\x16=== RUN   TestTwo/sub\n    x_test.go:1: bad\n" +
 		"\x16--- FAIL: TestTwo (1.00s)\n    \x16--- FAIL: TestTwo/sub (1.00s)\n\x16=== RUN   TestThree\npanic: oh\n\n" + mark + "end 2\n" +
@@ -228,8 +228,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestReport checks which packages count as passed.
-func TestReport(t *testing.T) {
+// TestOutcomesOfPackages checks which packages count as passed.
+func TestOutcomesOfPackages(t *testing.T) {
 	const (
 		one  = "\x16=== RUN   TestOne\n"
 		part = one + "\x16=== RUN   TestOne/x\n"

@@ -168,8 +168,8 @@ func hashFile(h io.Writer, name string) error {
 	return err
 }
 
-// TestVerdicts checks that a verdict is used for an unchanged package, and not after any change.
-func TestVerdicts(t *testing.T) {
+// TestUnchangedPackagesKeepTheirVerdict checks that a verdict is used for an unchanged package, and not after any change.
+func TestUnchangedPackagesKeepTheirVerdict(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv(VerdictsVar, "")
 	t.Setenv(harness.SampleVar, "3")

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-func TestSample(t *testing.T) {
+func TestSampleTakesEveryNthCase(t *testing.T) {
 	all := []int{0, 1, 2, 3, 4, 5, 6}
 	for _, tc := range []struct {
 		number, n int
@@ -100,8 +100,8 @@ func TestHalfOfSlices(t *testing.T) {
 	}
 }
 
-// TestRotates checks that a rotating test runs in its own slices and with all.
-func TestRotates(t *testing.T) {
+// TestRotatingTestsRunInTheirSlices checks that a rotating test runs in its own slices and with all.
+func TestRotatingTestsRunInTheirSlices(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "0": true, "4": true, "3": false, "9": false, "all": true} {
 		number, every, err := parseSlice(value)
 		if got := due(number, every, []int{0, 4}); err != nil || got != want {
@@ -136,7 +136,7 @@ func TestFamiliesOfLabs(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
+func TestLabsAtOnceAreLimited(t *testing.T) {
 	dir := t.TempDir()
 	for range labsAtOnce - 1 {
 		f, err := freeSlot(dir)

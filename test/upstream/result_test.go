@@ -24,7 +24,7 @@ const report = `[{"SpecReports": [
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "came too late", "State": "skipped"}
 ]}]`
 
-func TestJudge(t *testing.T) {
+func TestOutcomesOfSpecs(t *testing.T) {
 	reports, err := readReport(strings.NewReader(report))
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 
 // Results of a mode and of families are kept apart from those of others, and those of groups that
 // were not run now stay, if they are of the same Kubernetes.
-func TestKeep(t *testing.T) {
+func TestResultsAreKeptByGroup(t *testing.T) {
 	folder := t.TempDir()
 	of := func(mode string, families ipfamily.Set, version, group, name string) results {
 		return results{Mode: mode, Families: families, Kubernetes: version, Specs: []result{{Name: name, Group: group, Outcome: passed}}}
@@ -119,7 +119,7 @@ func TestSetUpThatFailed(t *testing.T) {
 	}
 }
 
-func TestProgress(t *testing.T) {
+func TestProgressOfSpecs(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out, 4)
 	for _, part := range []string{
