@@ -24,6 +24,7 @@ import (
 	"github.com/berthnet/berth/lab/run/cgroup"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/poll"
+	"github.com/berthnet/berth/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -120,7 +121,7 @@ func (c *containerd) start(t *testing.T) {
 	harness.Eventually(t, patience, "containerd serves CRI", func() error {
 		select {
 		case <-exited:
-			t.Fatalf("containerd ended:\n%s", c.logTail())
+			t.Fatalf("containerd ended:\n%s", proc.Tail(c.logFile(), 40))
 		default:
 		}
 		c.conn.ResetConnectBackoff()
@@ -199,7 +200,7 @@ func (c *containerd) close(t *testing.T) {
 		c.checkLeftovers(t)
 	}
 	if t.Failed() {
-		t.Logf("end of the log of containerd on %s:\n%s", c.node.Name, c.logTail())
+		t.Logf("end of the log of containerd on %s:\n%s", c.node.Name, proc.Tail(c.logFile(), 40))
 	}
 	if c.conn != nil {
 		c.conn.Close()
@@ -243,12 +244,6 @@ func (c *containerd) checkLeftovers(t *testing.T) {
 			t.Errorf("containerd of %s left %s behind: %v", c.node.Name, what, err)
 		}
 	}
-}
-
-func (c *containerd) logTail() string {
-	data, _ := os.ReadFile(c.logFile()) // an empty one tells as much as none
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	return strings.Join(lines[max(0, len(lines)-40):], "\n")
 }
 
 // treePrefix begins the name of a run's cgroup.

@@ -133,10 +133,10 @@ func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	harness.Restart(b.T, b.b, "--pod-security-group-enforcing-mode=standard")
 	local, beside := b.addFirst(b.b, "local", outsider), harness.Add(b.T, b.b, "beside")
 	b.dropped(stranger.Pod, stranger.eni, far.eni) // who were made before
-	before := b.drops(local.eni, "ingress")
+	before := b.drops(local.eni)
 	b.reaches("a pod of its node", beside.Netns(), local)
 	b.reaches("its node", b.b.Netns, local)
-	if got := b.drops(local.eni, "ingress"); got != before {
+	if got := b.drops(local.eni); got != before {
 		b.Errorf("the VPC dropped %d packets from the pod's own node", got-before)
 	}
 	_, err := local.Ask(harness.Deadline(b.T, harness.Patience), "tcp", beside.Addr(), "hello")

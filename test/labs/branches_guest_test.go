@@ -26,7 +26,6 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/network/echo"
-	"github.com/berthnet/berth/lab/network/fabric"
 	"github.com/berthnet/berth/lab/portcloud"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -333,42 +332,36 @@ func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
 	b.shut(from.Name, to, b.ask(from, own, to))
 }
 
-// shut checks that the VPC drops questions to a branch in each family, by its security groups.
+// shut checks that the VPC drops questions to a branch in each family, by its security groups, and
+// counts the drops there.
 func (b *branches) shut(who string, at vpc.ENI, ask question) {
 	b.Helper()
 	for i, a := range b.addrs(at) {
-		b.drop(who+" to "+a.String(), at, "ingress", func(ctx context.Context) error { return ask(ctx, i) })
+		before := b.drops(at)
+		harness.Eventually(b.T, harness.Patience, "the VPC drops packets of "+who+" to "+a.String(), func() error {
+			ctx, cancel := context.WithTimeout(b.Context(), shortly)
+			defer cancel()
+			err := ask(ctx, i)
+			if err == nil {
+				b.Errorf("%s reaches %s", who, a)
+			}
+			if b.drops(at) == before {
+				return fmt.Errorf("nothing was dropped; the question: %w", err)
+			}
+			return nil
+		})
 	}
-}
-
-// drop checks that a question gets no answer since the VPC drops it, and that the VPC counts the drop
-// at an ENI for this cause.
-func (b *branches) drop(what string, at vpc.ENI, cause fabric.Cause, ask func(context.Context) error) {
-	b.Helper()
-	before := b.drops(at, cause)
-	harness.Eventually(b.T, harness.Patience, "the VPC drops what is asked by "+what+", for "+string(cause), func() error {
-		ctx, cancel := context.WithTimeout(b.Context(), shortly)
-		defer cancel()
-		err := ask(ctx)
-		if err == nil {
-			b.Errorf("%s is answered, with %s shut", what, cause)
-		}
-		if b.drops(at, cause) == before {
-			return fmt.Errorf("nothing was dropped; the question: %w", err)
-		}
-		return nil
-	})
 }
 
 // shortly is how long to wait for an answer that must not come. Less only makes a test weaker.
 const shortly = 500 * time.Millisecond
 
-// drops is how many packets the VPC has dropped at an ENI for a cause.
-func (b *branches) drops(at vpc.ENI, cause fabric.Cause) uint64 {
+// drops is how many packets the VPC has dropped at an ENI by its security groups.
+func (b *branches) drops(at vpc.ENI) uint64 {
 	b.Helper()
 	all, err := b.Fabric.Drops()
 	harness.OK(b.T, err)
-	return all[at.ID][cause]
+	return all[at.ID]["ingress"]
 }
 
 // groups has pods with and without per-pod security groups, and rules that change.
