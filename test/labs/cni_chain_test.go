@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
-	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/fabric"
@@ -101,41 +98,6 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 		}
 	}
 	bandwidth(t, n, list)
-	harness.Settle(t, l)
-}
-
-// TestUnusableChainedPluginsAreLeftOut has a portmap that is not executable, and a bandwidth for
-// another machine. Pods start without them, and a condition names both.
-func TestUnusableChainedPluginsAreLeftOut(t *testing.T) {
-	t.Parallel()
-	o := chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true})
-	l := harness.Raise(t, o)
-	n := l.Nodes()[0]
-	for name, content := range map[string]string{"portmap": "#!/bin/sh\n", "bandwidth": "\x7fELF of another machine"} {
-		path := filepath.Join(n.CNIBinDir(), name)
-		harness.OK(t, os.Remove(path)) // a link to the distribution's
-		harness.OK(t, os.WriteFile(path, []byte(content), 0o644))
-	}
-	harness.OK(t, os.Chmod(filepath.Join(n.CNIBinDir(), "bandwidth"), 0o755))
-	harness.OK(t, n.Start())
-	harness.Ready(t, n)
-	if list := installed(t, n); len(list.Plugins) != 1 || list.CNIVersion != "1.1.0" {
-		t.Errorf("the list has %d plugins and version %s, want berth alone and the newest", len(list.Plugins), list.CNIVersion)
-	}
-	harness.Shows(t, n, "the condition names both", func(doc introspect.Document) error {
-		for _, c := range doc.Conditions {
-			if c.Type == "ChainComplete" && c.Reason == "PluginLeftOut" && strings.Contains(c.Message, "portmap is not executable") &&
-				strings.Contains(c.Message, "bandwidth is no program for this machine") {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions %+v", doc.Conditions)
-	})
-	ctx := harness.Deadline(t, patience)
-	_, err := n.AddPod(ctx, "p", node.PodOptions{Once: true})
-	harness.OK(t, err)
-	harness.OK(t, n.Status(ctx))
-	harness.OK(t, n.DelPod(ctx, "p"))
 	harness.Settle(t, l)
 }
 
