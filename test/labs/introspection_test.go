@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/berthnet/berth/internal/ipfamily"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/internal/node/introspect"
@@ -33,59 +31,6 @@ const (
 	liveURL  = "http://127.0.0.1:6666/livez"
 	readyURL = "http://127.0.0.1:6666/readyz"
 )
-
-// TestPluginIsInstalledWithFirstAddress checks that a node has neither plugin nor configuration until
-// its first address is usable, and then both, complete.
-func TestPluginIsInstalledWithFirstAddress(t *testing.T) {
-	t.Parallel()
-	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
-	n := l.Nodes()[0]
-	plugin := filepath.Join(n.CNIBinDir(), "berth")
-	l.Cloud.API.Outage(true)
-	harness.OK(t, n.Start())
-	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
-	harness.HasError(t, n)
-	if _, err := n.Get(t.Context(), node.ReadyURL); err == nil {
-		t.Error("the node calls itself ready without an address")
-	}
-	if files, _ := libcni.ConfFiles(n.ConfDir(), []string{".conf", ".conflist", ".json"}); len(files) > 0 {
-		t.Errorf("the configuration %v is there before the first address", files)
-	}
-	if _, err := os.Stat(plugin); err == nil {
-		t.Error("the plugin is there before the first address")
-	}
-	l.Cloud.API.Outage(false)
-	harness.Ready(t, n)
-	list := installed(t, n)
-	if list.Name != "berth" || list.CNIVersion != "1.0.0" {
-		t.Errorf("network %s of version %s is installed, want berth of 1.0.0", list.Name, list.CNIVersion)
-	}
-	caps, err := n.Runtime(t.TempDir()).ValidateNetworkList(t.Context(), list)
-	harness.OK(t, err)
-	for _, want := range []string{"portMappings", "bandwidth"} {
-		if !slices.Contains(caps, want) {
-			t.Errorf("the installed configuration has capabilities %v, without %s", caps, want)
-		}
-	}
-	want, err := os.ReadFile(filepath.Join(harness.BinDir, "berth"))
-	harness.OK(t, err)
-	if got, err := os.ReadFile(plugin); err != nil || string(got) != string(want) {
-		t.Errorf("the installed plugin is not the one given (%v)", err)
-	}
-	if info, err := os.Stat(plugin); err != nil || info.Mode().Perm() != 0o755 {
-		t.Errorf("the installed plugin has mode %v, want 0755 (%v)", info.Mode(), err)
-	}
-	for _, dir := range []string{n.ConfDir(), n.CNIBinDir()} {
-		entries, err := os.ReadDir(dir)
-		harness.OK(t, err)
-		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), "tmp") {
-				t.Errorf("%s is left in %s", e.Name(), dir)
-			}
-		}
-	}
-	harness.OK(t, harness.AddOnce(t, n, "p"))
-}
 
 // TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with each
 // other and with pods, and checks who can read them.
