@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -147,23 +147,20 @@ func applyInto(o, config map[string]any) {
 	}
 }
 
-func typeOf(condition any) any {
-	m, _ := condition.(map[string]any)
-	return m["type"]
+// hasType returns whether a condition has the type of another.
+func hasType(other any) func(condition any) bool {
+	of := func(c any) any { m, _ := c.(map[string]any); return m["type"] }
+	return func(c any) bool { return of(c) == of(other) }
 }
 
 // withConditions merges conditions into a list, by type.
 func withConditions(have any, with []any) []any {
 	list, _ := have.([]any)
-	out := append([]any{}, list...)
+	out := slices.Clone(list)
 	for _, c := range with {
-		found := false
-		for i := range out {
-			if reflect.DeepEqual(typeOf(out[i]), typeOf(c)) {
-				out[i], found = c, true
-			}
-		}
-		if !found {
+		if i := slices.IndexFunc(out, hasType(c)); i >= 0 {
+			out[i] = c
+		} else {
 			out = append(out, c)
 		}
 	}
@@ -174,21 +171,10 @@ func withConditions(have any, with []any) []any {
 func withoutConditions(have, former any, now []any) any {
 	list, _ := have.([]any)
 	was, _ := former.([]any)
-	in := func(l []any, c any) bool {
-		for _, o := range l {
-			if reflect.DeepEqual(typeOf(o), typeOf(c)) {
-				return true
-			}
-		}
-		return false
-	}
-	var out []any
-	for _, c := range list {
-		if !in(was, c) || in(now, c) {
-			out = append(out, c)
-		}
-	}
-	if out == nil {
+	out := slices.DeleteFunc(slices.Clone(list), func(c any) bool {
+		return slices.ContainsFunc(was, hasType(c)) && !slices.ContainsFunc(now, hasType(c))
+	})
+	if len(out) == 0 {
 		return nil
 	}
 	return out

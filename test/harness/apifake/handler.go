@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -220,12 +221,7 @@ func (s *Server) list(q request) (any, error) {
 }
 
 func sortedNames(objects map[types.NamespacedName]*object) []types.NamespacedName {
-	var names []types.NamespacedName
-	for name := range objects {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
-	return names
+	return slices.SortedFunc(maps.Keys(objects), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
 }
 
 // discovery lists the kinds; nil for any other path.

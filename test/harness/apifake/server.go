@@ -256,23 +256,13 @@ func (s *Server) Names() (out []string) {
 
 // field is the text of a field by a selector's path.
 func field(o map[string]any, path string) string {
-	var at any = o
-	for part := range strings.SplitSeq(path, ".") {
-		m, ok := at.(map[string]any)
-		if !ok {
-			return ""
-		}
-		at = m[part]
-	}
-	switch v := at.(type) {
-	case nil:
-		if strings.HasSuffix(path, "hostNetwork") {
-			return "false" // as the API server has it of pods
-		}
-		return ""
-	case string:
-		return v
-	default:
+	v, found, _ := unstructured.NestedFieldNoCopy(o, strings.Split(path, ".")...)
+	switch {
+	case found && v != nil:
 		return fmt.Sprint(v)
+	case strings.HasSuffix(path, "hostNetwork"):
+		return "false" // as the API server has it of pods
+	default:
+		return ""
 	}
 }
