@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -257,12 +258,7 @@ func (x *exchanges) walk(key string, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		out := map[string]any{}
-		keys := []string{}
-		for k := range v {
-			keys = append(keys, k)
-		}
-		slices.Sort(keys)
-		for _, k := range keys {
+		for _, k := range slices.Sorted(maps.Keys(v)) {
 			out[k] = x.walk(k, v[k])
 		}
 		return out
