@@ -41,7 +41,7 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 	})
 }
 
-// The lab's Neutron replies to every request of the provider. TestLabAnswersAsNeutron of
+// The lab's Neutron replies to every request of the provider. TestProviderWithNeutron of
 // test/e2e/neutron compares the replies with those of a real Neutron.
 func TestScenes(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})

@@ -177,7 +177,7 @@ func (p *Provider) Delete(ctx context.Context, id string) error {
 
 // settled reads new ports with a host again. Neutron replies to the creation before it stores the
 // binding: without the drivers that bound the port, which identify OVN, and with a revision that changes
-// a moment later (TestLabAnswersAsNeutron of test/e2e/neutron, with Neutron 21.0). An error is of class
+// a moment later (TestProviderWithNeutron of test/e2e/neutron, with Neutron 21.0). An error is of class
 // Transient, since the ports exist.
 func (p *Provider) settled(ctx context.Context, ports []vpcport.Port) ([]vpcport.Port, error) {
 	place := map[string]int{}

@@ -19,7 +19,7 @@ import (
 // Limit is how long tests wait for what takes a second on an idle machine.
 const Limit = 3 * time.Minute
 
-// Await waits until an object of a key exists and is as it should be, and returns it.
+// Await waits until is returns nil for an object, and returns it.
 func Await[T any, P interface {
 	*T
 	client.Object
@@ -39,7 +39,7 @@ func Await[T any, P interface {
 	return o
 }
 
-// AwaitGone waits until the object of a kind and key does not exist.
+// AwaitGone waits until an object does not exist.
 func AwaitGone(t *testing.T, o client.Object) {
 	t.Helper()
 	c := harness.KubeClient(t)
@@ -51,8 +51,7 @@ func AwaitGone(t *testing.T, o client.Object) {
 	})
 }
 
-// Condition is an error unless conditions have one of a type with a status, a reason, and words
-// in its message.
+// Condition is an error unless a condition has a status, a reason, and words in its message.
 func Condition(list []metav1.Condition, kind string, status metav1.ConditionStatus, reason string, words ...string) error {
 	c := meta.FindStatusCondition(list, kind)
 	if c == nil || c.Status != status || c.Reason != reason || !harness.Says(c.Message, words...) {
@@ -74,7 +73,7 @@ func Events(t *testing.T, o client.Object) (out []string) {
 	return out
 }
 
-// AwaitEvent waits for an Event of an object that has some words in "REASON: MESSAGE".
+// AwaitEvent waits for an Event of an object with words in "REASON: MESSAGE".
 func AwaitEvent(t *testing.T, o client.Object, words ...string) {
 	t.Helper()
 	harness.Eventually(t, Limit, "an Event of "+o.GetName(), func() error {
