@@ -71,12 +71,9 @@ func TestBlocksInOrder(t *testing.T) {
 		t.Errorf("r8 got %s %s", b.Name, b.IPv4)
 	}
 	poolIs(t, "p", "counts", counted(7, 7))
-	poolIs(t, "p", "addresses", func(p *v1alpha1.AddressPool) error {
-		if p.Status.Addresses != (v1alpha1.PoolCounts{Total: 14, Allocated: 14}) || p.Status.AcceptedSubnets != 3 {
-			return fmt.Errorf("%+v", p.Status)
-		}
-		return nil
-	})
+	poolIs(t, "p", "addresses", controllers.If(func(p *v1alpha1.AddressPool) bool {
+		return p.Status.Addresses == (v1alpha1.PoolCounts{Total: 14, Allocated: 14}) && p.Status.AcceptedSubnets == 3
+	}))
 	ask(t, "r9", "n", "nosuch")
 	failed(t, "r9", v1alpha1.ReasonPoolNotFound, "nosuch")
 	makePool(t, "nosuch", 0, "10.9.0.0/32")

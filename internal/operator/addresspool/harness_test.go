@@ -101,12 +101,9 @@ func given(t *testing.T, name, node, pool string) *v1alpha1.AddressBlock {
 // answered waits for the block of a request.
 func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 	t.Helper()
-	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", func(r *v1alpha1.BlockRequest) error {
-		if !meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	r := controllers.Await(t, client.ObjectKey{Name: name}, "is answered", controllers.If(func(r *v1alpha1.BlockRequest) bool {
+		return meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete)
+	}))
 	b := blockNamed(r.Status.AddressBlockName)
 	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(b), b))
 	if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionFailed) || b.RequestUID != r.UID || b.NodeName != r.Spec.NodeName {

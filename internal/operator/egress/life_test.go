@@ -32,12 +32,9 @@ func TestEgressLives(t *testing.T) {
 	})
 	pods := w.pods("nat", 2)
 	w.status("nat", "has none ready", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressNoGateways, "pod nat-", "starts"))
-	svc := w.service("nat", "is of both families", func(s *corev1.Service) error {
-		if len(s.Spec.ClusterIPs) != 2 || s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || s.Spec.Ports[0].Port != 5555 || s.Spec.Ports[0].Protocol != corev1.ProtocolUDP {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	svc := w.service("nat", "is of both families", controllers.If(func(s *corev1.Service) bool {
+		return len(s.Spec.ClusterIPs) == 2 && s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && s.Spec.Ports[0].Port == 5555 && s.Spec.Ports[0].Protocol == corev1.ProtocolUDP
+	}))
 	if got := w.owned("nat"); len(got) != 6 {
 		t.Errorf("there are %q", got)
 	}
@@ -102,12 +99,9 @@ func TestFieldsHaveOwners(t *testing.T) {
 		}
 		return nil
 	})
-	svc := w.service("nat", "is put right", func(s *corev1.Service) error {
-		if s.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != 60 || s.Spec.Selector[v1alpha1.LabelEgress] != "nat" {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	svc := w.service("nat", "is put right", controllers.If(func(s *corev1.Service) bool {
+		return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds == 60 && s.Spec.Selector[v1alpha1.LabelEgress] == "nat"
+	}))
 	if svc.Annotations["example.com/mine"] != "1" {
 		t.Errorf("the administrator's annotation is gone: %v", svc.Annotations)
 	}
@@ -123,26 +117,17 @@ func TestFieldsHaveOwners(t *testing.T) {
 	if d.Annotations["example.com/mine"] != "1" || d.Labels["team"] != "net" || d.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] != "now" {
 		t.Errorf("what others wrote is gone: %v %v %v", d.Annotations, d.Labels, d.Spec.Template.Annotations)
 	}
-	w.service("nat", "is without affinity", func(s *corev1.Service) error {
-		if s.Spec.SessionAffinity != corev1.ServiceAffinityNone || s.Spec.SessionAffinityConfig != nil {
-			return errors.New("has it")
-		}
-		return nil
-	})
+	w.service("nat", "is without affinity", controllers.If(func(s *corev1.Service) bool {
+		return s.Spec.SessionAffinity == corev1.ServiceAffinityNone && s.Spec.SessionAffinityConfig == nil
+	}))
 	w.change(e, `{"spec":{"strategy":{"type":"Recreate"}}}`)
-	w.deployment("nat", "is replaced at once", func(d *appsv1.Deployment) error {
-		if d.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType || d.Spec.Strategy.RollingUpdate != nil {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	w.deployment("nat", "is replaced at once", controllers.If(func(d *appsv1.Deployment) bool {
+		return d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType && d.Spec.Strategy.RollingUpdate == nil
+	}))
 	w.change(e, `{"spec":{"strategy":null}}`)
-	w.deployment("nat", "is replaced in turn", func(d *appsv1.Deployment) error {
-		if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType || d.Spec.Strategy.RollingUpdate == nil {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	w.deployment("nat", "is replaced in turn", controllers.If(func(d *appsv1.Deployment) bool {
+		return d.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType && d.Spec.Strategy.RollingUpdate != nil
+	}))
 }
 
 func raw(text string) *runtime.RawExtension { return &runtime.RawExtension{Raw: []byte(text)} }
@@ -166,12 +151,7 @@ func TestScale(t *testing.T) {
 		return nil
 	})
 	w.change(w.deployment("nat", "is there", isThere), `{"spec":{"replicas":1}}`)
-	w.deployment("nat", "is scaled as the Egress", func(d *appsv1.Deployment) error {
-		if *d.Spec.Replicas != 3 || d.Generation < 4 {
-			return fmt.Errorf("%d replicas", *d.Spec.Replicas)
-		}
-		return nil
-	})
+	w.deployment("nat", "is scaled as the Egress", controllers.If(func(d *appsv1.Deployment) bool { return *d.Spec.Replicas == 3 && d.Generation >= 4 }))
 }
 
 // A gateway is told of as long as it serves: while it ends, until its probe fails; one
@@ -225,36 +205,18 @@ func TestDeletedObjectsAreMadeAnew(t *testing.T) {
 	one := intstr.FromInt32(1)
 	e := w.egress("nat", v1alpha1.EgressSpec{PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}})
 	svc := w.service("nat", "is there", isThere)
-	w.status("nat", "has its addresses", func(st v1alpha1.EgressStatus) error {
-		if !slices.Equal(st.ServiceIPs, svc.Spec.ClusterIPs) {
-			return errors.New("has others")
-		}
-		return nil
-	})
+	w.status("nat", "has its addresses", controllers.If(func(st v1alpha1.EgressStatus) bool { return slices.Equal(st.ServiceIPs, svc.Spec.ClusterIPs) }))
 	harness.OK(t, w.client.Delete(t.Context(), svc))
-	again := w.service("nat", "is made anew", func(s *corev1.Service) error {
-		if s.UID == svc.UID {
-			return errors.New("it is the same")
-		}
-		return nil
-	})
-	w.status("nat", "follows", func(st v1alpha1.EgressStatus) error {
-		if !slices.Equal(st.ServiceIPs, again.Spec.ClusterIPs) {
-			return errors.New("has others")
-		}
-		return nil
-	})
+	again := w.service("nat", "is made anew", controllers.If(func(s *corev1.Service) bool { return s.UID != svc.UID }))
+	w.status("nat", "follows", controllers.If(func(st v1alpha1.EgressStatus) bool { return slices.Equal(st.ServiceIPs, again.Spec.ClusterIPs) }))
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), w.deployment("nat", "is there", isThere), client.PropagationPolicy(metav1.DeletePropagationBackground)))
 	w.pods("nat", 1)
 	controllers.Await(t, w.key("nat"), "is there", isThere[*policyv1.PodDisruptionBudget])
 	w.change(e, `{"spec":{"podDisruptionBudget":{"minAvailable":null,"maxUnavailable":"30%%"}}}`)
-	controllers.Await(t, w.key("nat"), "has changed", func(b *policyv1.PodDisruptionBudget) error {
-		if b.Spec.MinAvailable != nil || b.Spec.MaxUnavailable == nil || b.Spec.MaxUnavailable.StrVal != "30%" {
-			return errors.New("is otherwise")
-		}
-		return nil
-	})
+	controllers.Await(t, w.key("nat"), "has changed", controllers.If(func(b *policyv1.PodDisruptionBudget) bool {
+		return b.Spec.MinAvailable == nil && b.Spec.MaxUnavailable != nil && b.Spec.MaxUnavailable.StrVal == "30%"
+	}))
 	w.change(e, `{"spec":{"podDisruptionBudget":null}}`)
 	w.awaitGone(&policyv1.PodDisruptionBudget{}, "nat")
 }

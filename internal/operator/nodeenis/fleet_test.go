@@ -45,12 +45,9 @@ func TestWithFleet(t *testing.T) {
 	op := start(t, Options{Fleet: f, Settle: time.Second})
 	create(t, "node-1", nil)
 	until(t, "node-1", "8 addresses", count(8))
-	o := until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {
-		if !meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) || o.Status.ENI.Available != 8 || o.Status.ENI.Count != 1 {
-			return fmt.Errorf("%+v, %+v", o.Status.Conditions, o.Status.ENI)
-		}
-		return nil
-	})
+	o := until(t, "node-1", "ready", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+		return meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) && o.Status.ENI.Available == 8 && o.Status.ENI.Count == 1
+	}))
 	// Four of them are used: 12.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used(keys(o.Spec.IPAM.Available)[:4]...), InstanceID: instance})
 	until(t, "node-1", "12 addresses", count(12))

@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // A pod's NIC has a port before the pod has a node, which is bound once it has one, and
@@ -81,12 +82,7 @@ func TestNodeOfACallThatLasts(t *testing.T) {
 	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
 	w.pod("slow", "")
 	w.schedule("slow", "node-a")
-	o := w.awaitNIC("slow", "eth0", "names its node", func(o *v1alpha1.PodNIC) error {
-		if o.Status.NodeName != "node-a" {
-			return errors.New("it does not")
-		}
-		return nil
-	})
+	o := w.awaitNIC("slow", "eth0", "names its node", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.NodeName == "node-a" }))
 	if o.Status.PortID != "" || o.Status.Phase != v1alpha1.PhasePending {
 		t.Errorf("while the port is made: %+v", o.Status)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // The ports of PodNICs that vanish without the operator's consent are given back at once: no listing is due.
@@ -41,12 +42,7 @@ func TestPodNICsVanish(t *testing.T) {
 	w.podnic("stays", v1alpha1.PodNICSpec{})
 	w.podnic("goes", v1alpha1.PodNICSpec{})
 	for _, name := range []string{"given", "stays", "goes"} {
-		w.awaitObject(name, "has a port", func(o *v1alpha1.PodNIC) error {
-			if o.Status.PortID == "" {
-				return errors.New("has none")
-			}
-			return nil
-		})
+		w.awaitObject(name, "has a port", controllers.If(func(o *v1alpha1.PodNIC) bool { return o.Status.PortID != "" }))
 	}
 	w.awaitPorts(3, "all have ports")
 	// As if the cache had lost it.

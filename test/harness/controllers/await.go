@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,10 +22,7 @@ import (
 const Limit = 3 * time.Minute
 
 // Await waits until an object of a key exists and is as it should be, and returns it.
-func Await[T any, P interface {
-	*T
-	client.Object
-}](t *testing.T, key client.ObjectKey, what string, is func(P) error) (o P) {
+func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, is func(P) error) (o P) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	harness.Eventually(t, Limit, strings.TrimPrefix(key.String(), "/")+" "+what, func() error {
@@ -37,6 +36,27 @@ func Await[T any, P interface {
 		return nil
 	})
 	return o
+}
+
+// If is for Await, which prints the object that is not as it should be.
+func If[T any](is func(T) bool) func(T) error {
+	return func(o T) error {
+		if !is(o) {
+			return errors.New("not yet")
+		}
+		return nil
+	}
+}
+
+// AwaitValue waits until get returns a value.
+func AwaitValue[T any](t *testing.T, what string, get func() T, want T) {
+	t.Helper()
+	harness.Eventually(t, Limit, what, func() error {
+		if got := get(); !cmp.Equal(got, want, cmpopts.EquateEmpty()) {
+			return fmt.Errorf("is %+v, want %+v", got, want)
+		}
+		return nil
+	})
 }
 
 // AwaitGone waits until the object of a kind and key does not exist.

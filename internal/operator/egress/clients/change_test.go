@@ -2,7 +2,6 @@ package clients
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -196,12 +195,9 @@ func TestPodMadeAnew(t *testing.T) {
 	w.awaitServed("nat", "web-0 10.1.0.5")
 	w.deletePod(p)
 	next := w.make(newPod("web-0", "nat"), "node-b")
-	w.await(next, "is the new one's", func(o *v1alpha1.EgressClient) error {
-		if o.Spec.PodUID != string(next.UID) || o.Spec.NodeName != "node-b" || o.Status.Node != nil {
-			return fmt.Errorf("it is of %s", o.Spec.PodUID)
-		}
-		return nil
-	})
+	w.await(next, "is the new one's", controllers.If(func(o *v1alpha1.EgressClient) bool {
+		return o.Spec.PodUID == string(next.UID) && o.Spec.NodeName == "node-b" && o.Status.Node == nil
+	}))
 	w.awaitServed("nat")
 	w.setUp(next, "10.1.0.6")
 	w.awaitServed("nat", "web-0 10.1.0.6")

@@ -2,7 +2,6 @@ package clients
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -238,12 +237,7 @@ func (w *world) status(p *corev1.Pod, phase corev1.PodPhase, addresses ...string
 // setUp has a pod's node say that it has set up all that the EgressClient asks for.
 func (w *world) setUp(p *corev1.Pod, addresses ...string) {
 	w.t.Helper()
-	o := w.await(p, "is there", func(o *v1alpha1.EgressClient) error {
-		if o.Spec.PodUID != string(p.UID) {
-			return errors.New("another pod's")
-		}
-		return nil
-	})
+	o := w.await(p, "is there", controllers.If(func(o *v1alpha1.EgressClient) bool { return o.Spec.PodUID == string(p.UID) }))
 	w.says(o, v1alpha1.EgressClientNode{State: v1alpha1.EgressClientSetUp, ContainerID: "c", Addresses: addresses, Egresses: o.Spec.Egresses})
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // A Secret that is not there, or lacks a key, is named; once it is mended all goes on at
@@ -206,12 +207,7 @@ func TestAnotherProject(t *testing.T) {
 	b.vpc("blue")
 	was := b.ready("blue").Status.ProjectID
 	n := b.nic("blue", "n-1")
-	b.until("blue", "counts", func(v *v1alpha1.VPC) error {
-		if v.Status.NICs != 1 {
-			return fmt.Errorf("%d NICs", v.Status.NICs)
-		}
-		return nil
-	})
+	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 1 }))
 	b.secret("neutron", password("username", "else", "project", "else"))
 	v := b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonProjectChanged, other)
 	b.closed("blue", ReasonProjectChanged)
@@ -230,12 +226,7 @@ func TestAnotherProject(t *testing.T) {
 	// Without NICs there is nothing that could be lost.
 	harness.OK(t, b.client.Delete(t.Context(), n))
 	b.secret("neutron", password("username", "else", "project", "else"))
-	b.until("blue", "takes the other", func(v *v1alpha1.VPC) error {
-		if v.Status.ProjectID != other || v.Status.NetworkID == b.blue.ID {
-			return fmt.Errorf("%+v", v.Status)
-		}
-		return nil
-	})
+	b.until("blue", "takes the other", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.ProjectID == other && v.Status.NetworkID != b.blue.ID }))
 }
 
 // Two VPCs of one endpoint have providers of their own and share its lanes; the trouble of

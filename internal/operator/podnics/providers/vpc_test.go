@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // A VPC is ready with what Neutron says of its network, and open for others.
@@ -62,12 +63,7 @@ func TestQuiet(t *testing.T) {
 	for i := range 20 {
 		b.nic("blue", fmt.Sprintf("n-%d", i))
 	}
-	b.until("blue", "counts", func(v *v1alpha1.VPC) error {
-		if v.Status.NICs != 20 {
-			return fmt.Errorf("%d NICs", v.Status.NICs)
-		}
-		return nil
-	})
+	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 20 }))
 	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more look may be due
 		t.Errorf("%d calls for nothing: %+v", n, b.cloud.HTTP.Calls()[before:])
 	}
@@ -92,12 +88,7 @@ func TestInterval(t *testing.T) {
 	told := make(chan string, 100)
 	b.vpcs.Networks().Changed(func(vpc string) { told <- vpc })
 	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
-	b.until("blue", "has the subnet", func(v *v1alpha1.VPC) error {
-		if len(v.Status.Subnets) != 2 {
-			return fmt.Errorf("subnets %+v", v.Status.Subnets)
-		}
-		return nil
-	})
+	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
 	if vpc := <-told; vpc != "blue" {
 		t.Errorf("told of %s", vpc)
 	}
