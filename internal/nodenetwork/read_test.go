@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -218,5 +220,24 @@ func TestENIOfIPv6Alone(t *testing.T) {
 	}
 	if want := eth1 + " has no IPv4 addresses: its subnet is IPv6-only"; len(r.Bad) != 2 || !strings.Contains(r.Bad[0], want) {
 		t.Errorf("told of %q, want twice %q", r.Bad, want)
+	}
+}
+
+// A request has exactly the fields that are given, empty ones too, and the resource version that it was
+// decided on.
+func TestApplyBody(t *testing.T) {
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}}}
+	got, err := ApplyBody(o, nil, map[string][]string{"released": {}})
+	const want = `{"kind":"NodeNetwork","apiVersion":"berth.dev/v1alpha1","metadata":{"name":"n","uid":"u","resourceVersion":"7"},"status":{"released":[]}}`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+}
+
+func TestInstanceOf(t *testing.T) {
+	for providerID, want := range map[string]string{"aws:///zone-a/i-0aa": "i-0aa", "k3s://x": "", "": ""} {
+		if got := InstanceOf(providerID); got != want {
+			t.Errorf("%s: %q, want %q", providerID, got, want)
+		}
 	}
 }

@@ -1,21 +1,37 @@
 package providers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/aws"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/branch"
+	"github.com/berthnet/berth/lab/cloud/alcorfake"
+	"github.com/berthnet/berth/lab/cloud/endpoints"
 	"github.com/berthnet/berth/lab/cloud/neutronfake"
+	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 )
@@ -336,4 +352,191 @@ func gone(t *testing.T, b *bed, name string) error {
 		return nil
 	}
 	return errors.Join(errors.New("it is there"), err)
+}
+
+// A VPC is ready with what Neutron says of its network, and open for others.
+func TestReady(t *testing.T) {
+	b := newBed(t, Options{})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	v := b.ready("blue")
+	conditions := map[string]string{}
+	for _, c := range v.Status.Conditions {
+		conditions[c.Type] = string(c.Status) + " " + c.Reason
+	}
+	if diff := cmp.Diff(map[string]string{
+		"Ready": "True Ready", "Reachable": "True Answers", "CredentialsAccepted": "True Accepted", "NetworkFound": "True Found",
+	}, conditions); diff != "" {
+		t.Error(diff)
+	}
+	v.Status.Conditions = nil
+	if diff := cmp.Diff(v1alpha1.VPCStatus{
+		NetworkID: b.blue.ID, ProjectID: "5f1c0a0e9d0b4e0f8d8f2c7d6b5a4930", MTU: 1442,
+		Subnets: []v1alpha1.VPCSubnet{{ID: b.web.ID, Name: "web", CIDR: "192.168.0.0/24", Gateway: "192.168.0.1"}},
+	}, v.Status); diff != "" {
+		t.Error(diff)
+	}
+	o, err := b.vpcs.Networks().Of("blue")
+	if err != nil || o.Network.ID != b.blue.ID || o.Spec.Network != "blue" {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	made, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: o.Network.ID, Device: vpcport.Device("test", "u-1")}})
+	if err != nil || len(made) != 1 {
+		t.Errorf("a port: %+v, %v", made, err)
+	}
+	if _, err := b.vpcs.Networks().Of("red"); err == nil {
+		t.Error("a VPC that there is not is open")
+	}
+}
+
+// What changes at the provider is seen after the interval, and told to others; else it is
+// quiet: NICs that come and go are counted, and no call is made for them.
+func TestQuiet(t *testing.T) {
+	b := newBed(t, Options{})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	before := len(b.cloud.HTTP.Calls())
+	for i := range 20 {
+		b.nic("blue", fmt.Sprintf("n-%d", i))
+	}
+	b.until("blue", "counts", controllers.If(func(v *v1alpha1.VPC) bool { return v.Status.NICs == 20 }))
+	if n := len(b.cloud.HTTP.Calls()) - before; n > 3 { // one more look may be due
+		t.Errorf("%d calls for nothing: %+v", n, b.cloud.HTTP.Calls()[before:])
+	}
+	events := &eventsv1.EventList{}
+	harness.OK(t, b.client.List(t.Context(), events))
+	var reasons []string
+	for _, e := range events.Items {
+		if e.Regarding.Kind == "VPC" {
+			reasons = append(reasons, e.Type+" "+e.Reason)
+		}
+	}
+	if !slices.Equal(reasons, []string{"Normal Ready"}) {
+		t.Errorf("events %q", reasons)
+	}
+}
+
+func TestInterval(t *testing.T) {
+	b := newBed(t, Options{Interval: 200 * time.Millisecond})
+	b.secret("neutron", password())
+	b.vpc("blue")
+	b.ready("blue")
+	told := make(chan string, 100)
+	b.vpcs.Networks().Changed(func(vpc string) { told <- vpc })
+	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
+	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
+	if vpc := <-told; vpc != "blue" {
+		t.Errorf("told of %s", vpc)
+	}
+	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
+		t.Errorf("%+v, %v", o.Network, err)
+	}
+}
+
+// A VPC of Alcor is opened without credentials, and says what is wrong in the same words as
+// others.
+func TestVPCOfAlcor(t *testing.T) {
+	b := newBed(t, Options{})
+	cloud := alcorfake.New(alcorfake.Options{})
+	green := cloud.AddNetwork(alcorfake.Network{Name: "green"})
+	subnet := cloud.AddSubnet(alcorfake.Subnet{Name: "web", Network: green.ID, CIDR: netip.MustParsePrefix("10.0.0.0/24"), Gateway: netip.MustParseAddr("10.0.0.1")})
+	server := httptest.NewServer(cloud)
+	t.Cleanup(server.Close)
+	of := func(network string) func(s *v1alpha1.VPCSpec) {
+		return func(s *v1alpha1.VPCSpec) {
+			s.Provider, s.Network, s.Endpoint, s.Credentials, s.TLS, s.Project = v1alpha1.ProviderAlcor, network, server.URL, nil, nil, green.Project
+		}
+	}
+	b.vpc("green", of("green"))
+	st := b.ready("green").Status
+	if st.NetworkID != green.ID || st.ProjectID != green.Project || st.MTU != 1450 || len(st.Subnets) != 1 || st.Subnets[0].ID != subnet.ID {
+		t.Errorf("status %+v", st)
+	}
+	if c := meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted); c.Reason != ReasonNotNeeded {
+		t.Errorf("credentials: %+v", c)
+	}
+	o, err := b.vpcs.Networks().Of("green")
+	if err != nil || o.Provider.Traits() != (vpcport.Traits{MaxBatch: 1, MaxFilter: 100, ChosenMAC: true}) {
+		t.Errorf("opened %+v, %v", o, err)
+	}
+	b.vpc("none", of("grey"))
+	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "grey")
+	cloud.HTTP.Inject(alcorfake.Fault{Status: 503, Method: http.MethodGet})
+	b.vpc("away", of("green"))
+	b.fails("away", v1alpha1.ConditionReachable, ReasonProviderFailed, "503")
+	cloud.HTTP.ClearFaults()
+	b.ready("away")
+}
+
+// away is an API server that does not answer.
+type away struct{ client.Reader }
+
+func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return apierrors.NewServiceUnavailable("the API server is away")
+}
+
+// A Secret that cannot be read for a moment is told, and closes no VPC that is open.
+func TestSecretThatIsNotRead(t *testing.T) {
+	c := &Controller{
+		o: Options{Clock: clock.Real{}, Interval: time.Minute}, states: map[string]*state{},
+		secrets: &secrets{namespace: namespace, reader: away{}, byVPC: map[string]use{}, follow: map[string]context.CancelFunc{}},
+	}
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.VPCSpec{
+		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
+	}}
+	for _, open := range []bool{true, false} {
+		s := &state{open: open}
+		c.look(t.Context(), v, s, 1)
+		if s.open != open || s.why == nil || s.why.reason != ReasonSecretUnreadable || !s.next.After(time.Now()) {
+			t.Errorf("was open %v: is open %v, because of %+v, next look %v", open, s.open, s.why, s.next)
+		}
+	}
+}
+
+// A VPC of EC2 goes once its warm pool is deleted, and not before; the ports of another object's
+// pool in the same VPC stay.
+func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
+	lab, err := endpoints.Serve(spec.Default())
+	harness.OK(t, err)
+	t.Cleanup(lab.Close)
+	t.Setenv("AWS_ACCESS_KEY_ID", lab.Credentials().AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", lab.Credentials().SecretAccessKey)
+	signed, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
+	harness.OK(t, err)
+	amazon := pace.Cloud(signed, pace.Options{})
+	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test", Settle: time.Second}})
+	books := lab.Snapshot()
+	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: books.VPCs[0].ID}}
+	harness.OK(t, b.client.Create(t.Context(), v))
+	b.ready("e")
+	made := func(uid string) string {
+		e, err := amazon.CreateENI(t.Context(), cloud.CreateENI{SubnetID: books.Subnets[0].ID, Tags: map[string]string{
+			eni.TagCluster: "test", eni.TagOwner: branch.Owner, eni.TagNIC: vpcport.WarmDevice("test", uid, "1"),
+		}})
+		harness.OK(t, err)
+		return e.ID
+	}
+	mine, other := made(string(v.UID)), made("other")
+	harness.Eventually(t, limit, "EC2 shows both", func() error { // whose listings trail
+		list, err := amazon.ENIs(t.Context(), cloud.ENIFilter{IDs: []string{mine, other}})
+		if err == nil && len(list) != 2 {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+	harness.OK(t, b.client.Delete(t.Context(), v))
+	harness.Eventually(t, limit, "the VPC goes", func() error {
+		if err := b.client.Get(t.Context(), client.ObjectKeyFromObject(v), v); !apierrors.IsNotFound(err) {
+			return errors.Join(errors.New("it is there"), err)
+		}
+		return nil
+	})
+	left := map[string]bool{}
+	for _, e := range lab.Snapshot().ENIs {
+		left[e.ID] = true
+	}
+	if left[mine] || !left[other] {
+		t.Errorf("there are %v, want %s and not %s", left, other, mine)
+	}
 }
