@@ -75,7 +75,7 @@ func created(subnet string) string {
 
 // gaugesOfOthers begin the names of those that there are with --ipam=pool and port only, or
 // once there is a VPC, or that of the limiter, which holds no call back when nodes join a second
-// apart (nodenetwork holds it, metrics_test.go).
+// apart (TestMetricsOfNodes has it).
 var gaugesOfOthers = []string{
 	"berth_operator_pool_", "berth_operator_port_", "berth_operator_vpc_", "berth_operator_podnic", "berth_operator_stray_ports", "berth_operator_warm_port", "berth_operator_egress_",
 	"berth_operator_webhook_certificate_expiry_", "berth_operator_ec2_rate_limit_",
