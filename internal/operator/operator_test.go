@@ -117,12 +117,7 @@ func TestBoundPodsAreDemand(t *testing.T) {
 	o.until(c.has("node-a", 1))
 	harness.OK(t, o.Pause()) // so that it sees them together, and more than there are addresses
 	for i := range 4 {
-		p := &corev1.Pod{Spec: corev1.PodSpec{
-			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
-		p.Namespace, p.Name = "default", fmt.Sprintf("pod-%d", i)
-		harness.OK(t, c.client.Create(t.Context(), p))
+		c.create(newPod(fmt.Sprintf("pod-%d", i)))
 	}
 	harness.OK(t, o.Resume())
 	// Four that wait, and one to spare.
@@ -367,8 +362,6 @@ func TestEgressAlone(t *testing.T) {
 		`berth_operator_egress_applies_total{kind="Deployment",result="success"}`:          "1",
 		`leader_election_master_status{name="berth-operator"}`:                             "1",
 	}))
-	for path, status := range map[string]int{"/livez": 200, "/readyz": 200} {
-		harness.OK(t, answersWith(o.health, path, status)())
-	}
+	o.healthy()
 	o.logsNone("orbidden", "level=ERROR")
 }

@@ -5,6 +5,7 @@
 //	controllers.go  running controllers, and processes of them that failpoints kill
 //	await.go        waiting for objects, conditions and Events
 //	act.go          what people, the scheduler, kubelets and daemons do
+//	webhook.go      an admission webhook outside of the cluster
 package controllers
 
 import (

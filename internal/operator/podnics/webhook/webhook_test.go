@@ -17,7 +17,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -63,7 +62,7 @@ func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watche
 		l, err = net.Listen("tcp", "127.0.0.1:0")
 		harness.OK(t, err)
 	}
-	askAt(t, r, l.Addr())
+	controllers.ServeWebhookAt(t, r, l.Addr().String())
 	kinds, err := watched.Set(append(kinds, watched.Nodes)...)
 	harness.OK(t, err)
 	mgr, err := controllers.Manager(cfg, kinds)
@@ -77,40 +76,6 @@ func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watche
 	hook, err := webhook.Setup(mgr, o)
 	harness.OK(t, err)
 	return controllers.Run(t, mgr), append(hook, m.Collectors()...)
-}
-
-// askAt makes the chart's Secret and webhook configurations, but for whom the API server
-// asks: an address.
-func askAt(t *testing.T, r deploy.Release, at net.Addr) {
-	t.Helper()
-	objects, err := deploy.Render(r)
-	harness.OK(t, err)
-	made := []client.Object{&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: webhook.SecretName}}}
-	here := func(c *admissionregistrationv1.WebhookClientConfig, paths ...string) {
-		path := *c.Service.Path
-		if !slices.Contains(paths, path) || c.Service.Name != webhook.ServiceName {
-			t.Errorf("the chart asks %+v", c)
-		}
-		url := fmt.Sprintf("https://%s%s", at, path)
-		*c = admissionregistrationv1.WebhookClientConfig{URL: &url}
-	}
-	judges, err := deploy.Get[admissionregistrationv1.ValidatingWebhookConfiguration](objects, "ValidatingWebhookConfiguration", webhook.ConfigurationName)
-	harness.OK(t, err)
-	for i := range judges.Webhooks {
-		here(&judges.Webhooks[i].ClientConfig, webhook.Path)
-	}
-	made = append(made, &judges)
-	changes, err := deploy.Get[admissionregistrationv1.MutatingWebhookConfiguration](objects, "MutatingWebhookConfiguration", webhook.ConfigurationName)
-	harness.OK(t, err)
-	for i := range changes.Webhooks {
-		here(&changes.Webhooks[i].ClientConfig, webhook.MutatePath, webhook.PolicyPath)
-	}
-	made = append(made, &changes)
-	admin := harness.KubeClient(t)
-	for _, o := range made {
-		harness.OK(t, admin.Create(t.Context(), o))
-		t.Cleanup(func() { harness.OK(t, admin.Delete(context.Background(), o)) })
-	}
 }
 
 func pod(name string, annotations ...string) *corev1.Pod {
