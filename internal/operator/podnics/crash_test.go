@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -102,7 +103,7 @@ func newStage(t *testing.T, failpoints string, mac v1alpha1.PortMAC) *stage {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
 	s := &stage{world: &world{t: t, daemons: controllers.Daemons{}}, cloud: c, network: n.ID}
-	harness.OK(t, s.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
+	controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()})
 	s.makeNode("node-a")
 	s.makeNode("node-b")
 	s.deaths = crashsource.Restarted(t, mortal{Kubeconfig: kubeconfig, Neutron: server.URL, MAC: mac}, failpoints)
@@ -180,16 +181,7 @@ func (s *stage) sound() {
 // finish: each NIC has one port, none was made twice, none is left, and the user's is
 // there.
 func TestKillAtEveryFailpoint(t *testing.T) {
-	var names []string
-	for _, name := range failpoint.Names() {
-		if strings.HasPrefix(name, "operator.port.") {
-			names = append(names, name)
-		}
-	}
-	if len(names) < 15 {
-		t.Fatalf("only %v are registered", names)
-	}
-	for _, name := range harness.Sample(t, 9, names) {
+	for _, name := range harness.Sample(t, 9, controllers.Failpoints(t, "operator.port.", 15)) {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, name+"=kill", v1alpha1.PortMACDerived)
 			s.live()
@@ -273,12 +265,9 @@ func newWarmStage(t *testing.T, failpoints string) *warmStage {
 		EC2: &v1alpha1.EC2Spec{WarmBranches: &one},
 	}}
 	s := &warmStage{branches: &branches{world: &world{t: t, daemons: controllers.Daemons{}}}, lab: lab}
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: a.Spec}
-	harness.OK(t, s.client().Create(t.Context(), v))
-	a.UID = string(v.UID)
+	a.UID = string(controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: a.Spec}).UID)
 	instance := lab.Instances.ID("node-a")
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///lab-1a/" + instance}}
-	harness.OK(t, s.client().Create(t.Context(), n))
+	n := controllers.Create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///lab-1a/" + instance}})
 	s.ready(n.Name, corev1.ConditionTrue)
 	s.branchesOf(n.Name, limits.Branches("m5.large"))
 	api, err := a.api(t.Context())
@@ -337,15 +326,7 @@ func (s *warmStage) sound(pool int) {
 // An operator that is killed at any step leaves nothing that the next one does not finish: no two
 // NICs have one branch, and none is left when nobody needs any.
 func TestKilledWithWarmBranches(t *testing.T) {
-	var names []string
-	for _, name := range failpoint.Names() {
-		if strings.HasPrefix(name, "operator.warm.") {
-			names = append(names, name)
-		}
-	}
-	if len(names) < 4 {
-		t.Fatalf("only %v are registered", names)
-	}
+	names := controllers.Failpoints(t, "operator.warm.", 4)
 	for _, step := range []string{"record", "change", "delete"} { // with which one is taken, marked and given back
 		names = append(names, "operator.port."+step+".before", "operator.port."+step+".after")
 	}
@@ -354,13 +335,7 @@ func TestKilledWithWarmBranches(t *testing.T) {
 			s := newWarmStage(t, name+"=kill")
 			first := s.starts("web-0", "", "node-1")
 			s.sound(1)
-			warm := slices.Collect(func(yield func(string) bool) {
-				for id := range s.devices() {
-					if id != first.Status.PortID && !yield(id) {
-						return
-					}
-				}
-			})
+			warm := slices.DeleteFunc(slices.Collect(maps.Keys(s.devices())), func(id string) bool { return id == first.Status.PortID })
 			second := s.starts("web-1", "", "node-1")
 			s.sound(1)
 			if s.deaths() == 0 && !slices.Contains(warm, second.Status.PortID) {
@@ -376,12 +351,7 @@ func TestKilledWithWarmBranches(t *testing.T) {
 			for _, pod := range []string{"web-0", "web-2"} {
 				s.deletePod(pod)
 			}
-			harness.Eventually(t, limit, "nothing is left", func() error {
-				if left := s.devices(); len(left) > 0 {
-					return errors.New(fmt.Sprint(left))
-				}
-				return nil
-			})
+			controllers.AwaitValue(t, "what is left", s.devices, nil)
 			if n := s.deaths(); n != 1 {
 				t.Errorf("%d operators died", n)
 			}

@@ -72,18 +72,21 @@ func (n *networks) set(vpc string, o Opened) {
 		n.open = map[string]Opened{}
 	}
 	n.open[vpc] = o
-	tell := n.tell
 	n.mu.Unlock()
-	for _, do := range tell {
-		do(vpc)
-	}
+	n.changed(vpc)
 }
 
 // shut closes a VPC, as one that no operator has looked at yet.
 func (n *networks) shut(vpc string) {
 	n.mu.Lock()
 	delete(n.open, vpc)
-	tell := n.tell
+	n.mu.Unlock()
+	n.changed(vpc)
+}
+
+func (n *networks) changed(vpc string) {
+	n.mu.Lock()
+	tell := slices.Clone(n.tell)
 	n.mu.Unlock()
 	for _, do := range tell {
 		do(vpc)
@@ -185,8 +188,7 @@ func (w *world) client() client.Client { return harness.KubeClient(w.t) }
 
 func (w *world) makeNode(name string) {
 	w.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	harness.OK(w.t, w.client().Create(w.t.Context(), n))
+	controllers.Create(w.t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	w.ready(name, corev1.ConditionTrue)
 }
 
@@ -211,9 +213,7 @@ func podOf(name string) *corev1.Pod {
 // not there.
 func (w *world) pod(name, nics string) *corev1.Pod {
 	w.t.Helper()
-	p := newPod(name, nics)
-	harness.OK(w.t, w.client().Create(w.t.Context(), p))
-	return p
+	return controllers.Create(w.t, newPod(name, nics))
 }
 
 func newPod(name, nics string) *corev1.Pod {
@@ -268,9 +268,7 @@ func (w *world) finish(pod string, phase corev1.PodPhase) {
 func (w *world) podnic(name string, spec v1alpha1.PodNICSpec) *v1alpha1.PodNIC {
 	w.t.Helper()
 	spec.VPC = cmp.Or(spec.VPC, "a")
-	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec}
-	harness.OK(w.t, w.client().Create(w.t.Context(), o))
-	return o
+	return controllers.Create(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: spec})
 }
 
 // nicsOf are the PodNICs of a pod, by their names in it.
@@ -308,6 +306,43 @@ func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error
 func (w *world) awaitObject(name, what string, is func(*v1alpha1.PodNIC) error) *v1alpha1.PodNIC {
 	w.t.Helper()
 	return controllers.Await(w.t, inDefault(name), what, is)
+}
+
+// bound makes a pod on a node, and waits until its first NIC is bound.
+func (w *world) bound(pod, nics, node string) *v1alpha1.PodNIC {
+	w.t.Helper()
+	w.pod(pod, nics)
+	w.schedule(pod, node)
+	return w.awaitNIC(pod, "eth0", "is bound", boundAt(node))
+}
+
+// plain makes a pod that asks for no NIC on a node.
+func (w *world) plain(name, node string) {
+	w.t.Helper()
+	p := newPod(name, "")
+	p.Annotations = nil
+	controllers.Create(w.t, p)
+	w.schedule(name, node)
+}
+
+// anotherPort wants a NIC to have another port than one, and then something else.
+func anotherPort(than string, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
+	return func(o *v1alpha1.PodNIC) error {
+		if o.Status.PortID == than {
+			return errors.New("it has the port of before")
+		}
+		return then(o)
+	}
+}
+
+// another wants a PodNIC to be another than one of its name, and then something else.
+func another(than *v1alpha1.PodNIC, then func(*v1alpha1.PodNIC) error) func(*v1alpha1.PodNIC) error {
+	return func(o *v1alpha1.PodNIC) error {
+		if o.UID == than.UID {
+			return errors.New("it is the one of before")
+		}
+		return then(o)
+	}
 }
 
 func in(phase v1alpha1.PodNICPhase) func(*v1alpha1.PodNIC) error {

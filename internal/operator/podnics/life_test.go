@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -69,9 +68,7 @@ func TestPodsThatEnd(t *testing.T) {
 	w := start(t, Options{})
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 		name := "job-" + map[corev1.PodPhase]string{corev1.PodSucceeded: "good", corev1.PodFailed: "bad"}[phase]
-		w.pod(name, "")
-		w.schedule(name, "node-a")
-		o := w.awaitNIC(name, "eth0", "is bound", boundAt("node-a"))
+		o := w.bound(name, "", "node-a")
 		w.finish(name, phase)
 		w.awaitGone(o.Name)
 	}
@@ -123,12 +120,8 @@ func TestEditIsNotWaitedFor(t *testing.T) {
 // A node that has as many NICs of a VPC as it may takes another once one is gone.
 func TestNodeLimit(t *testing.T) {
 	w := start(t, Options{})
-	spec, most := specA(), int32(1)
-	spec.MaxNICsPerNode = &most
-	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: spec})
-	w.pod("first", "")
-	w.schedule("first", "node-a")
-	w.awaitNIC("first", "eth0", "is bound", boundAt("node-a"))
+	w.respec(func(s *v1alpha1.VPCSpec) { s.MaxNICsPerNode = new(int32(1)) })
+	w.bound("first", "", "node-a")
 	w.pod("second", "")
 	w.schedule("second", "node-a")
 	w.awaitNIC("second", "eth0", "waits", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNodeLimit, "node-a has 1 NICs"))
@@ -249,12 +242,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 	o := w.awaitObject("db", "is bound", boundAt("node-a"))
 	seenTo := func(when string) {
 		w.Remove(o.Status.PortID)
-		o = w.awaitObject("db", "is bound again, "+when, func(n *v1alpha1.PodNIC) error {
-			if n.Status.PortID == o.Status.PortID {
-				return errors.New("is the one before")
-			}
-			return boundAt("node-a")(n)
-		}).DeepCopy()
+		o = w.awaitObject("db", "is bound again, "+when, anotherPort(o.Status.PortID, boundAt("node-a"))).DeepCopy()
 	}
 	w.finish("db-0", corev1.PodRunning)
 	seenTo("its pod runs")
@@ -284,9 +272,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 func TestGivenPort(t *testing.T) {
 	w := start(t, Options{})
 	given := w.AddPort(vpcport.Port{NetworkID: "n-blue", Name: "mine", Tags: []string{vpcport.NamespaceTag(cluster, "default")}, Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: web.Gateway.Next()}}})
-	w.pod("web", `[{portID: `+given.ID+`}]`)
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", `[{portID: `+given.ID+`}]`, "node-a")
 	if o.Status.PortID != given.ID || o.Status.Made {
 		t.Errorf("status %+v", o.Status)
 	}
@@ -310,9 +296,7 @@ func TestGivenPort(t *testing.T) {
 // changed, and the first is not removed: an Event says so.
 func TestHotChanges(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", `[{subnet: web}]`)
-	w.schedule("web", "node-a")
-	first := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	first := w.bound("web", `[{subnet: web}]`, "node-a")
 	w.annotate("web", `[{subnet: web}, {subnet: small}]`)
 	second := w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
 	if second.Status.DefaultRoute || second.Status.Addresses[0].Subnet != "s-small" {
@@ -336,9 +320,7 @@ func TestHotChanges(t *testing.T) {
 // get an Event.
 func TestPlugged(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", `[{}]`)
-	w.schedule("web", "node-a")
-	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	w.bound("web", `[{}]`, "node-a")
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodeFailed, Reason: "NoBridge", Message: "no such bridge"})
 	w.awaitNIC("web", "eth0", "is not plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, "NoBridge", "no such bridge"))
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
@@ -359,9 +341,7 @@ func TestPlugged(t *testing.T) {
 // is told: Kubernetes knows it by the address of before.
 func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", `[{}, {name: eth1}]`)
-	w.schedule("web", "node-a")
-	was := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	was := w.bound("web", `[{}, {name: eth1}]`, "node-a")
 	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
 	plugged := func(name string) {
 		w.node(w.nicsOf("web")[name], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
@@ -369,21 +349,14 @@ func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 	plugged("eth0")
 	plugged("eth1")
 	ip, _, _ := strings.Cut(was.Status.Addresses[0].CIDR, "/")
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
-	body := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)
-	harness.OK(t, w.client().Status().Patch(t.Context(), p, client.RawPatch(types.MergePatchType, body)))
+	controllers.MergeStatus(t, w.client(), podOf("web"), `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}]}}`, ip, ip)
 	for _, name := range []string{"eth0", "eth1"} {
 		w.awaitNIC("web", name, "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged"))
 	}
 
 	w.Remove(was.Status.PortID)
 	w.AddPort(vpcport.Port{NetworkID: blue.ID, Addresses: []vpcport.FixedIP{{SubnetID: web.ID, IP: netip.MustParseAddr(ip)}}})
-	now := w.awaitNIC("web", "eth0", "has another port", func(o *v1alpha1.PodNIC) error {
-		if o.Status.PortID == was.Status.PortID {
-			return errors.New("it has the port of before")
-		}
-		return boundAt("node-a")(o)
-	})
+	now := w.awaitNIC("web", "eth0", "has another port", anotherPort(was.Status.PortID, boundAt("node-a")))
 	plugged("eth0")
 	w.awaitNIC("web", "eth0", "has another address than the pod", condition(v1alpha1.ConditionPlugged, metav1.ConditionFalse, reasonMoved, now.Status.Addresses[0].CIDR, ip, "recreate the pod"))
 	w.awaitEvent("web", reasonMoved, "NIC eth0: port "+now.Status.PortID)
@@ -406,9 +379,7 @@ func TestDefaultRouteOfARunningPod(t *testing.T) {
 			t.Errorf("%s: %+v", name, o)
 		}
 	}
-	w.pod("db", `[{}]`)
-	w.schedule("db", "node-a")
-	w.awaitNIC("db", "eth0", "is bound", boundAt("node-a"))
+	w.bound("db", `[{}]`, "node-a")
 	w.finish("db", corev1.PodRunning)
 	w.annotate("db", `[{}, {name: eth1, defaultRoute: true}]`)
 	w.awaitEvent("db", "NICsRefused", "is true of eth1, which is added")
@@ -423,9 +394,7 @@ func TestPodNICThatIsGivenUp(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("vip", v1alpha1.PodNICSpec{})
 	for _, name := range []string{"one", "two"} {
-		w.pod(name, `[{}]`)
-		w.schedule(name, "node-a")
-		w.awaitNIC(name, "eth0", "is bound", boundAt("node-a"))
+		w.bound(name, `[{}]`, "node-a")
 		w.finish(name, corev1.PodRunning)
 	}
 	w.annotate("one", `[{}, {name: vip, nic: vip}]`)
@@ -451,14 +420,9 @@ func TestGroupsOfAPodNIC(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
 	o := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
-	harness.OK(t, w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-2"]}}`))))
-	harness.Eventually(t, limit, "the port has them", func() error {
-		if p := w.All()[0]; len(p.Groups) != 1 || p.Groups[0] != "g-2" {
-			return fmt.Errorf("is %+v", p)
-		}
-		return nil
-	})
-	harness.OK(t, w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-3"]}}`))))
+	controllers.Merge(t, o, `{"spec":{"securityGroups":["g-2"]}}`)
+	controllers.AwaitValue(t, "the port's groups", func() []string { return w.All()[0].Groups }, []string{"g-2"})
+	controllers.Merge(t, o, `{"spec":{"securityGroups":["g-3"]}}`)
 	w.awaitNIC("web", "eth0", "says why not", condition(v1alpha1.ConditionPortReady, metav1.ConditionFalse, "NotFound", "g-3"))
 }
 
@@ -502,17 +466,10 @@ func TestRefusedPods(t *testing.T) {
 // run without.
 func TestVPCOfTheNamespace(t *testing.T) {
 	w := start(t, Options{})
-	plain := func(name string) {
-		p := newPod(name, "")
-		p.Annotations = nil
-		harness.OK(t, w.client().Create(t.Context(), p))
-	}
-	plain("old")
-	w.schedule("old", "node-a")
+	w.plain("old", "node-a")
 	w.finish("old", corev1.PodRunning)
 	w.nameVPC("a")
-	plain("new")
-	w.schedule("new", "node-a")
+	w.plain("new", "node-a")
 	o := w.awaitNIC("new", "eth0", "is bound", boundAt("node-a"))
 	w.nameVPC("")
 	w.pod("own", "")
@@ -572,13 +529,9 @@ func TestPodIsReplaced(t *testing.T) {
 	before := w.awaitNIC("web", "eth0", "has a port", in(v1alpha1.PhaseCreated))
 	w.deletePod("web")
 	w.pod("web", "")
-	harness.Eventually(t, limit, "it has one of its own", func() error {
-		o := w.nicsOf("web")["eth0"]
-		if o == nil || o.UID == before.UID || o.Name == before.Name {
-			return errors.New("not yet")
-		}
-		return in(v1alpha1.PhaseCreated)(o)
-	})
+	if o := w.awaitNIC("web", "eth0", "is of its own", another(before, in(v1alpha1.PhaseCreated))); o.Name == before.Name {
+		t.Errorf("both are called %s", o.Name)
+	}
 	w.awaitGone(before.Name)
 	w.awaitPorts(1, "one port")
 }
@@ -587,15 +540,13 @@ func TestPodIsReplaced(t *testing.T) {
 // waited for.
 func TestHostLabel(t *testing.T) {
 	w := start(t, Options{})
-	spec := specA()
-	spec.HostLabel = "node-restriction.kubernetes.io/host"
-	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: spec})
+	w.respec(func(s *v1alpha1.VPCSpec) { s.HostLabel = "node-restriction.kubernetes.io/host" })
 	w.AddHost("rack-7", ovn)
 	w.pod("web", "")
 	w.schedule("web", "node-a")
 	w.awaitNIC("web", "eth0", "waits", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNoHost, "node-restriction.kubernetes.io/host"))
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
-	harness.OK(t, w.client().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"node-restriction.kubernetes.io/host":"rack-7"}}}`))))
+	controllers.Merge(t, n, `{"metadata":{"labels":{"node-restriction.kubernetes.io/host":"rack-7"}}}`)
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	if o.Status.Host != "rack-7" || w.All()[0].Host != "rack-7" {
 		t.Errorf("status %+v", o.Status)
@@ -619,9 +570,7 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 // start: a node can plug it. Its pod is not told of a VPC that it does not wait for.
 func TestVPCThatIsShut(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	before := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a")).Status
+	before := w.bound("web", "", "node-a").Status
 	w.podnic("own", v1alpha1.PodNICSpec{})
 	w.pod("db", `[{name: eth0, nic: own}]`)
 	w.schedule("db", "node-a")

@@ -99,9 +99,7 @@ func TestBindingFails(t *testing.T) {
 func TestPortChangedBehindItsBack(t *testing.T) {
 	w := start(t, Options{})
 	lower := w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 1)}}})
-	w.pod("web", `[{subnet: web, securityGroup: g-1}]`)
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", `[{subnet: web, securityGroup: g-1}]`, "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	w.Touch(o.Status.PortID, func(p *vpcport.Port) {
 		p.Host, p.Binding, p.Groups = "node-b", vpcport.Binding{Result: vpcport.Bound, Plug: ovn}, []string{"g-2"}
@@ -122,12 +120,7 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 	})
 	w.Remove(lower.ID) // its address would be the next
 	w.Remove(o.Status.PortID)
-	next := w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
-		if n.Status.PortID == o.Status.PortID {
-			return errors.New("is the one before")
-		}
-		return boundAt("node-a")(n)
-	})
+	next := w.awaitNIC("web", "eth0", "is bound again", anotherPort(o.Status.PortID, boundAt("node-a")))
 	if next.Status.MAC != o.Status.MAC || next.Status.Addresses[0] != o.Status.Addresses[0] || !next.Status.Made {
 		t.Errorf("was %+v, is %+v", o.Status, next.Status)
 	}
@@ -137,19 +130,12 @@ func TestPortChangedBehindItsBack(t *testing.T) {
 // has unplugged it, and comes again.
 func TestPodNICDeletedByHand(t *testing.T) {
 	w := start(t, Options{})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", "", "node-a")
 	w.says(o, v1alpha1.NodePlugged)
 	deletePodNIC(t, w, o.Name)
 	w.awaitObject(o.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.says(o, v1alpha1.NodeUnplugged)
-	w.awaitNIC("web", "eth0", "comes again", func(n *v1alpha1.PodNIC) error {
-		if n.UID == o.UID {
-			return errors.New("is the one before")
-		}
-		return boundAt("node-a")(n)
-	})
+	w.awaitNIC("web", "eth0", "comes again", another(o, boundAt("node-a")))
 	w.awaitPorts(1, "one port")
 }
 
@@ -157,26 +143,15 @@ func TestPodNICDeletedByHand(t *testing.T) {
 // namespace has no VPC any more; one that never had any gets none.
 func TestDefaultPodNICDeletedByHand(t *testing.T) {
 	w := start(t, Options{})
-	plain := func(name string) {
-		p := newPod(name, "")
-		p.Annotations = nil
-		harness.OK(t, w.client().Create(t.Context(), p))
-		w.schedule(name, "node-a")
-	}
-	plain("before")
+	w.plain("before", "node-a")
 	w.finish("before", corev1.PodRunning)
 	w.nameVPC("a")
-	plain("web")
+	w.plain("web", "node-a")
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.finish("web", corev1.PodRunning)
 	again := func(when string) {
 		deletePodNIC(t, w, o.Name)
-		o = w.awaitNIC("web", "eth0", "comes again, "+when, func(n *v1alpha1.PodNIC) error {
-			if n.UID == o.UID {
-				return errors.New("is the one before")
-			}
-			return boundAt("node-a")(n)
-		})
+		o = w.awaitNIC("web", "eth0", "comes again, "+when, another(o, boundAt("node-a")))
 	}
 	again("its pod runs")
 	w.end()
@@ -211,10 +186,7 @@ func TestNodesThatDie(t *testing.T) {
 	w.awaitObject(out.Name, "waits", in(v1alpha1.PhaseReleasing))
 	harness.OK(t, w.client().Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
 	w.awaitGone(gone.Name)
-	n := &corev1.Node{}
-	harness.OK(t, w.client().Get(t.Context(), client.ObjectKey{Name: "node-b"}, n))
-	n.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService, Effect: corev1.TaintEffectNoExecute}}
-	harness.OK(t, w.client().Update(t.Context(), n))
+	controllers.Merge(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}, `{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, corev1.TaintNodeOutOfService)
 	w.awaitGone(out.Name)
 	w.awaitPorts(0, "no port is left")
 }
@@ -228,14 +200,9 @@ func TestFaults(t *testing.T) {
 	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
 	w.pod("web", "")
 	w.schedule("web", "node-a")
-	harness.Eventually(t, limit, "faults are met", func() error {
-		if n := w.Front.Count("Ports", "Create", "Update"); n < 2 {
-			return fmt.Errorf("%d calls", n)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "faults are met", func() bool { return w.Front.Count("Ports", "Create", "Update") >= 2 }, true)
 	w.Front.ClearFaults()
-	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
+	w.respec(func(*v1alpha1.VPCSpec) {})
 	w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	w.awaitPorts(1, "one port")
 }
@@ -274,18 +241,11 @@ func TestSweepOfOneVPCHangs(t *testing.T) {
 func TestOrphansAreLookedForLessOften(t *testing.T) {
 	w := start(t, Options{Orphans: time.Hour})
 	orphan := w.AddPort(vpcport.Port{NetworkID: "n-blue", Device: vpcport.Device(cluster, "uid-1"), Owner: vpcport.Owner, MAC: vpcport.DerivedMAC(cluster, "uid-1", 0)})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", "", "node-a")
 	for range 3 { // each seen by a listing, as OrphanAge goes by
 		w.Remove(o.Status.PortID)
 		before := o.Status.PortID
-		o = w.awaitNIC("web", "eth0", "is bound again", func(n *v1alpha1.PodNIC) error {
-			if n.Status.PortID == before {
-				return errors.New("is the one before")
-			}
-			return boundAt("node-a")(n)
-		})
+		o = w.awaitNIC("web", "eth0", "is bound again", anotherPort(before, boundAt("node-a")))
 	}
 	if _, err := w.Get(t.Context(), orphan.ID); err != nil {
 		t.Errorf("the port of no PodNIC: %v", err)
@@ -378,18 +338,11 @@ func TestPodNICsVanish(t *testing.T) {
 		}
 		return nil
 	})
-	w.pod("web", "")
-	w.schedule("web", "node-a")
-	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
+	o := w.bound("web", "", "node-a")
 	strip(o.Name)
-	w.awaitNIC("web", "eth0", "comes again with its pod", func(n *v1alpha1.PodNIC) error {
-		if n.UID == o.UID {
-			return errors.New("is the one before")
-		}
-		return boundAt("node-a")(n)
-	})
+	w.awaitNIC("web", "eth0", "comes again with its pod", another(o, boundAt("node-a")))
 	w.awaitPorts(3, "the port of before goes")
-	harness.OK(t, w.client().Patch(t.Context(), stays, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"a":"b"}}}`))))
+	controllers.Merge(t, stays, `{"metadata":{"annotations":{"a":"b"}}}`)
 	harness.Eventually(t, limit, "all is forgotten", func() error {
 		w.c.states.vanished.wake.Set()
 		w.c.states.vanished.mu.Lock()
