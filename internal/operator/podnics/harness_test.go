@@ -14,13 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -34,7 +32,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
 	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 

@@ -7,15 +7,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
@@ -25,13 +22,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m.Run))
-}
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
-// limit is for what takes seconds on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 // work has the controller work with the chart's rights until the end of the test.
 func work(t *testing.T) {

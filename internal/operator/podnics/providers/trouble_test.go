@@ -40,8 +40,7 @@ import (
 // once. One of another namespace is no help.
 func TestSecrets(t *testing.T) {
 	b := newBed(t, Options{})
-	elsewhere := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "neutron"}, StringData: password()}
-	harness.OK(t, b.client.Create(t.Context(), elsewhere))
+	elsewhere := controllers.Create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "neutron"}, StringData: password()})
 	t.Cleanup(func() { _ = b.client.Delete(t.Context(), elsewhere) })
 	b.vpc("blue")
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretNotFound, "no Secret neutron in namespace kube-system")
@@ -75,12 +74,11 @@ func TestCredentialsMended(t *testing.T) {
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "Secret neutron")
 	b.closed("blue", ReasonCredentialsRefused)
 	v := b.read("blue")
-	conditionIs(t, v, v1alpha1.ConditionReachable, metav1.ConditionTrue, ReasonAnswers)
-	conditionIs(t, v, v1alpha1.ConditionNetworkFound, metav1.ConditionUnknown, ReasonNotTried)
+	harness.OK(t, condition(v1alpha1.ConditionReachable, metav1.ConditionTrue, ReasonAnswers)(v))
+	harness.OK(t, condition(v1alpha1.ConditionNetworkFound, metav1.ConditionUnknown, ReasonNotTried)(v))
 	b.secret("neutron", password())
 	b.ready("blue")
-	first, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	first := b.opened("blue")
 
 	b.secret("neutron", password("username", "nobody"))
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
@@ -98,8 +96,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 	b.secret("neutron", password())
 	b.vpc("blue")
 	b.ready("blue")
-	o, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	o := b.opened("blue")
 	create := func() error {
 		_, err := o.Provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.blue.ID, Device: vpcport.Device("test", "u-1")}})
 		return err
@@ -109,9 +106,7 @@ func TestCallsTellOfTrouble(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonForbidden, "create_port")
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Errorf("closed, so that nobody can find out that it is allowed again: %v", err)
-	}
+	b.opened("blue")
 	b.cloud.Keystone.EditUsers(func(u *neutronfake.User) { u.Denied = nil })
 	harness.OK(t, create())
 	b.ready("blue")
@@ -135,7 +130,7 @@ func TestNetworks(t *testing.T) {
 	b.vpc("none", func(s *v1alpha1.VPCSpec) { s.Network = "green" })
 	b.fails("none", v1alpha1.ConditionNetworkFound, ReasonNetworkNotFound, "green")
 	b.closed("none", ReasonNetworkNotFound)
-	conditionIs(t, b.read("none"), v1alpha1.ConditionCredentialsAccepted, metav1.ConditionTrue, ReasonAccepted)
+	harness.OK(t, condition(v1alpha1.ConditionCredentialsAccepted, metav1.ConditionTrue, ReasonAccepted)(b.read("none")))
 
 	second := b.cloud.AddNetwork(neutronfake.Network{Name: "blue"})
 	b.vpc("two", func(s *v1alpha1.VPCSpec) { s.Network = "blue" })
@@ -146,12 +141,10 @@ func TestNetworks(t *testing.T) {
 
 	// Pods would get no address there, which holds nobody else up.
 	b.vpc("bare", func(s *v1alpha1.VPCSpec) { s.Network = second.ID })
-	b.until("bare", "complains", reason(v1alpha1.ConditionReady, ReasonNoSubnet, second.ID))
+	b.complains("bare", ReasonNoSubnet, second.ID)
 	b.edit("first", func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = []string{"wep"} })
-	b.until("first", "complains", reason(v1alpha1.ConditionReady, ReasonSubnetNotFound, "spec.defaultSubnets[0]"))
-	if _, err := b.vpcs.Networks().Of("first"); err != nil {
-		t.Error(err)
-	}
+	b.complains("first", ReasonSubnetNotFound, "spec.defaultSubnets[0]")
+	b.opened("first")
 	b.edit("first", func(s *v1alpha1.VPCSpec) { s.DefaultSubnets = []string{"web"} })
 	b.ready("first")
 }
@@ -166,12 +159,11 @@ func TestEndpointAway(t *testing.T) {
 	b.vpc("gone", func(s *v1alpha1.VPCSpec) { s.Endpoint, s.TLS = away.URL, &v1alpha1.VPCTLS{Insecure: true} })
 	b.fails("gone", v1alpha1.ConditionReachable, ReasonNoAnswer, "connect")
 	b.closed("gone", ReasonNoAnswer)
-	conditionIs(t, b.read("gone"), v1alpha1.ConditionCredentialsAccepted, metav1.ConditionUnknown, ReasonNotTried)
+	harness.OK(t, condition(v1alpha1.ConditionCredentialsAccepted, metav1.ConditionUnknown, ReasonNotTried)(b.read("gone")))
 
 	b.vpc("blue")
 	b.ready("blue")
-	o, err := b.vpcs.Networks().Of("blue")
-	harness.OK(t, err)
+	o := b.opened("blue")
 	b.cloud.HTTP.Inject(neutronfake.Fault{Path: "/v2.0/*", HangUp: true})
 	for range patience {
 		_, _ = o.Provider.Ports(t.Context(), vpcport.Filter{Owner: vpcport.Owner})
@@ -258,17 +250,15 @@ func TestTwoVPCs(t *testing.T) {
 		s.Credentials = &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsApplication, SecretName: "application"}
 	})
 	b.ready("blue")
-	b.until("red", "complains", reason(v1alpha1.ConditionReady, ReasonNoSubnet, red.ID))
+	b.complains("red", ReasonNoSubnet, red.ID)
 	if got := b.vpcs.opener.usage(); got.Allowed != 3 {
 		t.Errorf("lanes %+v, want one endpoint's", got)
 	}
 	b.secret("application", map[string]string{"id": "credential-1", "secret": "wrong"})
 	b.fails("red", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Error(err)
-	}
+	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("red")))
-	harness.Eventually(t, limit, "red goes", func() error { return gone(t, b, "red") })
+	controllers.AwaitGone(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "red"}})
 	harness.Eventually(t, limit, "red is forgotten", func() error {
 		if _, err := b.vpcs.Networks().Of("red"); err == nil || !strings.Contains(err.Error(), "no VPC red") {
 			return fmt.Errorf("open: %w", err)
@@ -285,12 +275,10 @@ func TestDeletion(t *testing.T) {
 	b.ready("blue")
 	n := b.nic("blue", "n-1")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("blue")))
-	b.until("blue", "waits", reason(v1alpha1.ConditionReady, ReasonDeleting, "1 PodNICs"))
-	if _, err := b.vpcs.Networks().Of("blue"); err != nil {
-		t.Errorf("closed, so that the port cannot be given back: %v", err)
-	}
+	b.complains("blue", ReasonDeleting, "1 PodNICs")
+	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), n))
-	harness.Eventually(t, limit, "blue goes", func() error { return gone(t, b, "blue") })
+	controllers.AwaitGone(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}})
 	b.vpc("blue") // another of its name
 	b.ready("blue")
 }
@@ -321,37 +309,6 @@ func TestEchoedSecrets(t *testing.T) {
 	})
 	b.vpc("blue")
 	b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "(concealed)")
-}
-
-func conditionIs(t *testing.T, v *v1alpha1.VPC, kind string, status metav1.ConditionStatus, reason string) {
-	t.Helper()
-	for _, c := range v.Status.Conditions {
-		if c.Type == kind && (c.Status != status || c.Reason != reason) {
-			t.Errorf("%s is %s for %s, want %s for %s", kind, c.Status, c.Reason, status, reason)
-		}
-	}
-}
-
-// reason wants a condition to be False for a reason, with a word in its message.
-func reason(kind, reason, word string) func(*v1alpha1.VPC) error {
-	return func(v *v1alpha1.VPC) error {
-		for _, c := range v.Status.Conditions {
-			if c.Type == kind && c.Status == metav1.ConditionFalse && c.Reason == reason && strings.Contains(c.Message, word) {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions %+v", v.Status.Conditions)
-	}
-}
-
-// gone is nil when there is no VPC of a name.
-func gone(t *testing.T, b *bed, name string) error {
-	t.Helper()
-	err := b.client.Get(t.Context(), client.ObjectKey{Name: name}, &v1alpha1.VPC{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return errors.Join(errors.New("it is there"), err)
 }
 
 // A VPC is ready with what Neutron says of its network, and open for others.
@@ -508,7 +465,7 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 	b := newBed(t, Options{EC2: &EC2{Cloud: amazon, Cluster: "test", Settle: time.Second}})
 	books := lab.Snapshot()
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: books.VPCs[0].ID}}
-	harness.OK(t, b.client.Create(t.Context(), v))
+	controllers.Create(t, v)
 	b.ready("e")
 	made := func(uid string) string {
 		e, err := amazon.CreateENI(t.Context(), cloud.CreateENI{SubnetID: books.Subnets[0].ID, Tags: map[string]string{
@@ -526,12 +483,7 @@ func TestWarmPoolGoesBeforeItsVPC(t *testing.T) {
 		return err
 	})
 	harness.OK(t, b.client.Delete(t.Context(), v))
-	harness.Eventually(t, limit, "the VPC goes", func() error {
-		if err := b.client.Get(t.Context(), client.ObjectKeyFromObject(v), v); !apierrors.IsNotFound(err) {
-			return errors.Join(errors.New("it is there"), err)
-		}
-		return nil
-	})
+	controllers.AwaitGone(t, v)
 	left := map[string]bool{}
 	for _, e := range lab.Snapshot().ENIs {
 		left[e.ID] = true

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +21,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -36,13 +34,9 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.KubeWithScheduler(m.Run))
-}
+func TestMain(m *testing.M) { os.Exit(harness.KubeWithScheduler(m.Run)) }
 
-// limit is for what takes seconds on an idle machine.
-const limit = 3 * time.Minute
+const limit = controllers.Limit
 
 // serve has an operator with the chart's rights in the mode port serve the webhook, and the
 // API server ask it, until end or the end of the test; and what Prometheus reads of it.
