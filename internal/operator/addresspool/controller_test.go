@@ -257,8 +257,7 @@ func TestNodesThatGo(t *testing.T) {
 		harness.OK(t, c.Delete(t.Context(), nodeNamed(n)))
 	}
 	for n, taint := range map[string]string{"down": corev1.TaintNodeUnreachable, "fenced": corev1.TaintNodeOutOfService} {
-		k := &corev1.Node{}
-		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: n}, k))
+		k := controllers.Get[corev1.Node](t, client.ObjectKey{Name: n})
 		k.Spec.Taints = []corev1.Taint{{Key: taint, Effect: corev1.TaintEffectNoExecute}}
 		harness.OK(t, c.Update(t.Context(), k))
 		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now.Now())}}
@@ -389,10 +388,8 @@ func TestTrailingCache(t *testing.T) {
 	given(t, "told", "n", "p")
 	end()
 	ask(t, "untold", "n", "p")
-	r := &v1alpha1.BlockRequest{}
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "untold"}, r))
-	p := &v1alpha1.AddressPool{}
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "p"}, p))
+	r := controllers.Get[v1alpha1.BlockRequest](t, client.ObjectKey{Name: "untold"})
+	p := controllers.Get[v1alpha1.AddressPool](t, client.ObjectKey{Name: "p"})
 	late := newBlock(r, offer{index: 5, piece: pieceOf(t, "10.2.0.5/32")})
 	late.OwnerReferences[0].UID = p.UID
 	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), late))
@@ -476,8 +473,7 @@ func TestRenewalInTheMomentOfRelease(t *testing.T) {
 		return nil
 	})
 	given(t, "r1", "n", "p") // time has passed
-	b := &v1alpha1.AddressBlock{}
-	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b))
+	b := controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: "p-0"})
 	if b.DeletionTimestamp != nil {
 		t.Error("it was deleted")
 	}
@@ -552,8 +548,7 @@ func TestClashIsResolved(t *testing.T) {
 	accept("c", "10.2.0.0/30")
 	d := accept("d", "10.2.0.0/29")
 	ask(t, "r", "n", "d")
-	r := &v1alpha1.BlockRequest{}
-	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "r"}, r))
+	r := controllers.Get[v1alpha1.BlockRequest](t, client.ObjectKey{Name: "r"})
 	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), newBlock(r, offer{index: 3, piece: pieceOf(t, "10.2.0.3/32"), pool: d.UID})))
 
 	start(t, Options{})

@@ -60,8 +60,7 @@ func stage(t *testing.T) *world {
 	t.Helper()
 	harness.KubeClean(t)
 	w := &world{t: t, client: harness.KubeClient(t)}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "egress-"}}
-	harness.OK(t, w.client.Create(t.Context(), ns))
+	ns := controllers.Create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "egress-"}})
 	w.ns = ns.Name
 	return w
 }
@@ -101,8 +100,7 @@ func (w *world) egress(name string, spec v1alpha1.EgressSpec) *v1alpha1.Egress {
 	if spec.Destinations == nil {
 		spec.Destinations = []string{"0.0.0.0/0"}
 	}
-	e := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec}
-	harness.OK(w.t, w.client.Create(w.t.Context(), e))
+	e := controllers.Create(w.t, &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec})
 	return e
 }
 

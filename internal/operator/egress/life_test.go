@@ -53,19 +53,9 @@ func TestEgressLives(t *testing.T) {
 	harness.OK(t, conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied)(got))
 
 	harness.OK(t, w.client.Delete(t.Context(), e))
-	harness.Eventually(t, controllers.Limit, "nothing is left", func() error {
-		if left := w.owned("nat"); len(left) > 0 {
-			return fmt.Errorf("%q are left", left)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "what is left", func() []string { return w.owned("nat") }, nil)
 	w.pods("nat", 0)
-	harness.Eventually(t, controllers.Limit, "the operator has forgotten it", func() error {
-		if n := w.c.Known(); n != 0 {
-			return fmt.Errorf("it knows %d objects", n)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "objects that the operator knows", w.c.Known, 0)
 }
 
 // What others write on the objects stays: a rollout restart, an administrator's labels and
@@ -164,21 +154,14 @@ func TestGatewaysComeAndGo(t *testing.T) {
 		w.ready(p, corev1.ConditionTrue, fmt.Sprintf("10.0.0.%d", i+1))
 	}
 	gateways := func(want ...string) func(v1alpha1.EgressStatus) error {
-		return func(st v1alpha1.EgressStatus) error {
+		return controllers.If(func(st v1alpha1.EgressStatus) bool {
 			var got []string
 			for _, g := range st.Gateways {
-				text := g.Addresses[0]
-				if g.Ending {
-					text += " ends"
-				}
-				got = append(got, text)
+				got = append(got, g.Addresses[0]+map[bool]string{true: " ends"}[g.Ending])
 			}
 			slices.Sort(got)
-			if !slices.Equal(got, want) {
-				return fmt.Errorf("gateways are %q, want %q", got, want)
-			}
-			return nil
-		}
+			return slices.Equal(got, want)
+		})
 	}
 	w.status("nat", "has two", gateways("10.0.0.1", "10.0.0.2"))
 	// Pods that run end when the kubelet says so: a finalizer stands for it.

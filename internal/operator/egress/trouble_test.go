@@ -45,12 +45,8 @@ func TestForeignObjectsStay(t *testing.T) {
 		}
 		harness.OK(t, w.client.Delete(t.Context(), mine))
 		w.status(name, "has its Service", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
-		w.service(name, "is the Egress's", func(s *corev1.Service) error {
-			if !metav1.IsControlledBy(s, w.status(name, "is there", func(v1alpha1.EgressStatus) error { return nil })) {
-				return errors.New("it is not")
-			}
-			return nil
-		})
+		own := controllers.Get[v1alpha1.Egress](t, w.key(name))
+		w.service(name, "is the Egress's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, own) }))
 	}
 }
 
@@ -68,21 +64,15 @@ func TestObjectsOfTheLastMoment(t *testing.T) {
 			return next.RoundTrip(r)
 		}
 		if _, now := replace.LoadAndDelete(name); now {
-			if err := client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))); err != nil {
-				t.Error(err)
-			}
-			if err := w.client.Create(r.Context(), mine(name)); err != nil {
+			if err := errors.Join(client.IgnoreNotFound(w.client.Delete(r.Context(), mine(name))), w.client.Create(r.Context(), mine(name))); err != nil {
 				t.Error(err)
 			}
 		}
 		return next.RoundTrip(r)
 	}))
-	isMine := func(s *corev1.Service) error {
-		if len(s.OwnerReferences) > 0 || len(s.Labels) > 0 || s.Spec.Ports[0].Port != 80 {
-			return errors.New("it is not mine")
-		}
-		return nil
-	}
+	isMine := controllers.If(func(s *corev1.Service) bool {
+		return len(s.OwnerReferences) == 0 && len(s.Labels) == 0 && s.Spec.Ports[0].Port == 80
+	})
 	taken := conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressNameTaken, "Service")
 	replace.Store("made", true)
 	w.egress("made", v1alpha1.EgressSpec{})
@@ -123,12 +113,7 @@ func TestInvalidTemplates(t *testing.T) {
 		Template: &v1alpha1.EgressPodTemplate{Spec: raw(`{"containers":[{"name":"egress","resourcs":{}}]}`)}, PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one},
 	})
 	w.status("bad", "says so", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressInvalidTemplate, "spec.template.spec: unknown field"))
-	harness.Eventually(t, controllers.Limit, "all else is there", func() error {
-		if got := w.owned("bad"); len(got) != 5 {
-			return errors.New("there are other objects")
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "objects of bad", func() int { return len(w.owned("bad")) }, 5)
 }
 
 // A namespace whose pods may not have NET_ADMIN says so on the Egress.
@@ -147,12 +132,7 @@ func TestEgressMadeAnewAtOnce(t *testing.T) {
 	w.pods("nat", 1)
 	harness.OK(t, w.client.Delete(t.Context(), e))
 	again := w.egress("nat", v1alpha1.EgressSpec{})
-	w.service("nat", "is the new one's", func(s *corev1.Service) error {
-		if !metav1.IsControlledBy(s, again) {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	w.service("nat", "is the new one's", controllers.If(func(s *corev1.Service) bool { return metav1.IsControlledBy(s, again) }))
 	w.status("nat", "is well", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionTrue, v1alpha1.EgressApplied))
 	w.pods("nat", 1)
 }
@@ -169,11 +149,9 @@ func TestStatusIsNotAnothers(t *testing.T) {
 		replaced := false
 		once.Do(func() {
 			replaced = true
-			if err := w.client.Delete(r.Context(), &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}}); err != nil {
-				t.Error(err)
-			}
-			again := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}, Spec: v1alpha1.EgressSpec{Destinations: []string{"::/0"}}}
-			if err := w.client.Create(r.Context(), again); err != nil {
+			before := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "nat"}}
+			again := &v1alpha1.Egress{ObjectMeta: before.ObjectMeta, Spec: v1alpha1.EgressSpec{Destinations: []string{"::/0"}}}
+			if err := errors.Join(w.client.Delete(r.Context(), before), w.client.Create(r.Context(), again)); err != nil {
 				t.Error(err)
 			}
 		})

@@ -246,8 +246,7 @@ func objectOf(name, instanceID string) *v1alpha1.NodeNetwork {
 
 func get(t *testing.T, name string) *v1alpha1.NodeNetwork {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{}
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: name}, o))
+	o := controllers.Get[v1alpha1.NodeNetwork](t, client.ObjectKey{Name: name})
 	return o
 }
 

@@ -57,16 +57,14 @@ func startEC2(t *testing.T, cools time.Duration, warm int32, o Options) *branche
 		instance := fmt.Sprint("i-", i+1)
 		b.ec2.State.AddInstance(instance, "m5.large", "subnet-a")
 		b.ec2.State.AddENI(instance, 1, cloud.InterfaceTrunk, map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance})
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}}
-		harness.OK(t, b.client().Create(t.Context(), n))
+		n := controllers.Create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("node-", i+1)}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/" + instance}})
 		b.ready(n.Name, corev1.ConditionTrue)
 		b.branchesOf(n.Name, limits.Branches("m5.large"))
 	}
 	spec := v1alpha1.VPCSpec{Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}}, EC2: &v1alpha1.EC2Spec{WarmBranches: &warm},
 		NamespaceLimits: []v1alpha1.VPCNamespaceLimits{{Namespaces: v1alpha1.VPCNamespaces{Names: []string{"default"}}, SecurityGroups: []string{"sg-web"}}},
 	}
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec}
-	harness.OK(t, b.client().Create(t.Context(), v))
+	v := controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Spec: spec})
 	b.nets.set("e", Opened{UID: string(v.UID), Spec: spec})
 	b.open("", cools)
 	return b

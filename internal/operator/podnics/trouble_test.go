@@ -307,8 +307,7 @@ func TestPodNICsVanish(t *testing.T) {
 	w := start(t, Options{Listing: time.Hour, Orphans: time.Hour, OrphanAge: time.Hour})
 	strip := func(name string) {
 		t.Helper()
-		o := &v1alpha1.PodNIC{}
-		harness.OK(t, w.client().Get(t.Context(), client.ObjectKey{Namespace: "default", Name: name}, o))
+		o := controllers.Get[v1alpha1.PodNIC](t, client.ObjectKey{Namespace: "default", Name: name})
 		harness.OK(t, client.IgnoreNotFound(w.client().Delete(t.Context(), o.DeepCopy(), client.Preconditions{UID: &o.UID})))
 		err := w.client().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"uid":%q,"finalizers":null}}`, o.UID)))
 		if !apierrors.IsConflict(err) { // one of its name is there already

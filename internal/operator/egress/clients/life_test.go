@@ -9,9 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -51,11 +49,7 @@ func labelled(key, value string) *v1alpha1.LabelSelector {
 // change edits an Egress.
 func (w *world) change(name string, how func(*v1alpha1.EgressSpec)) {
 	w.t.Helper()
-	o := &v1alpha1.Egress{}
-	harness.OK(w.t, w.client().Get(w.t.Context(), client.ObjectKey{Namespace: "internet", Name: name}, o))
-	before := o.DeepCopy()
-	how(&o.Spec)
-	harness.OK(w.t, w.client().Patch(w.t.Context(), o, client.MergeFrom(before)))
+	controllers.Edit(w.t, client.ObjectKey{Namespace: "internet", Name: name}, func(e *v1alpha1.Egress) { how(&e.Spec) })
 }
 
 // A pod that may not use what it names is told why, once, and uses it once it may.
@@ -156,8 +150,7 @@ func TestSelected(t *testing.T) {
 func (w *world) madeBy(egress string) metav1.OwnerReference {
 	w.t.Helper()
 	yes, labels := true, map[string]string{v1alpha1.LabelEgress: egress}
-	o := &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress}, Spec: v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}}}
-	harness.OK(w.t, w.client().Create(w.t.Context(), o))
+	o := controllers.Create(w.t, &v1alpha1.Egress{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: egress}, Spec: v1alpha1.EgressSpec{Destinations: []string{"192.0.2.0/24"}}})
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	selector := &metav1.LabelSelector{MatchLabels: labels}
 	d := &appsv1.Deployment{
@@ -308,20 +301,12 @@ func (w *world) tenants(name string, clients v1alpha1.EgressClientSelector) *v1a
 // clientsReady wants the condition ClientsReady of an Egress to have a reason and words.
 func (w *world) clientsReady(o *v1alpha1.Egress, reason string, words ...string) {
 	w.t.Helper()
-	harness.Eventually(w.t, controllers.Limit, o.Name+" says "+reason, func() error {
-		if err := w.client().Get(w.t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
-			return err
-		}
-		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionClientsReady)
-		if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == reasonServed) {
-			return fmt.Errorf("it says %+v", c)
-		}
-		for _, word := range words {
-			if !strings.Contains(c.Message, word) {
-				return fmt.Errorf("message %q, want %q in it", c.Message, word)
-			}
-		}
-		return nil
+	status := metav1.ConditionFalse
+	if reason == reasonServed {
+		status = metav1.ConditionTrue
+	}
+	controllers.Await(w.t, client.ObjectKeyFromObject(o), "says "+reason, func(e *v1alpha1.Egress) error {
+		return controllers.Condition(e.Status.Conditions, v1alpha1.ConditionClientsReady, status, reason, words...)
 	})
 }
 
@@ -366,8 +351,7 @@ func TestConsent(t *testing.T) {
 
 	w.consents("shop", "dmz, tenant")
 	w.await(web, "consents", selected([]string{"all"}, "tenant/all"))
-	byTeam := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"clients":{"namespaceSelector":{"matchLabels":{"team":"shop"}}}}}`))
-	harness.OK(t, w.client().Patch(t.Context(), e.DeepCopy(), byTeam))
+	controllers.Merge(t, e, `{"spec":{"clients":{"namespaceSelector":{"matchLabels":{"team":"shop"}}}}}`)
 	w.setUp(web, "10.1.0.6")
 	w.edit(naming, `{"metadata":{"annotations":null}}`)
 	w.await(naming, "does not name one any more", selected([]string{"all"}, "tenant/all"))

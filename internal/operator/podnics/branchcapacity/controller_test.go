@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -81,10 +80,7 @@ func TestNodesHaveBranches(t *testing.T) {
 	bare.Name = "node-3"
 	harness.OK(t, admin.Create(t.Context(), bare))
 	work(t)
-	patch := func(o client.Object, body string) {
-		t.Helper()
-		harness.OK(t, admin.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body))))
-	}
+	patch := func(o client.Object, body string) { controllers.MergeStatus(t, admin, o, "%s", body) }
 	trunk := func(name, instance string) *v1alpha1.NodeNetwork {
 		o := trunked()
 		o.ObjectMeta, o.Spec.InstanceID = metav1.ObjectMeta{Name: name}, instance
@@ -95,16 +91,10 @@ func TestNodesHaveBranches(t *testing.T) {
 	first := trunk("node-1", "i-1")
 	trunk("node-3", "i-3")
 	harness.Eventually(t, limit, "node-1 has its branches", has(t, "node-1", most))
-	harness.Eventually(t, limit, "node-3 has its branches", func() error {
-		n := &corev1.Node{}
-		if err := admin.Get(t.Context(), client.ObjectKeyFromObject(bare), n); err != nil {
-			return err
-		}
-		if got := n.Status.Capacity[v1alpha1.ResourceBranches]; got.String() != most {
-			return fmt.Errorf("node-3 has capacity %v", n.Status.Capacity)
-		}
-		return nil
-	})
+	controllers.Await(t, client.ObjectKeyFromObject(bare), "has its branches", controllers.If(func(n *corev1.Node) bool {
+		got := n.Status.Capacity[v1alpha1.ResourceBranches]
+		return got.String() == most
+	}))
 	harness.OK(t, has(t, "node-2", "")())
 
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}

@@ -13,11 +13,9 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -32,6 +30,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics/webhook/callers"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // serveBranches is serve where nodes have trunks: with all that tells the scheduler of branch
@@ -66,8 +65,7 @@ func makeVPCs(t *testing.T) {
 		"e": {Provider: v1alpha1.ProviderEC2, Network: "vpc-0a1b2c3d", AllowedNamespaces: everybody, NamespaceLimits: anything},
 		"n": {Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", AllowedNamespaces: everybody},
 	} {
-		v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
-		harness.OK(t, admin.Create(t.Context(), v))
+		v := controllers.Create(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec})
 		if name == "n" {
 			v.Status.Subnets = []v1alpha1.VPCSubnet{{ID: "subnet-1", Name: "web", CIDR: "10.0.0.0/24", Gateway: "10.0.0.1"}}
 			harness.OK(t, admin.Status().Update(t.Context(), v))
@@ -151,11 +149,13 @@ func TestPodsAskForBranches(t *testing.T) {
 	t.Run("by their namespace", func(t *testing.T) {
 		harness.OK(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{vpc: "e"}}}))
 		in := func(p *corev1.Pod) *corev1.Pod { p.Namespace = "shop"; return p }
-		plain := func() error {
-			p := in(pod("a"))
-			return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), "1")
+		plain := func(want string) func() error {
+			return func() error {
+				p := in(pod("a"))
+				return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), want)
+			}
 		}
-		harness.Eventually(t, limit, "pods of the namespace ask", plain)
+		harness.Eventually(t, limit, "pods of the namespace ask", plain("1"))
 		try(t, in(pod("a", nics, "[{}, {}, {}]")), "3")
 		try(t, in(pod("a", vpc, "n")), "")
 		before := reviews(t, metrics)
@@ -167,18 +167,13 @@ func TestPodsAskForBranches(t *testing.T) {
 		if n := reviews(t, metrics) - before; n != 0 {
 			t.Errorf("the webhook was asked about %v pods that have no NICs", n)
 		}
-		config := &admissionregistrationv1.MutatingWebhookConfiguration{}
-		harness.OK(t, admin.Get(t.Context(), client.ObjectKey{Name: webhook.ConfigurationName}, config))
+		config := controllers.Get[admissionregistrationv1.MutatingWebhookConfiguration](t, client.ObjectKey{Name: webhook.ConfigurationName})
 		asked := slices.IndexFunc(config.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool { return w.Name == callers.WebhookName })
 		if values := config.Webhooks[asked].NamespaceSelector.MatchExpressions[0].Values; !slices.Equal(values, []string{"shop"}) {
 			t.Errorf("it is asked about pods of %v", values)
 		}
-		shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}
-		harness.OK(t, admin.Patch(t.Context(), shop, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`))))
-		harness.Eventually(t, limit, "they do no more", func() error {
-			p := in(pod("a"))
-			return asksFor(p, admin.Create(t.Context(), p, client.DryRunAll), "")
-		})
+		controllers.Merge(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, `{"metadata":{"annotations":null}}`)
+		harness.Eventually(t, limit, "they do no more", plain(""))
 		harness.Eventually(t, limit, "and nobody is asked", func() error {
 			harness.OK(t, admin.Get(t.Context(), client.ObjectKey{Name: webhook.ConfigurationName}, config))
 			if w := config.Webhooks[asked]; len(w.Rules) > 0 {
@@ -215,8 +210,7 @@ func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
 	harness.OK(t, admin.Create(t.Context(), n))
 	n.Spec.Taints = nil
 	harness.OK(t, admin.Update(t.Context(), n))
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-1", InstanceType: "m5.large"}}
-	harness.OK(t, admin.Create(t.Context(), o))
+	o := controllers.Create(t, &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-1", InstanceType: "m5.large"}})
 
 	// m5.large has 9 branches: two pods of four, and one that waits.
 	for i := range 3 {
@@ -249,17 +243,13 @@ func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
 	}
 	const insufficient = "Insufficient berth.dev/branch-interfaces"
 	harness.Eventually(t, limit, "a node without a trunk gets none", placed(0, insufficient))
-	trunk := []byte(`{"status":{"eni":{"trunk":{"id":"eni-1","mac":"02:00:00:00:00:01"}}}}`)
-	harness.OK(t, admin.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, trunk)))
-	harness.Eventually(t, limit, "the node says how many branches it has", func() error {
-		harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
-		if q := n.Status.Capacity[v1alpha1.ResourceBranches]; q.String() != "9" {
-			return fmt.Errorf("capacity %v", n.Status.Capacity)
-		}
-		return nil
-	})
+	controllers.MergeStatus(t, admin, o, `{"status":{"eni":{"trunk":{"id":"eni-1","mac":"02:00:00:00:00:01"}}}}`)
+	controllers.Await(t, client.ObjectKeyFromObject(n), "says how many branches it has", controllers.If(func(n *corev1.Node) bool {
+		q := n.Status.Capacity[v1alpha1.ResourceBranches]
+		return q.String() == "9"
+	}))
 	// As the node's kubelet does.
-	harness.OK(t, admin.Status().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, []byte(`{"status":{"allocatable":{"berth.dev/branch-interfaces":"9"}}}`))))
+	controllers.MergeStatus(t, admin, n, `{"status":{"allocatable":{"berth.dev/branch-interfaces":"9"}}}`)
 	harness.Eventually(t, limit, "two have the node", placed(2, insufficient))
 	list := &corev1.PodList{}
 	harness.OK(t, admin.List(t.Context(), list, client.InNamespace("default")))
@@ -317,18 +307,14 @@ func labelled(key, value string) *v1alpha1.LabelSelector {
 
 // isReady is nil once a policy says of itself what is wanted; of a reason other than Ready
 // also something in the message.
-func isReady(t *testing.T, c client.Client, o *v1alpha1.NICPolicy, reason, message string) {
+func isReady(t *testing.T, o *v1alpha1.NICPolicy, reason, message string) {
 	t.Helper()
-	harness.Eventually(t, limit, "NICPolicy "+o.Name+" says "+reason, func() error {
-		got := &v1alpha1.NICPolicy{}
-		if err := c.Get(t.Context(), client.ObjectKeyFromObject(o), got); err != nil {
-			return err
-		}
-		is := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionReady)
-		if is == nil || is.Reason != reason || (is.Status == metav1.ConditionTrue) != (reason == nicpolicy.ReasonReady) || !strings.Contains(is.Message, message) {
-			return fmt.Errorf("its condition is %+v, want a message with %q", is, message)
-		}
-		return nil
+	status := metav1.ConditionFalse
+	if reason == nicpolicy.ReasonReady {
+		status = metav1.ConditionTrue
+	}
+	controllers.Await(t, client.ObjectKeyFromObject(o), "says "+reason, func(p *v1alpha1.NICPolicy) error {
+		return controllers.Condition(p.Status.Conditions, v1alpha1.ConditionReady, status, reason, message)
 	})
 }
 
@@ -369,6 +355,13 @@ func TestPolicies(t *testing.T) {
 	c, end := servePolicies(t)
 	db := map[string]string{"app": "db"}
 	nothing, none := map[string]string{v1alpha1.AnnotationNICPolicy: ""}, map[string]string(nil)
+	refuses := func(t *testing.T, why string) {
+		t.Helper()
+		harness.Eventually(t, limit, "pods that it selects are refused", func() error {
+			_, err := tryPod(t, c, "bank", db)
+			return refused(err, why)
+		})
+	}
 	want := func(t *testing.T, namespace string, labels, annotations map[string]string, branches string, more ...func(*corev1.Pod)) {
 		t.Helper()
 		m, err := tryPod(t, c, namespace, labels, more...)
@@ -384,9 +377,8 @@ func TestPolicies(t *testing.T) {
 	}
 	want(t, "shop", db, none, "0")
 
-	one := policy("shop", "db", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), VPC: "e", SecurityGroups: []string{"sg-1", "sg-2"}})
-	harness.OK(t, c.Create(t.Context(), one))
-	isReady(t, c, one, nicpolicy.ReasonReady, "in VPC e")
+	one := controllers.Create(t, policy("shop", "db", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), VPC: "e", SecurityGroups: []string{"sg-1", "sg-2"}}))
+	isReady(t, one, nicpolicy.ReasonReady, "in VPC e")
 	byOne := given("NICPolicy/db", "e", `[{"name":"eth0","securityGroups":["sg-1","sg-2"]}]`)
 	eventually(t, "shop", db, byOne, "1")
 
@@ -410,9 +402,8 @@ func TestPolicies(t *testing.T) {
 	})
 	t.Run("the oldest", func(t *testing.T) {
 		// By its name it comes after the other also where both are of one second.
-		two := policy("shop", "rest", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "n", Subnet: "web"})
-		harness.OK(t, c.Create(t.Context(), two))
-		isReady(t, c, two, nicpolicy.ReasonReady, "in VPC n")
+		two := controllers.Create(t, policy("shop", "rest", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "n", Subnet: "web"}))
+		isReady(t, two, nicpolicy.ReasonReady, "in VPC n")
 		both := maps.Clone(byOne)
 		both[v1alpha1.AnnotationNICPolicyOverlap] = "NICPolicy/rest"
 		eventually(t, "shop", db, both, "1")
@@ -423,8 +414,7 @@ func TestPolicies(t *testing.T) {
 	t.Run("of a policy that was made with the pod", func(t *testing.T) {
 		for i := range 10 {
 			app := fmt.Sprint("new-", i)
-			p := policy("shop", app, v1alpha1.NICPolicySpec{PodSelector: labelled("app", app), VPC: "e"})
-			harness.OK(t, c.Create(t.Context(), p))
+			p := controllers.Create(t, policy("shop", app, v1alpha1.NICPolicySpec{PodSelector: labelled("app", app), VPC: "e"}))
 			want(t, "shop", map[string]string{"app": app}, given("NICPolicy/"+app, "e", `[{"name":"eth0"}]`), "1")
 			harness.OK(t, c.Delete(t.Context(), p))
 		}
@@ -434,7 +424,7 @@ func TestPolicies(t *testing.T) {
 		p := policy("bank", "data", v1alpha1.NICPolicySpec{ServiceAccountSelector: labelled("tier", "data"), PodSelector: labelled("app", "db"), SecurityGroups: []string{"sg-3"}, VPC: "e"})
 		harness.OK(t, c.Create(t.Context(), account))
 		harness.OK(t, c.Create(t.Context(), p))
-		isReady(t, c, p, nicpolicy.ReasonReady, "")
+		isReady(t, p, nicpolicy.ReasonReady, "")
 		as := func(p *corev1.Pod) { p.Spec.ServiceAccountName = "ledger" }
 		harness.Eventually(t, limit, "pods of the account have the NIC", func() error {
 			m, err := tryPod(t, c, "bank", db, as)
@@ -446,33 +436,24 @@ func TestPolicies(t *testing.T) {
 		eventually(t, "bank", db, none, "0")
 	})
 	t.Run("in no VPC", func(t *testing.T) {
-		p := policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), SecurityGroups: []string{"sg-3"}})
-		harness.OK(t, c.Create(t.Context(), p))
+		p := controllers.Create(t, policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), SecurityGroups: []string{"sg-3"}}))
 		const why = "NICPolicy/lost: spec.vpc is not set, and 2 VPCs are for namespace bank"
-		isReady(t, c, p, nicpolicy.ReasonVPCNotFound, why)
-		harness.Eventually(t, limit, "pods that it selects are refused", func() error {
-			_, err := tryPod(t, c, "bank", db)
-			return refused(err, why)
-		})
+		isReady(t, p, nicpolicy.ReasonVPCNotFound, why)
+		refuses(t, why)
 		want(t, "bank", nil, nothing, "0")
 		harness.OK(t, c.Delete(t.Context(), p))
 		eventually(t, "bank", db, none, "0")
 	})
 	t.Run("with what the VPC has not", func(t *testing.T) {
-		p := policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), Subnet: "nowhere", VPC: "n"})
-		harness.OK(t, c.Create(t.Context(), p))
-		isReady(t, c, p, nicpolicy.ReasonNotPossible, `spec.subnet: VPC n has no subnet "nowhere"`)
-		harness.Eventually(t, limit, "pods that it selects are refused", func() error {
-			_, err := tryPod(t, c, "bank", db)
-			return refused(err, `NICPolicy/lost: metadata.annotations[berth.dev/nics][0].subnet: VPC n has no subnet "nowhere"`)
-		})
+		p := controllers.Create(t, policy("bank", "lost", v1alpha1.NICPolicySpec{PodSelector: labelled("app", "db"), Subnet: "nowhere", VPC: "n"}))
+		isReady(t, p, nicpolicy.ReasonNotPossible, `spec.subnet: VPC n has no subnet "nowhere"`)
+		refuses(t, `NICPolicy/lost: metadata.annotations[berth.dev/nics][0].subnet: VPC n has no subnet "nowhere"`)
 		harness.OK(t, c.Delete(t.Context(), p))
 		eventually(t, "bank", db, none, "0")
 	})
 	t.Run("of the operator's namespace", func(t *testing.T) {
-		p := policy("kube-system", "all", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "e"})
-		harness.OK(t, c.Create(t.Context(), p))
-		isReady(t, c, p, nicpolicy.ReasonOperatorNamespace, "make the policy, and its pods, in another")
+		p := controllers.Create(t, policy("kube-system", "all", v1alpha1.NICPolicySpec{PodSelector: &v1alpha1.LabelSelector{}, VPC: "e"}))
+		isReady(t, p, nicpolicy.ReasonOperatorNamespace, "make the policy, and its pods, in another")
 		want(t, "kube-system", nil, none, "0")
 	})
 	t.Run("of the Amazon VPC CNI", func(t *testing.T) { securityGroupPolicies(t, c, want, eventually) })

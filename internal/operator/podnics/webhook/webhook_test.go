@@ -176,8 +176,7 @@ func TestWebhook(t *testing.T) {
 	harness.OK(t, admin.Create(t.Context(), pod("a", v1alpha1.AnnotationVPC, "unknown"), client.DryRunAll))
 
 	t.Run("namespaces by labels", func(t *testing.T) {
-		other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}}
-		harness.OK(t, admin.Create(t.Context(), other))
+		other := controllers.Create(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}})
 		p := pod("a", v1alpha1.AnnotationVPC, "vpc-1")
 		p.Namespace = other.Name
 		harness.Eventually(t, limit, "a pod of another namespace is refused", func() error {
@@ -188,8 +187,7 @@ func TestWebhook(t *testing.T) {
 		harness.OK(t, admin.Delete(t.Context(), other))
 	})
 	t.Run("edits of a pod", func(t *testing.T) {
-		p := inVPC("[{ip: 10.0.0.5}]")
-		harness.OK(t, admin.Create(t.Context(), p))
+		p := controllers.Create(t, inVPC("[{ip: 10.0.0.5}]"))
 		edit := func(text string) error {
 			now := p.DeepCopy()
 			now.Annotations[v1alpha1.AnnotationNICs] = text
@@ -214,8 +212,7 @@ func TestWebhook(t *testing.T) {
 			}
 			harness.OK(t, err)
 		}
-		n := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", SecurityGroups: []string{"g-1"}}}
-		harness.OK(t, admin.Create(t.Context(), n))
+		n := controllers.Create(t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a"}, Spec: v1alpha1.PodNICSpec{VPC: "vpc-1", SecurityGroups: []string{"g-1"}}})
 		n.Spec.SecurityGroups = []string{"g-1", "g-2"}
 		harness.OK(t, refused(admin.Update(t.Context(), n, client.DryRunAll), "spec.securityGroups[1]: g-2 is not for namespace default"))
 		harness.OK(t, admin.Delete(t.Context(), n))
