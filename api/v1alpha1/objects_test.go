@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,17 +39,35 @@ func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured 
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
+	if slices.Contains([]string{"Egress", "EgressClient", "EgressClientSlice", "NICPolicy", "PodNIC"}, kind) {
+		o.SetNamespace("default")
+	}
 	return o
 }
 
-func nodeNetwork(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	return ofKind(t, "NodeNetwork", name, "spec: "+spec)
+// withSpec returns a function that makes objects of a kind.
+func withSpec(kind string) func(t *testing.T, name, spec string) *unstructured.Unstructured {
+	return func(t *testing.T, name, spec string) *unstructured.Unstructured {
+		return ofKind(t, kind, name, "spec: "+spec)
+	}
 }
 
-func newPool(t *testing.T, name, spec string) *unstructured.Unstructured {
+var (
+	nodeNetwork = withSpec("NodeNetwork")
+	newPool     = withSpec("AddressPool")
+	newEgress   = withSpec("Egress")
+	newNIC      = withSpec("PodNIC")
+	newVPC      = withSpec("VPC")
+)
+
+// accepts checks that the API server accepts objects with these specs, by their names.
+func accepts(t *testing.T, c client.Client, kind string, specs map[string]string) {
 	t.Helper()
-	return ofKind(t, "AddressPool", name, "spec: "+spec)
+	for name, spec := range specs {
+		if err := c.Create(t.Context(), ofKind(t, kind, name, "spec: "+spec)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
 
 // with returns the spec of a node with further fields.

@@ -13,13 +13,6 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func newNIC(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	o := ofKind(t, "PodNIC", name, "spec: "+spec)
-	o.SetNamespace("default")
-	return o
-}
-
 // aPort is the ID of the sample pods of the VPC and NIC design of Arktos.
 const aPort = "a2815656-76f7-46d4-9d11-057063db1a14"
 
@@ -75,8 +68,7 @@ func TestBadPodNICIsRefused(t *testing.T) {
 }
 
 func TestGoodPodNICs(t *testing.T) {
-	c := clean(t)
-	for name, spec := range map[string]string{
+	accepts(t, clean(t), "PodNIC", map[string]string{
 		"default": "{vpc: vpc-1a2b3c4d}",
 		"subnet":  "{vpc: vpc-1a2b3c4d, addresses: [{subnet: subnet-1}]}",
 		"ip":      "{vpc: vpc-1a2b3c4d, addresses: [{subnet: subnet-1, ip: 192.168.0.12}]}",
@@ -88,11 +80,7 @@ func TestGoodPodNICs(t *testing.T) {
 		"tap":     "{vpc: blue, binding: tap}",
 		"queues":  "{vpc: blue, portID: " + aPort + ", binding: tap, tap: {owner: 0, group: 4294967294, multiQueue: true}}",
 		"of-pod":  "{vpc: blue, interface: net1.5_a-b, pod: {name: web-0, uid: 6b1f3c9e-0000-4000-8000-000000000000}}",
-	} {
-		if err := c.Create(t.Context(), newNIC(t, name, spec)); err != nil {
-			t.Errorf("%s: %v", spec, err)
-		}
-	}
+	})
 }
 
 // A NIC cannot be changed into a different one, but its security groups can change.
@@ -216,19 +204,15 @@ func counted(n int) string {
 func TestNICPolicies(t *testing.T) {
 	c := clean(t)
 	policy := func(name, spec string) error {
-		o := ofKind(t, "NICPolicy", name, "spec: "+spec)
-		o.SetNamespace("default")
-		return c.Create(t.Context(), o)
+		return c.Create(t.Context(), ofKind(t, "NICPolicy", name, "spec: "+spec))
 	}
 	refuses(t, badPolicies, func(t *testing.T, spec string) error { return policy("db", spec) })
-	for name, spec := range map[string]string{
+	accepts(t, c, "NICPolicy", map[string]string{
 		"all":      "{podSelector: {}, vpc: a}",
 		"accounts": "{serviceAccountSelector: {matchLabels: {role: db}}, subnet: a}",
 		"most":     "{podSelector: {matchLabels: {a: ''}}, subnet: " + strings.Repeat("a", 255) + ", securityGroups: [" + counted(16) + "]}",
 		"both":     "{podSelector: {matchExpressions: [{key: example.com/app, operator: Exists}]}, serviceAccountSelector: {}, securityGroups: [a, b]}",
-	} {
-		harness.OK(t, policy(name, spec))
-	}
+	})
 	if err := policy(strings.Repeat("a", 64), "{podSelector: {}, vpc: a}"); err == nil || !strings.Contains(err.Error(), "metadata.name must be at most 63 characters long") {
 		t.Errorf("a long name: %v", err)
 	}

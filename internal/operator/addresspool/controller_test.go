@@ -249,8 +249,7 @@ func TestNodesThatGo(t *testing.T) {
 		blocks[n] = given(t, "r-"+n, n, "p").Name
 	}
 	claim := func() {
-		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
-		harness.OK(t, c.Status().Patch(t.Context(), blockNamed(blocks["claims"]), client.RawPatch(types.MergePatchType, body)))
+		controllers.MergeStatus(t, c, blockNamed(blocks["claims"]), `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
 	}
 	claim()
 	for _, n := range []string{"gone", "claims"} {
@@ -270,25 +269,12 @@ func TestNodesThatGo(t *testing.T) {
 		claim()
 		noticed(t, o, "claims", func(s *liveness) bool { return s.alive.Equal(now.Now()) })
 	}
-	eventually(t, "two are released", func(c client.Client) error {
-		have := blocksNow(t)
-		want := []string{blocks["claims"], blocks["down"]}
-		slices.Sort(want)
-		if !slices.Equal(have, want) {
-			return fmt.Errorf("there are %v, want %v", have, want)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "the others are released", func() []string { return blocksNow(t) }, slices.Sorted(slices.Values([]string{blocks["claims"], blocks["down"]})))
 	if err := c.Get(t.Context(), client.ObjectKey{Name: "r-gone"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the request of a node that is gone: %v", err)
 	}
 	now.Advance(grace)
-	eventually(t, "the claim lapses", func(client.Client) error {
-		if have := blocksNow(t); !slices.Equal(have, []string{blocks["down"]}) {
-			return fmt.Errorf("there are %v", have)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "the claim lapses", func() []string { return blocksNow(t) }, []string{blocks["down"]})
 	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
 		now.Advance(reportEvery)
 		return counted(16, 1)(p)
@@ -432,12 +418,7 @@ func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 	c.allocator.observeListed("p", 1, now.Now())
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
-	harness.Eventually(t, controllers.Limit, "the sweep waits", func() error {
-		if n := now.Waiting(); n != 1 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "the sweep waits", now.Waiting, 1)
 	now.Advance(2 * unconfirmedFor)
 	if b := answered(t, "r1"); b.Name != "p-1" {
 		t.Errorf("got %s", b.Name)
@@ -466,12 +447,7 @@ func TestRenewalInTheMomentOfRelease(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/31")
 	given(t, "r0", "n", "p")
 	harness.OK(t, c.Delete(t.Context(), nodeNamed("n")))
-	eventually(t, "its request is removed, then its block would be", func(c client.Client) error {
-		if deletes.Load() == 0 {
-			return fmt.Errorf("not yet")
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, "its request is removed, then its block would be", func() bool { return deletes.Load() > 0 }, true)
 	given(t, "r1", "n", "p") // time has passed
 	b := controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: "p-0"})
 	if b.DeletionTimestamp != nil {
@@ -540,7 +516,7 @@ func TestClashIsResolved(t *testing.T) {
 	c := harness.KubeClient(t)
 	accept := func(name string, cidr string) *v1alpha1.AddressPool {
 		p := makeOverlapping(t, name, 0, cidr)
-		harness.OK(t, c.Status().Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"status":{"acceptedSubnets":1}}`))))
+		controllers.MergeStatus(t, c, p, `{"status":{"acceptedSubnets":1}}`)
 		return p
 	}
 	accept("a", "10.1.0.0/30")

@@ -51,16 +51,9 @@ func operatorConfig(t *testing.T) *rest.Config {
 	return harness.OperatorConfig(t, deploy.PoolMode)
 }
 
-// create creates an object as a person does.
-func create[O client.Object](t *testing.T, o O) O {
-	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
-	return o
-}
-
 func makePool(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	t.Helper()
-	return create(t, newPool(name, bits, cidrs...))
+	return controllers.Create(t, newPool(name, bits, cidrs...))
 }
 
 // makeOverlapping makes a pool as soon as no policy refuses it.
@@ -80,7 +73,7 @@ func newPool(name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 
 func makeNode(t *testing.T, name string) {
 	t.Helper()
-	create(t, nodeNamed(name))
+	controllers.Create(t, nodeNamed(name))
 }
 
 // ask makes a request as a node's daemon does.
@@ -88,7 +81,7 @@ func ask(t *testing.T, name, node, pool string) {
 	t.Helper()
 	r := requestNamed(name)
 	r.Spec = v1alpha1.BlockRequestSpec{NodeName: node, PoolName: pool}
-	create(t, r)
+	controllers.Create(t, r)
 }
 
 // given asks for a block and returns it.

@@ -114,8 +114,7 @@ type thief struct {
 func newThief(t *testing.T, pods string) thief {
 	t.Helper()
 	makeNode(t, "thief")
-	patch := fmt.Appendf(nil, `{"status":{"allocatable":{"pods":%q}}}`, pods)
-	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), nodeNamed("thief"), client.RawPatch(types.MergePatchType, patch)))
+	controllers.MergeStatus(t, harness.KubeClient(t), nodeNamed("thief"), `{"status":{"allocatable":{"pods":%q}}}`, pods)
 	return thief{t, harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "thief"))}
 }
 

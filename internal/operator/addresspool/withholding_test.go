@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -198,12 +197,9 @@ func TestAddressesOfNodes(t *testing.T) {
 	}
 	ask(t, "q2", "m", "q")
 	failed(t, "q2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")
-	poolIs(t, "q", "it has two, and none free", func(p *v1alpha1.AddressPool) error {
-		if want := (v1alpha1.PoolCounts{Total: 4, Allocated: 2}); p.Status.Blocks != want {
-			return fmt.Errorf("blocks %+v, want %+v", p.Status.Blocks, want)
-		}
-		return nil
-	})
+	poolIs(t, "q", "it has two, and none free", controllers.If(func(p *v1alpha1.AddressPool) bool {
+		return p.Status.Blocks == v1alpha1.PoolCounts{Total: 4, Allocated: 2}
+	}))
 
 	// The next operator cannot read what a missing Node had, except from blocks.
 	end()
@@ -282,20 +278,12 @@ func withAddresses(t *testing.T, name string, addresses ...string) {
 // withheldIs waits until a block says what is withheld of it: each a CIDR and its owner.
 func withheldIs(t *testing.T, name string, want ...string) {
 	t.Helper()
-	eventually(t, name+" is told what is withheld", func(c client.Client) error {
-		b := blockNamed(name)
-		if err := c.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil {
-			return err
-		}
-		var got []string
-		for _, w := range b.Withheld {
+	controllers.AwaitValue(t, "what is withheld of "+name, func() (got []string) {
+		for _, w := range controllers.Get[v1alpha1.AddressBlock](t, client.ObjectKey{Name: name}).Withheld {
 			got = append(got, w.CIDR+" "+w.Owner)
 		}
-		if !slices.Equal(got, want) {
-			return fmt.Errorf("%v, want %v", got, want)
-		}
-		return nil
-	})
+		return got
+	}, want)
 }
 
 // says wants the condition AddressesWithheld of a pool to have some words.

@@ -1,7 +1,6 @@
 package nodeenis
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -231,7 +229,7 @@ func TestObjectGoesWithItsNode(t *testing.T) {
 	fl.node(t, "node-2")
 	c := harness.KubeClient(t)
 	began := time.Now()
-	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
+	harness.OK(t, c.Delete(t.Context(), bareNode("node-1")))
 	controllers.AwaitGone(t, objectOf("node-1", instance))
 	if took := time.Since(began); took < 1500*time.Millisecond {
 		t.Errorf("deleted after %v, want 2 s", took)
@@ -244,17 +242,7 @@ func TestObjectGoesWithItsNode(t *testing.T) {
 // setReady plays the kubelet.
 func setReady(t *testing.T, name string, status corev1.ConditionStatus) {
 	t.Helper()
-	patchStatus(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, corev1.NodeStatus{
-		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}},
-	})
-}
-
-// patchStatus writes part of an object's status, whoever else writes to it.
-func patchStatus(t *testing.T, o client.Object, status any) {
-	t.Helper()
-	body, err := json.Marshal(map[string]any{"status": status})
-	harness.OK(t, err)
-	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body)))
+	controllers.MergeStatus(t, harness.KubeClient(t), bareNode(name), `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, status)
 }
 
 // healthy waits until the operator has seen that a node's Node is ready.
@@ -367,7 +355,7 @@ func TestPodsWait(t *testing.T) {
 	// The daemon gave one an address; its kubelet has not told yet.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
 	waiting(2)
-	patchStatus(t, first, corev1.PodStatus{PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}})
+	controllers.MergeStatus(t, c, first, `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`)
 	harness.OK(t, c.Delete(t.Context(), third, client.GracePeriodSeconds(0), client.Preconditions{UID: &third.UID}))
 	waiting(1)
 	select {

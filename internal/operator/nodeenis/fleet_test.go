@@ -11,11 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -66,12 +64,7 @@ func TestWithFleet(t *testing.T) {
 	until(t, "node-1", "12 addresses", count(12))
 	// None is: 8 again, by the handshake.
 	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance})
-	o = until(t, "node-1", "4 candidates", func(o *v1alpha1.NodeNetwork) error {
-		if n := len(o.Spec.IPAM.Releasing); n != 4 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	o = until(t, "node-1", "4 candidates", controllers.If(func(o *v1alpha1.NodeNetwork) bool { return len(o.Spec.IPAM.Releasing) == 4 }))
 	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance, Released: o.Spec.IPAM.Releasing})
 	until(t, "node-1", "8 addresses again", count(8))
 	until(t, "node-1", "nothing on its way back", releasing())
@@ -87,19 +80,9 @@ func TestWithFleet(t *testing.T) {
 		}
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: inUse, InstanceID: instance, MissingLinks: []string{id}})
-	until(t, "node-1", "the missing link is told", func(o *v1alpha1.NodeNetwork) error {
-		if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c == nil || c.Reason != v1alpha1.ReasonLinkMissing {
-			return fmt.Errorf("%+v", c)
-		}
-		return nil
-	})
-	harness.Eventually(t, controllers.Limit, "the ENI of a running pod is attached again", func() error {
-		for _, e := range sim.State.Truth() {
-			if e.ID == id && e.Attachment != nil {
-				return nil
-			}
-		}
-		return errors.New("it is not")
+	until(t, "node-1", "the missing link is told", degraded(v1alpha1.ReasonLinkMissing))
+	await(t, "the ENI of a running pod is attached again", func() bool {
+		return slices.ContainsFunc(sim.State.Truth(), func(e cloud.ENI) bool { return e.ID == id && e.Attachment != nil })
 	})
 	harness.Eventually(t, controllers.Limit, "totals", func() error {
 		if totals := op.Totals(); totals.Nodes != 1 || totals.Available < 8 {
@@ -124,16 +107,13 @@ func makeTemplate(t *testing.T, name, pool string, change func(*v1alpha1.NodeNet
 	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	o.Spec.NodeSelector.MatchLabels = map[string]v1alpha1.LabelValue{"pool": v1alpha1.LabelValue(pool)}
 	change(&o.Spec)
-	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
-	return o
+	return controllers.Create(t, o)
 }
 
 // label has node-1's Node have the label pool with a value.
 func label(t *testing.T, pool string) {
 	t.Helper()
-	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
-	patch := fmt.Appendf(nil, `{"metadata":{"labels":{"pool":%q}}}`, pool)
-	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), k, client.RawPatch("application/merge-patch+json", patch)))
+	controllers.Merge(t, bareNode("node-1"), `{"metadata":{"labels":{"pool":%q}}}`, pool)
 }
 
 // given waits until the fleet has such settings for node-1.

@@ -130,12 +130,7 @@ func (s *script) called(method string) int {
 // awaitCalls waits until a method was called so many times for node-1.
 func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, method, func() error {
-		if n := s.called(method); n != want {
-			return fmt.Errorf("called %d times, want %d", n, want)
-		}
-		return nil
-	})
+	controllers.AwaitValue(t, method, func() int { return s.called(method) }, want)
 }
 
 // seed is what the fleet was told that was published of node-1.
@@ -206,17 +201,21 @@ const instance = "i-0123456789abcdef0"
 // register makes a Node of an instance, or of none.
 func register(t *testing.T, name, instanceID string) {
 	t.Helper()
-	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	k := bareNode(name)
 	if instanceID != "" {
 		k.Spec.ProviderID = "aws:///zone-a/" + instanceID
 	}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), k))
 }
 
+func bareNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
 // replace makes a node's Node anew, as that of an instance or of none.
 func replace(t *testing.T, name, instanceID string) {
 	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), bareNode(name)))
 	register(t, name, instanceID)
 }
 

@@ -124,7 +124,7 @@ func TestProofComesAndGoes(t *testing.T) {
 	awaitDegraded(t, "node-1", reasonAnotherInstance)
 	fl.works(t, "node-1", false)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
-	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
+	harness.OK(t, c.Delete(t.Context(), bareNode("node-1")))
 	awaitDegraded(t, "node-1", reasonNoNode)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	register(t, "node-1", instance)

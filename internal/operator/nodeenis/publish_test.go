@@ -35,12 +35,10 @@ func TestPublish(t *testing.T) {
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
 	n.Reconciled(eni.Status{Confirmed: true, Available: 18, Needed: 3})
-	until(t, "node-1", "counts", func(o *v1alpha1.NodeNetwork) error {
-		if e := o.Status.ENI; e.Available != 18 || e.Needed != 3 || e.Count != 1 || e.Limits == nil || e.Limits.ENIs != 3 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
+	until(t, "node-1", "counts", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+		e := o.Status.ENI
+		return e.Available == 18 && e.Needed == 3 && e.Count == 1 && e.Limits != nil && e.Limits.ENIs == 3
+	}))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
 	awaitUsage(t, n, func(u eni.Usage) bool {
 		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Assignable: 16, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
@@ -119,12 +117,7 @@ func TestConflictStorm(t *testing.T) {
 	list := []string{}
 	for i := range 20 {
 		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
-		harness.Eventually(t, controllers.Limit, "a storm", func() error {
-			if writes.Load() <= int32(i) {
-				return fmt.Errorf("the other wrote %d times", writes.Load())
-			}
-			return nil
-		})
+		await(t, "a storm", func() bool { return writes.Load() > int32(i) })
 		harness.Eventually(t, controllers.Limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
 		harness.OK(t, available(list...)(get(t, "node-1")))
 	}

@@ -1,7 +1,6 @@
 package nodeenis
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,6 +18,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // offer is an object's available things, by ENI.
@@ -144,12 +144,9 @@ func TestDualStack(t *testing.T) {
 	inv.ENIs[1].SubnetIPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8:0:1::/64")}
 	publish(t, n, inv)
 	n.Reconciled(eni.Status{Confirmed: true})
-	o := until(t, "node-1", "counts of pods", func(o *v1alpha1.NodeNetwork) error {
-		if e := o.Status.ENI; e.Available != 18 || e.Limits == nil || e.Limits.IPv6AddressesPerENI != 10 {
-			return fmt.Errorf("%+v", e)
-		}
-		return nil
-	})
+	o := until(t, "node-1", "counts of pods", controllers.If(func(o *v1alpha1.NodeNetwork) bool {
+		return o.Status.ENI.Available == 18 && o.Status.ENI.Limits != nil && o.Status.ENI.Limits.IPv6AddressesPerENI == 10
+	}))
 	if got := o.Status.ENI.ENIs["eni-1"].SubnetIPv6CIDRs; len(got) != 1 || got[0] != "2001:db8:0:1::/64" {
 		t.Errorf("blocks %v", got)
 	}
