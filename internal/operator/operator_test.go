@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
@@ -146,9 +147,7 @@ func TestTakeover(t *testing.T) {
 	second.until(c.leads("two"))
 	second.until(c.has("node-b", 8))
 	harness.OK(t, c.has("node-a", 8)())
-	if n := len(c.lab.Cloud.Snapshot().ENIs); n != enis+1 {
-		t.Errorf("%d ENIs, want one more than %d", n, enis)
-	}
+	harness.OK(t, controllers.Same("ENIs", len(c.lab.Cloud.Snapshot().ENIs), enis+1))
 }
 
 // One that ends in order leaves the Lease free, so that nobody waits for it.
@@ -160,9 +159,7 @@ func TestEndReleasesTheLease(t *testing.T) {
 	if code := o.ExitCode(); code != 0 {
 		t.Errorf("exit code %d\n%s", code, o.LogTail(20))
 	}
-	if h := c.holder(); h != "" {
-		t.Errorf("the Lease still is %s's", h)
-	}
+	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
 	if log := o.LogTail(1000); strings.Contains(log, "level=ERROR") {
 		t.Errorf("the log has errors:\n%s", log)
 	}
@@ -184,9 +181,7 @@ func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("the old leader goes on")
 	}
-	if code := first.ExitCode(); code != 1 {
-		t.Errorf("exit code %d", code)
-	}
+	harness.OK(t, controllers.Same("the exit code", first.ExitCode(), 1))
 	if log := first.LogTail(50); !strings.Contains(log, "lost the Lease") {
 		t.Errorf("the log does not say why:\n%s", log)
 	}
@@ -211,9 +206,7 @@ func TestWithoutLeaderElection(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--leader-elect=false", "--metrics-address=")
 	c.serves(o, "node-a")
-	if h := c.holder(); h != "" {
-		t.Errorf("%s leads", h)
-	}
+	harness.OK(t, controllers.Same("the holder of the Lease", c.holder(), ""))
 }
 
 // All mistakes come at once, and the exit code says that there are some.
@@ -305,9 +298,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 		}
 		return fmt.Errorf("conditions %+v", got.Status.Conditions)
 	})
-	if o := c.read("node-b"); len(o.Spec.IPAM.Available) > 0 {
-		t.Errorf("it is told of another node's addresses: %v", o.Spec.IPAM.Available)
-	}
+	harness.OK(t, controllers.Same("addresses of another node that it learned of", len(c.read("node-b").Spec.IPAM.Available), 0))
 	// Node-a grows as before.
 	c.wants("node-a", 6)
 	o.until(c.has("node-a", 6))
@@ -353,9 +344,7 @@ func TestEgressAlone(t *testing.T) {
 		}
 		return nil
 	})
-	if len(e.Status.ServiceIPs) != 1 {
-		t.Errorf("status %+v", e.Status)
-	}
+	harness.OK(t, controllers.Same("addresses of the Service", len(e.Status.ServiceIPs), 1))
 	o.until(o.shows(map[string]string{
 		`berth_operator_egress_gateways{egress="nat",namespace="default",state="desired"}`: "2",
 		`berth_operator_egress_gateways{egress="nat",namespace="default",state="ready"}`:   "0",

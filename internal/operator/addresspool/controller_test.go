@@ -55,20 +55,14 @@ func TestBlocksInOrder(t *testing.T) {
 	}
 	poolIs(t, "p", "counts", counted(6, 5))
 	giveBack(t, "p-1")
-	if b := given(t, "r5", "n", "p"); b.Name != "p-5" {
-		t.Errorf("after p-1 was given back: %s, want the last one first", b.Name)
-	}
-	if b := given(t, "r6", "n", "p"); b.Name != "p-1" {
-		t.Errorf("then %s, want p-1", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block after p-1 was given back", given(t, "r5", "n", "p").Name, "p-5"))
+	harness.OK(t, controllers.Same("the block after that", given(t, "r6", "n", "p").Name, "p-1"))
 	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
 	ask(t, "r7", "n", "p")
 	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	controllers.AwaitEvent(t, poolNamed("p"), v1alpha1.ReasonPoolExhausted)
 	giveBack(t, "p-3")
-	if b := answered(t, "r7"); b.Name != "p-3" {
-		t.Errorf("r7 got %s", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block of r7", answered(t, "r7").Name, "p-3"))
 	ask(t, "r8", "n", "p")
 	failed(t, "r8", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	c := harness.KubeClient(t)
@@ -107,9 +101,7 @@ func TestNextOperatorGoesOn(t *testing.T) {
 	end()
 	start(t, Options{})
 	for i, want := range []string{"p-2", "p-3", "p-0"} {
-		if b := given(t, fmt.Sprintf("again-%d", i), "n", "p"); b.Name != want {
-			t.Errorf("got %s, want %s", b.Name, want)
-		}
+		harness.OK(t, controllers.Same("the block", given(t, fmt.Sprintf("again-%d", i), "n", "p").Name, want))
 	}
 }
 
@@ -149,9 +141,7 @@ func TestLostReplies(t *testing.T) {
 	for i := range requests {
 		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
 	}
-	if len(names) != requests {
-		t.Errorf("%d requests have %d blocks", requests, len(names))
-	}
+	harness.OK(t, controllers.Same("blocks", len(names), requests))
 	returnLate(t, "p", 256, names)
 }
 
@@ -393,15 +383,11 @@ func TestTrailingCache(t *testing.T) {
 		}
 	}
 	look("untold")
-	if b := answered(t, "untold"); b.Name != "p-5" {
-		t.Errorf("got %s, want p-5, which was cut for it", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block that was cut for untold", answered(t, "untold").Name, "p-5"))
 	ask(t, "new", "n", "p")
 	look("new")
 	look("new") // the cache may trail the answer as well
-	if b := answered(t, "new"); b.Name != "p-1" {
-		t.Errorf("got %s, want p-1, as p-0 is taken", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block of new, as p-0 is taken", answered(t, "new").Name, "p-1"))
 	sound(t)
 }
 
@@ -420,9 +406,7 @@ func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
 	controllers.AwaitValue(t, "the sweep waits", now.Waiting, 1)
 	now.Advance(2 * unconfirmedFor)
-	if b := answered(t, "r1"); b.Name != "p-1" {
-		t.Errorf("got %s", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block of r1", answered(t, "r1").Name, "p-1"))
 }
 
 // A claim that is renewed in the moment of its release keeps the block.
@@ -540,9 +524,7 @@ func TestClashIsResolved(t *testing.T) {
 			return want(p)
 		})
 	}
-	if b := answered(t, "r"); b.Name != "d-3" {
-		t.Errorf("got %s", b.Name)
-	}
+	harness.OK(t, controllers.Same("the block of r", answered(t, "r").Name, "d-3"))
 	ask(t, "r-b", "n", "b")
 	failed(t, "r-b", v1alpha1.ReasonPoolOverlaps, "pool a")
 	given(t, "r-a", "n", "a")

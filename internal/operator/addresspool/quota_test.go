@@ -242,9 +242,7 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonNodeQuota) // of five pods
 	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonTooManyRequests)
 	thief.has("reserved", 0, v1alpha1.ReasonNoPods)
-	if n := blocksOf(t, "honest", "reserved"); n != 1 {
-		t.Errorf("the honest node has %d blocks, want 1", n)
-	}
+	harness.OK(t, controllers.Same("blocks of the honest node", blocksOf(t, "honest", "reserved"), 1))
 	controllers.AwaitEvent(t, poolNamed(v1alpha1.DefaultPool), v1alpha1.ReasonNodeQuota)
 	controllers.AwaitEvent(t, poolNamed("reserved"), v1alpha1.ReasonNoPods)
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {

@@ -191,9 +191,7 @@ func TestAddressesOfNodes(t *testing.T) {
 	poolIs(t, "p", "unchanged", says("10.2.0.8 of Node n: "))
 	makePool(t, "q", 0, "10.3.0.0/30")
 	for i, want := range []string{"q-1", "q-3"} {
-		if b := given(t, fmt.Sprint("q", i), "m", "q"); b.Name != want {
-			t.Errorf("got %s, want %s", b.Name, want)
-		}
+		harness.OK(t, controllers.Same("the block", given(t, fmt.Sprint("q", i), "m", "q").Name, want))
 	}
 	ask(t, "q2", "m", "q")
 	failed(t, "q2", v1alpha1.ReasonPoolExhausted, "all 4 blocks")

@@ -35,9 +35,7 @@ func TestEgressLives(t *testing.T) {
 	svc := w.service("nat", "is of both families", controllers.If(func(s *corev1.Service) bool {
 		return len(s.Spec.ClusterIPs) == 2 && s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && s.Spec.Ports[0].Port == 5555 && s.Spec.Ports[0].Protocol == corev1.ProtocolUDP
 	}))
-	if got := w.owned("nat"); len(got) != 6 {
-		t.Errorf("there are %q", got)
-	}
+	harness.OK(t, controllers.Same("objects", len(w.owned("nat")), 6))
 	w.ready(pods[0], corev1.ConditionTrue, "10.0.0.1")
 	w.status("nat", "lacks IPv6", conditionIs(v1alpha1.ConditionAvailable, metav1.ConditionFalse, v1alpha1.EgressFamilyMissing, "spec.destinations[1]: ::/0 is of IPv6"))
 	w.ready(pods[1], corev1.ConditionTrue, "10.0.0.2", "2001:db8::2")
@@ -92,9 +90,7 @@ func TestFieldsHaveOwners(t *testing.T) {
 	svc := w.service("nat", "is put right", controllers.If(func(s *corev1.Service) bool {
 		return s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && *s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds == 60 && s.Spec.Selector[v1alpha1.LabelEgress] == "nat"
 	}))
-	if svc.Annotations["example.com/mine"] != "1" {
-		t.Errorf("the administrator's annotation is gone: %v", svc.Annotations)
-	}
+	harness.OK(t, controllers.Same("the administrator's annotation", svc.Annotations["example.com/mine"], "1"))
 	// All goes that is not asked for any more.
 	w.change(e, `{"spec":{"strategy":null,"template":null,"sessionAffinity":"None","sessionAffinityConfig":null}}`)
 	d = w.deployment("nat", "is as without them", func(d *appsv1.Deployment) error {
@@ -220,12 +216,8 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			w.change(e, `{"spec":{"podDisruptionBudget":null,"replicas":2}}`)
 			w.awaitGone(&policyv1.PodDisruptionBudget{}, "nat")
 			w.pods("nat", 2)
-			if got := w.owned("nat"); len(got) != 5 {
-				t.Errorf("there are %q", got)
-			}
-			if n := deaths(); n != 1 {
-				t.Errorf("%d operators died", n)
-			}
+			harness.OK(t, controllers.Same("objects", len(w.owned("nat")), 5))
+			harness.OK(t, controllers.Same("operators that died", deaths(), 1))
 		})
 	}
 }

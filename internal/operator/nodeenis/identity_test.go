@@ -129,9 +129,7 @@ func TestProofComesAndGoes(t *testing.T) {
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	register(t, "node-1", instance)
 	fl.another(t, "node-1", n) // goes on
-	if seed := fl.seed(); len(seed.ENIs) != 2 {
-		t.Errorf("it begins with %+v", seed)
-	}
+	harness.OK(t, controllers.Same("ENIs that it begins with", len(fl.seed().ENIs), 2))
 }
 
 // Of two objects that name one instance, each with a Node that does, the older
@@ -272,9 +270,7 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
-		if why := n.identity(t.Context(), bare); why.reason != reasonNotProved {
-			t.Fatalf("not asked yet: %+v", why)
-		}
+		harness.OK(t, controllers.Same("the reason before EC2 was asked", n.identity(t.Context(), bare).reason, reasonNotProved))
 		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)

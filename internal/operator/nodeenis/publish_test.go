@@ -123,9 +123,7 @@ func TestConflictStorm(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if d := fl.called("Invalidate"); d != 0 {
-		t.Errorf("%d invalidations, though nobody wrote what the operator publishes", d)
-	}
+	harness.OK(t, controllers.Same("invalidations, though nobody wrote what the operator publishes", fl.called("Invalidate"), 0))
 }
 
 // While the API server is away Publish fails at once but for the first time,
@@ -142,9 +140,7 @@ func TestAPIServerAway(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	back()
 	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
-	if d := fl.called("Invalidate"); d != 0 {
-		t.Errorf("%d invalidations about the own writes", d)
-	}
+	harness.OK(t, controllers.Same("invalidations about its own writes", fl.called("Invalidate"), 0))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
 	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 }) // the watch is back
 }
@@ -191,9 +187,7 @@ func TestTakenAwayStaysAway(t *testing.T) {
 	await(t, "doubt", func() bool { return fl.called("Invalidate") > 0 })
 	publish(t, n, all) // by a listing that is old
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-	if d := fl.called("Invalidate"); d != 1 {
-		t.Errorf("%d invalidations before it is time, want 1", d)
-	}
+	harness.OK(t, controllers.Same("invalidations before it is time", fl.called("Invalidate"), 1))
 	now.Advance(settle)
 	fl.awaitCalls(t, "Invalidate", 2)
 	publish(t, n, all)
@@ -342,9 +336,7 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 		t.Errorf("no write broke, or it was not delivered: %t, %t", l.arm, l.held != nil)
 	}
 	l.mu.Unlock()
-	if d := fl.called("Invalidate"); d != 0 {
-		t.Errorf("%d invalidations about the own write", d)
-	}
+	harness.OK(t, controllers.Same("invalidations about its own write", fl.called("Invalidate"), 0))
 	harness.OK(t, sameList("events", told(t, "node-1"), nil))
 }
 
@@ -370,9 +362,7 @@ func TestStaleWriter(t *testing.T) {
 		})
 		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
 	}
-	if d := older.called("Invalidate"); d != 1 {
-		t.Errorf("the old fleet was told to look %d times, want once", d)
-	}
+	harness.OK(t, controllers.Same("invalidations of the old fleet", older.called("Invalidate"), 1))
 }
 
 // dropped is an object without one available address.

@@ -77,13 +77,9 @@ func TestUseOfFamilies(t *testing.T) {
 	if got := s.counter().byENI(); !maps.Equal(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	if got := s.counter().free(); got != 1 {
-		t.Errorf("addresses for %d pods more, want 1", got)
-	}
+	harness.OK(t, controllers.Same("addresses for more pods", s.counter().free(), 1))
 	s.config.settings.Policy.Families = ipfamily.OnlyIPv4
-	if got := s.counter().free(); got != 2 {
-		t.Errorf("IPv4 addresses for %d pods more, want 2", got)
-	}
+	harness.OK(t, controllers.Same("IPv4 addresses for more pods", s.counter().free(), 2))
 }
 
 // What goes back at the cost of no pod is no excess that pods could need.
@@ -202,16 +198,12 @@ func TestPodsThatDoNotWait(t *testing.T) {
 	update(starts, runs)
 	update(runs, runs)
 	h.Delete(t.Context(), event.DeleteEvent{Object: runs}, nil)
-	if k := fl.called("Kick"); k != 0 {
-		t.Errorf("%d kicks for pods that do not wait", k)
-	}
+	harness.OK(t, controllers.Same("kicks for pods that do not wait", fl.called("Kick"), 0))
 	h.Create(t.Context(), event.CreateEvent{Object: waits}, nil)
 	update(unbound, waits)
 	update(waits, starts)
 	h.Delete(t.Context(), event.DeleteEvent{Object: waits}, nil)
-	if k := fl.called("Kick"); k != 4 {
-		t.Errorf("%d kicks for 4 changes of pods that wait", k)
-	}
+	harness.OK(t, controllers.Same("kicks for changes of pods that wait", fl.called("Kick"), 4))
 }
 
 // A pod whose first interface is one of its NICs waits for no address.

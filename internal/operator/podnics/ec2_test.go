@@ -113,9 +113,7 @@ func TestBranchOfAPod(t *testing.T) {
 	if o.Status.Host != "i-1" || plug.Type != v1alpha1.PlugVLAN || plug.VLAN != int32(b.ec2.State.Associations()[0].VLAN) || plug.TrunkMAC == "" || plug.TrunkMAC == o.Status.MAC {
 		t.Errorf("status %+v, plug %+v", o.Status, plug)
 	}
-	if n := b.calls("CreateENI"); n != 1 {
-		t.Errorf("%d ENIs were asked for", n)
-	}
+	harness.OK(t, controllers.Same("ENIs that were asked for", b.calls("CreateENI"), 1))
 	b.says(o, v1alpha1.NodePlugged)
 	b.deletePod("web")
 	b.awaitObject(o.Name, "waits for its node", in(v1alpha1.PhaseReleasing))
@@ -125,9 +123,7 @@ func TestBranchOfAPod(t *testing.T) {
 	if d := time.Since(said); d < cools-time.Second { // of a second the API server keeps no parts
 		t.Errorf("it was deleted %v after it was unplugged, want %v", d, cools)
 	}
-	if list := b.enis(); len(list) != 0 {
-		t.Errorf("left are %+v", list)
-	}
+	harness.OK(t, controllers.Same("ENIs that are left", len(b.enis()), 0))
 }
 
 // calls counts those of a method.
@@ -415,9 +411,7 @@ func TestBranchThatOutlivesPods(t *testing.T) {
 	if a, b := first.Status.Addresses[0], second.Status.Addresses[0]; a != b || first.Status.PortID != second.Status.PortID {
 		t.Errorf("had %+v of %s, has %+v of %s", a, first.Status.PortID, b, second.Status.PortID)
 	}
-	if n := b.calls("CreateENI"); n != 1 {
-		t.Errorf("%d ENIs were asked for", n)
-	}
+	harness.OK(t, controllers.Same("ENIs that were asked for", b.calls("CreateENI"), 1))
 }
 
 // inPool are the ENIs that are marked as the pool's.
@@ -497,9 +491,7 @@ func TestWarmBranch(t *testing.T) {
 	}
 	b.deletePod("web-1")
 	b.awaitGone(o.Name)
-	if e := b.enis(); len(e) != 2 {
-		t.Errorf("left are %+v, want web-0's and one warm", e)
-	}
+	harness.OK(t, controllers.Same("ENIs, web-0's and a warm one", len(b.enis()), 2))
 
 	// Others do not get it: in other groups, on another node, with an address of their own.
 	for pod, nics := range map[string]string{"plain": "", "picky": "[{securityGroups: [sg-web], ip: 10.0.9.9}]"} {
@@ -648,9 +640,7 @@ func TestWarmBranchesThatAreNotKept(t *testing.T) {
 	b.deletePod("web-0")
 	b.awaitGone(o.Name)
 	b.awaitPool(0, "nobody needs them")
-	if e := b.enis(); len(e) != 0 {
-		t.Errorf("left are %+v", e)
-	}
+	harness.OK(t, controllers.Same("ENIs that are left", len(b.enis()), 0))
 }
 
 // The pool gives its addresses to pods that lack them.
@@ -675,7 +665,5 @@ func TestWarmBranchesOfNobody(t *testing.T) {
 	})
 	harness.OK(t, err)
 	b.awaitENI(left.ID, "")
-	if list := b.awaitPool(1, "the other stays"); list[0].ID != warm.ID {
-		t.Errorf("%s became %s", warm.ID, list[0].ID)
-	}
+	harness.OK(t, controllers.Same("the warm ENI", b.awaitPool(1, "the other stays")[0].ID, warm.ID))
 }

@@ -58,9 +58,7 @@ func TestLifeOfANIC(t *testing.T) {
 	w.says(o, v1alpha1.NodeUnplugged)
 	w.awaitGone(o.Name)
 	w.awaitPorts(0, "the port goes")
-	if n := w.Front.Count("Create"); n != 1 {
-		t.Errorf("%d calls of Create", n)
-	}
+	harness.OK(t, controllers.Same("calls of Create", w.Front.Count("Create"), 1))
 }
 
 // A pod that has ended gives its ports back though its object stays.
@@ -167,9 +165,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	w.awaitPorts(3, "no port is made twice")
-	if n := w.Front.Count("Create"); n != 1 {
-		t.Errorf("%d calls of Create", n)
-	}
+	harness.OK(t, controllers.Same("calls of Create", w.Front.Count("Create"), 1))
 }
 
 // An API server that is away holds up what needs it, and no port is lost.
@@ -454,9 +450,7 @@ func TestRefusedPods(t *testing.T) {
 			t.Errorf("%s: PodNICs %v", name, got)
 		}
 	}
-	if len(w.All()) > 0 {
-		t.Errorf("ports %+v", w.All())
-	}
+	harness.OK(t, controllers.Same("ports", len(w.All()), 0))
 	// It goes on once there is what it waits for.
 	w.podnic("absent", v1alpha1.PodNICSpec{})
 	w.awaitNIC("absent", "eth0", "has a port", in(v1alpha1.PhaseCreated))
@@ -474,9 +468,7 @@ func TestVPCOfTheNamespace(t *testing.T) {
 	w.nameVPC("")
 	w.pod("own", "")
 	w.awaitNIC("own", "eth0", "has a port", in(v1alpha1.PhaseCreated))
-	if got := w.nicsOf("old"); len(got) > 0 {
-		t.Errorf("the old one got %v", got)
-	}
+	harness.OK(t, controllers.Same("NICs of the old pod", len(w.nicsOf("old")), 0))
 	if again := w.nicsOf("new")["eth0"]; again == nil || again.UID != o.UID {
 		t.Errorf("was %+v, is %+v", o, again)
 	}
@@ -509,9 +501,7 @@ func TestFirstInterfaceIsTurned(t *testing.T) {
 			w.awaitNIC("web", tt.next, "is bound", boundAt("node-a"))
 			w.pod("new", `[{subnet: web}]`)
 			w.awaitNIC("new", tt.first, "has a port", in(v1alpha1.PhaseCreated))
-			if got := w.nicsOf("web"); len(got) != 3 {
-				t.Errorf("the pod has %v", got)
-			}
+			harness.OK(t, controllers.Same("NICs of the pod", len(w.nicsOf("web")), 3))
 			for i, before := range []*v1alpha1.PodNIC{first, own} {
 				now := w.nicsOf("web")[tt.have[i]]
 				if now == nil || now.UID != before.UID || now.DeletionTimestamp != nil || now.Status.DefaultRoute != before.Status.DefaultRoute || now.Status.PortID != before.Status.PortID {

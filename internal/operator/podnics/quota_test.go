@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // respec opens VPC a with a changed spec.
@@ -249,9 +250,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 	}
 	b.forget(types.NamespacedName{Namespace: "default", Name: "0"})
-	if len(woken) != wakes {
-		t.Fatalf("%d are woken, want %d", len(woken), wakes)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken", len(woken), wakes))
 	for i := 0; i < len(woken); i++ {
 		if i%2 == 0 {
 			b.forget(woken[i]) // it is over
@@ -260,9 +259,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 			b.quotas.passOn(b.uids[woken[i]])
 		}
 	}
-	if len(woken) != waiting {
-		t.Errorf("%d are woken, want all %d", len(woken), waiting)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken", len(woken), waiting))
 	var left []types.UID
 	for uid := range b.nics {
 		left = append(left, uid)
@@ -274,9 +271,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 		b.quotas.passOn(uid)
 	}
-	if len(woken) > 0 {
-		t.Errorf("%v are woken for no place", woken)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken for no place", len(woken), 0))
 	// A higher limit is seen by the first that asks.
 	if b.quotas.enter(left[2], 5); len(woken) != 2 {
 		t.Errorf("%d are woken for 2 places", len(woken))
@@ -287,9 +282,7 @@ func TestPlacesArePassedOn(t *testing.T) {
 		}
 		b.quotas.passOn(b.uids[key])
 	}
-	if len(woken) != 2 {
-		t.Errorf("%d are woken for no place", len(woken)-2)
-	}
+	harness.OK(t, controllers.Same("NICs that are woken for two places", len(woken), 2))
 }
 
 // A NIC that waited and has a place by a higher limit is not woken for another.
@@ -316,9 +309,7 @@ func TestPlaceOfAPortThatAppears(t *testing.T) {
 	}
 	s.with(of("late"), true, func(n *nic) { n.observed.Looked = true })
 	s.with(of("new"), false, func(*nic) {})
-	if other := s.compare("a", map[types.UID][]vpcport.Port{"late": {{ID: "p"}}}, time.Now()); len(other) != 1 {
-		t.Fatalf("other than known: %v", other)
-	}
+	harness.OK(t, controllers.Same("NICs other than known", len(s.compare("a", map[types.UID][]vpcport.Port{"late": {{ID: "p"}}}, time.Now())), 1))
 	if s.quotas.enter("new", 1) {
 		t.Error("another NIC got its place")
 	}

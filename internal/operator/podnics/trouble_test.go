@@ -162,9 +162,7 @@ func TestDefaultPodNICDeletedByHand(t *testing.T) {
 	if !o.Status.DefaultRoute {
 		t.Errorf("status %+v", o.Status)
 	}
-	if got := w.nicsOf("before"); len(got) > 0 {
-		t.Errorf("the pod from before got %v", got)
-	}
+	harness.OK(t, controllers.Same("NICs of the pod from before", len(w.nicsOf("before")), 0))
 	w.awaitPorts(1, "one port")
 }
 
@@ -498,9 +496,7 @@ func TestVanishedDuringACall(t *testing.T) {
 	b.with(o, true, func(*nic) {})
 	b.forget(types.NamespacedName{Namespace: "default", Name: "db"})
 	b.with(o, true, func(*nic) {}) // etcd was restored once more
-	if len(b.vanished.all) != 0 {
-		t.Error("a PodNIC that is there has vanished")
-	}
+	harness.OK(t, controllers.Same("PodNICs that vanished", len(b.vanished.all), 0))
 }
 
 // Each is said once of a pod; another pod of its name is another.

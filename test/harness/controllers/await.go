@@ -107,3 +107,11 @@ func AwaitEvent(t *testing.T, o client.Object, words ...string) {
 		return fmt.Errorf("want %q, got %q", words, all)
 	})
 }
+
+// Same is an error unless got is want.
+func Same[T comparable](what string, got, want T) error {
+	if got != want {
+		return fmt.Errorf("%s: got %v, want %v", what, got, want)
+	}
+	return nil
+}

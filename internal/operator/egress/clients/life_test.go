@@ -37,9 +37,7 @@ func TestClient(t *testing.T) {
 	w.awaitServed("nat")
 	w.awaitNone(p)
 	w.awaitCounts("nat", 0, 0, reasonServed)
-	if s := w.slices("nat"); len(s) > 0 {
-		t.Errorf("slices are left: %+v", s)
-	}
+	harness.OK(t, controllers.Same("slices that are left", len(w.slices("nat")), 0))
 }
 
 func labelled(key, value string) *v1alpha1.LabelSelector {
@@ -126,9 +124,7 @@ func TestSelected(t *testing.T) {
 	if o := w.object(hosts); o != nil {
 		t.Errorf("of the node's network: %+v", o)
 	}
-	if c := w.object(db).Status.Conditions; len(c) > 0 {
-		t.Errorf("a pod that uses none says %+v", c)
-	}
+	harness.OK(t, controllers.Same("conditions of a pod that uses none", len(w.object(db).Status.Conditions), 0))
 	w.setUp(web, "10.1.0.5")
 	w.awaitServed("nat", "web 10.1.0.5")
 	w.edit(web, `{"metadata":{"labels":{"app":"db"}}}`)
@@ -191,9 +187,7 @@ func TestEgressMadeAnew(t *testing.T) {
 	w.awaitServed("nat")
 	second := w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	o := w.await(p, "uses the new one", uses([]string{"nat"}))
-	if o.Spec.Egresses[0].UID != string(second.UID) {
-		t.Errorf("uses %+v, want %s", o.Spec.Egresses, second.UID)
-	}
+	harness.OK(t, controllers.Same("the UID of the Egress", o.Spec.Egresses[0].UID, string(second.UID)))
 	w.awaitServed("nat", "web 10.1.0.5")
 	for _, s := range w.slices("nat") {
 		if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].UID != second.UID {

@@ -67,9 +67,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	if n := writes.Load(); n > 6 {
 		t.Errorf("%d writes", n)
 	}
-	if n := len(controllers.Events(t, refused)); n != before {
-		t.Errorf("%d Events, were %d", n, before)
-	}
+	harness.OK(t, controllers.Same("Events", len(controllers.Events(t, refused)), before))
 }
 
 // What became of pods, Egresses and slices while no operator was there is made good by the
@@ -122,9 +120,7 @@ func TestSlicesMeddledWith(t *testing.T) {
 	doubled.ObjectMeta.ResourceVersion, doubled.UID, doubled.Name = "", "", "nat-double"
 	harness.OK(t, w.operator().Create(t.Context(), doubled))
 	w.awaitServed("nat", "web 10.1.0.5")
-	if got := w.slices("nat"); len(got) != 1 {
-		t.Errorf("%d slices", len(got))
-	}
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
 }
 
 // Many clients take as many slices as they need, written a few times for all of them; one
@@ -155,9 +151,7 @@ func TestManyClients(t *testing.T) {
 	}))
 	w.awaitServed("nat", want...)
 	w.awaitCounts("nat", int32(len(pods)), 0, reasonServed)
-	if got := w.slices("nat"); len(got) != (len(pods)+v1alpha1.SliceClients-1)/v1alpha1.SliceClients {
-		t.Errorf("%d slices", len(got))
-	}
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), (len(pods)+v1alpha1.SliceClients-1)/v1alpha1.SliceClients))
 	t.Logf("%d writes of slices", writes.Load())
 	before := writes.Swap(0)
 	if int(before) > len(pods)/2 {
@@ -165,9 +159,7 @@ func TestManyClients(t *testing.T) {
 	}
 	w.deletePod(pods[7])
 	w.awaitServed("nat", append(append([]string{}, want[:7]...), want[8:]...)...)
-	if n := writes.Load(); n != 1 {
-		t.Errorf("%d writes of slices for one client that went", n)
-	}
+	harness.OK(t, controllers.Same("writes of slices for one client that went", writes.Load(), 1))
 }
 
 // Two slices that have few clients become one. While the one that takes clients cannot be written the
@@ -205,9 +197,7 @@ func TestSlicesAreMerged(t *testing.T) {
 		return next.RoundTrip(r)
 	}))
 	w.awaitServed("nat", "a 10.1.0.1", "b 10.1.0.2", "probe 10.1.255.1")
-	if n := len(w.slices("nat")); n != 1 {
-		t.Errorf("%d slices", n)
-	}
+	harness.OK(t, controllers.Same("slices", len(w.slices("nat")), 1))
 	if refused.Load() <= refusals || early.Load() > 0 {
 		t.Errorf("%d writes, %d slices deleted before their clients were in another", refused.Load(), early.Load())
 	}
@@ -222,9 +212,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			w := newWorld(t)
 			deaths := controllers.Killed(t, operatorConfig(t), name+"=kill")
 			w.live()
-			if n := deaths(); n != 1 {
-				t.Errorf("%d operators died", n)
-			}
+			harness.OK(t, controllers.Same("operators that died", deaths(), 1))
 		})
 	}
 }
@@ -268,9 +256,7 @@ func TestMetrics(t *testing.T) {
 	w.await(double, "conflicts", ready(reasonConflict))
 	w.awaitCounts("nat", 1, 0, reasonWaits)
 	w.awaitCounts("closed", 0, 1, reasonServed)
-	if n := w.c.Known(); n != 2 {
-		t.Errorf("%d pods are known", n)
-	}
+	harness.OK(t, controllers.Same("pods that are known", w.c.Known(), 2))
 	gauge := func(egress, state string) string {
 		return fmt.Sprintf(`berth_operator_egress_clients{egress=%q,namespace="internet",state=%q}`, egress, state)
 	}

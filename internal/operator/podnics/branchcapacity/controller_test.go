@@ -151,9 +151,7 @@ func TestCapacityOf(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", name, got, tt.want)
 		}
 	}
-	if got := capacityOf(nodeOf(mine), nil); got != 0 {
-		t.Errorf("without a NodeNetwork: got %d, want 0", got)
-	}
+	harness.OK(t, controllers.Same("branches without a NodeNetwork", capacityOf(nodeOf(mine), nil), 0))
 }
 
 // A Node of no branches does not have the resource, and 0 of it is to be taken away.

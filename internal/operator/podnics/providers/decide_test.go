@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 	"github.com/berthnet/berth/internal/vpcport/rest"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 // What a spec and a Secret say is what the provider is opened with.
@@ -124,9 +125,7 @@ func TestVerdicts(t *testing.T) {
 	if unasked[ofEndpoint].status != metav1.ConditionUnknown || unasked[ofCredentials].status != metav1.ConditionFalse {
 		t.Errorf("an endpoint that was not asked: %+v", unasked)
 	}
-	if all := verdicts(nil, false, true); all[ofCredentials].reason != ReasonNotNeeded {
-		t.Errorf("without credentials: %+v", all)
-	}
+	harness.OK(t, controllers.Same("the reason without credentials", verdicts(nil, false, true)[ofCredentials].reason, ReasonNotNeeded))
 }
 
 // A pin counts while there are PodNICs.
@@ -253,9 +252,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 		`berth_operator_vpc_condition{type="NetworkFound",vpc="red"}`:                        "",
 	})
 	p.close()
-	if got := c.opener.usage(); got != (lanes.Usage{}) {
-		t.Errorf("lanes of nobody: %+v", got)
-	}
+	harness.OK(t, controllers.Same("usage of the lanes without VPCs", c.opener.usage(), (lanes.Usage{})))
 }
 
 // What comes of a call that was under way when its VPC went is not counted: it would be for
@@ -298,9 +295,7 @@ func TestLanesAreShared(t *testing.T) {
 		_, err := o.open("blue", toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
 		harness.OK(t, err)
 	}
-	if got := o.usage(); got.Allowed != 16 {
-		t.Errorf("%+v, want two endpoints with 8 each", got)
-	}
+	harness.OK(t, controllers.Same("calls allowed at two endpoints", o.usage().Allowed, 16))
 }
 
 // A VPC whose NICs would get no address says so.

@@ -49,9 +49,7 @@ func TestSecrets(t *testing.T) {
 		b.secret("neutron", password(key, ""))
 		b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonSecretIncomplete, "lacks the key "+key+",")
 	}
-	if n := b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"); n != 0 {
-		t.Errorf("Keystone was asked %d times without credentials", n)
-	}
+	harness.OK(t, controllers.Same("questions to Keystone without credentials", b.cloud.HTTP.Count(http.MethodPost, "/v3/auth/tokens"), 0))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -219,9 +217,7 @@ func TestAnotherProject(t *testing.T) {
 	b.secret("neutron", password("username", "else", "project", "else"))
 	v := b.fails("blue", v1alpha1.ConditionCredentialsAccepted, ReasonProjectChanged, other)
 	b.closed("blue", ReasonProjectChanged)
-	if v.Status.ProjectID != was {
-		t.Errorf("project %s, want that of the ports, %s", v.Status.ProjectID, was)
-	}
+	harness.OK(t, controllers.Same("the project", v.Status.ProjectID, was))
 	b.secret("neutron", password())
 	b.ready("blue")
 
@@ -251,9 +247,7 @@ func TestTwoVPCs(t *testing.T) {
 	})
 	b.ready("blue")
 	b.complains("red", ReasonNoSubnet, red.ID)
-	if got := b.vpcs.opener.usage(); got.Allowed != 3 {
-		t.Errorf("lanes %+v, want one endpoint's", got)
-	}
+	harness.OK(t, controllers.Same("calls allowed at one endpoint", b.vpcs.opener.usage().Allowed, 3))
 	b.secret("application", map[string]string{"id": "credential-1", "secret": "wrong"})
 	b.fails("red", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
 	b.opened("blue")
@@ -383,9 +377,7 @@ func TestInterval(t *testing.T) {
 	b.vpcs.Networks().Changed(func(vpc string) { told <- vpc })
 	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
 	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
-	if vpc := <-told; vpc != "blue" {
-		t.Errorf("told of %s", vpc)
-	}
+	harness.OK(t, controllers.Same("the VPC that changed", <-told, "blue"))
 	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
 		t.Errorf("%+v, %v", o.Network, err)
 	}
@@ -410,9 +402,7 @@ func TestVPCOfAlcor(t *testing.T) {
 	if st.NetworkID != green.ID || st.ProjectID != green.Project || st.MTU != 1450 || len(st.Subnets) != 1 || st.Subnets[0].ID != subnet.ID {
 		t.Errorf("status %+v", st)
 	}
-	if c := meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted); c.Reason != ReasonNotNeeded {
-		t.Errorf("credentials: %+v", c)
-	}
+	harness.OK(t, controllers.Same("the reason", meta.FindStatusCondition(st.Conditions, v1alpha1.ConditionCredentialsAccepted).Reason, ReasonNotNeeded))
 	o, err := b.vpcs.Networks().Of("green")
 	if err != nil || o.Provider.Traits() != (vpcport.Traits{MaxBatch: 1, MaxFilter: 100, ChosenMAC: true}) {
 		t.Errorf("opened %+v, %v", o, err)
