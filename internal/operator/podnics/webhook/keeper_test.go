@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/internal/web/webtest"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // memory is a store whose API server hears of authorities a while later.
@@ -143,9 +144,7 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 			"half of it":     func() { m.keys = nil },
 			"another's key": func() {
 				other, err := newAuthority(time.Now())
-				if err != nil {
-					t.Fatal(err)
-				}
+				harness.OK(t, err)
 				m.keys, _ = keys([]authority{other})
 			},
 		} {
@@ -288,9 +287,7 @@ func TestWhoMayAsk(t *testing.T) {
 // Others who may ask keep neither the API server nor a node out of the webhook.
 func TestAttacksOnTheWebhook(t *testing.T) {
 	serving, err := authorityOf(t).serving(time.Now(), []string{"x"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	echo := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
 	webtest.Try(t, func(*testing.T) webtest.Server {
 		c := (&cluster{servers: []netip.Addr{apiServer}, nodes: []netip.Addr{node}}).clients("10.66.0.0/16")
@@ -312,9 +309,7 @@ func servingWith(cert *tls.Certificate, c *clients) web.Options {
 func authorityOf(t *testing.T) authority {
 	t.Helper()
 	a, err := newAuthority(time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	return a
 }
 
@@ -322,20 +317,14 @@ func authorityOf(t *testing.T) authority {
 func TestClientsWithCertificates(t *testing.T) {
 	ours, theirs := authorityOf(t), authorityOf(t)
 	cert, err := ours.serving(time.Now(), []string{"x"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	m := &memory{clients: bundle([]authority{theirs})}
 	k := m.keeper(func() bool { return true })
-	if err := k.keep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, k.keep(t.Context()))
 	c := (&cluster{}).clients()
 	c.authority = k.clients
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -354,9 +343,7 @@ func TestClientsWithCertificates(t *testing.T) {
 				Subject: pkix.Name{CommonName: "kube-apiserver"}, NotBefore: time.Now().Add(-skew), NotAfter: time.Now().Add(skew),
 				KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 			}, a.cert, a.key, a.key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			harness.OK(t, err)
 			with.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 				return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}, nil
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/nicrequest"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // has is an API server with some VPCs and nothing else.
@@ -61,9 +62,7 @@ func (k knows) Of(_ context.Context, _ string, live bool) ([]nicrequest.Policy, 
 // and never without an answer. What is known trails what the API server has.
 func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
 	there := has{vpcs: []v1alpha1.VPC{{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: v1alpha1.VPCSpec{Provider: v1alpha1.ProviderNeutron, AllowedNamespaces: everybody}}}}
 	all := []nicrequest.Policy{{Kind: nicrequest.KindNICPolicy, Name: "p", Pods: labels.Everything(), VPC: "v"}}
@@ -126,9 +125,7 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 // that is an error for a refusal, whatever the failure policy.
 func TestWhatCannotBeLookedAtPasses(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	r := reviewer{admission.NewDecoder(scheme), away{}, away{}, nil, nicrequest.First{Name: "eth0"}, clock.Real{}, NewMetrics()}
 	for name, h := range map[string]admission.Handler{
 		"validate": admission.HandlerFunc(r.validate),
@@ -247,9 +244,7 @@ func sameJSON(t *testing.T, x, y string) bool {
 	for i, text := range []string{x, y} {
 		d := json.NewDecoder(strings.NewReader(text))
 		d.UseNumber()
-		if err := d.Decode(&values[i]); err != nil {
-			t.Fatal(err)
-		}
+		harness.OK(t, d.Decode(&values[i]))
 	}
 	return reflect.DeepEqual(values[0], values[1])
 }
