@@ -104,7 +104,7 @@ type Metrics struct{ applies *prometheus.CounterVec }
 func NewMetrics() *Metrics {
 	m := &Metrics{famApplied.Counter()}
 	for _, kind := range gatewayplan.Kinds {
-		for _, result := range []string{"success", "error"} {
+		for _, result := range metric.Results {
 			m.applies.WithLabelValues(kind.Kind, result) // so that an increase to 1 is one
 		}
 	}
@@ -115,11 +115,7 @@ func NewMetrics() *Metrics {
 func (m *Metrics) Collectors() []prometheus.Collector { return []prometheus.Collector{m.applies} }
 
 func (m *Metrics) applied(kind string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.applies.WithLabelValues(kind, result).Inc()
+	m.applies.WithLabelValues(kind, metric.Result(err)).Inc()
 }
 
 // Gauges are collected on each scrape: gateways and conditions of Egresses, read from the cache.

@@ -10,7 +10,9 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -48,6 +50,18 @@ func List[T any, P interface {
 		return nil, fmt.Errorf("list %ss: %w", strings.TrimSuffix(reflect.TypeFor[T]().Name(), "List"), err)
 	}
 	return list, nil
+}
+
+// Keys returns the keys of the objects that opts select; none while they cannot be read.
+func Keys(ctx context.Context, r client.Reader, list client.ObjectList, opts ...client.ListOption) (keys []client.ObjectKey) {
+	if r.List(ctx, list, append(opts, client.UnsafeDisableDeepCopy)...) != nil {
+		return nil
+	}
+	_ = meta.EachListItem(list, func(o runtime.Object) error {
+		keys = append(keys, client.ObjectKeyFromObject(o.(client.Object)))
+		return nil
+	})
+	return keys
 }
 
 // nameOf is a key as people write it.

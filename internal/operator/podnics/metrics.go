@@ -10,10 +10,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/operator/objects"
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 	"github.com/berthnet/berth/internal/operator/podnics/warm"
 	"github.com/berthnet/berth/internal/vpcport"
@@ -84,11 +84,7 @@ func (m *Metrics) count(k nicplan.Kind, err error) {
 
 // listed counts a listing of a VPC's ports by its result.
 func (m *Metrics) listed(vpc string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.of(vpc, func() { m.listings.WithLabelValues(vpc, result).Inc() })
+	m.of(vpc, func() { m.listings.WithLabelValues(vpc, metric.Result(err)).Inc() })
 }
 
 // strays records how many ports of a VPC should not exist.
@@ -120,7 +116,7 @@ func (m *Metrics) keepOnly(vpcs []string) {
 	now := map[string]bool{}
 	for _, vpc := range vpcs {
 		now[vpc] = true
-		for _, result := range []string{"success", "error"} {
+		for _, result := range metric.Results {
 			m.listings.WithLabelValues(vpc, result)
 		}
 	}
@@ -139,36 +135,23 @@ func (m *Metrics) keepOnly(vpcs []string) {
 type strays struct{ orphans, doubles int }
 
 // Gauges returns the metrics that are computed when Prometheus scrapes.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
-
-type gauges struct{ c *Controller }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famNICs, famBlocked, famUnbound, famWaits} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	list := &v1alpha1.PodNICList{}
-	if err := g.c.api.client.List(context.Background(), list, client.UnsafeDisableDeepCopy); err != nil {
-		return // before the cache is filled
-	}
-	emit := func(f metric.Family, counts map[[2]string]int) {
-		for labels, n := range counts {
-			ch <- f.Value(float64(n), labels[:len(f.Labels)]...)
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		list, err := objects.List[v1alpha1.PodNICList](context.Background(), c.api.client)
+		if err != nil {
+			return // before the cache is filled
 		}
-	}
-	t := tallyOf(list.Items)
-	emit(famNICs, t.phases)
-	emit(famBlocked, t.blocked)
-	emit(famUnbound, t.unbindable)
-	for vpc, l := range g.c.states.longestWaits() {
-		ch <- famWaits.Value(l.bound.Seconds(), vpc, "bound")
-		ch <- famWaits.Value(l.plugged.Seconds(), vpc, "plugged")
-	}
+		t := tallyOf(list.Items)
+		for f, counts := range map[*metric.Family]map[[2]string]int{&famNICs: t.phases, &famBlocked: t.blocked, &famUnbound: t.unbindable} {
+			for labels, n := range counts {
+				emit(*f, float64(n), labels[:len(f.Labels)]...)
+			}
+		}
+		for vpc, l := range c.states.longestWaits() {
+			emit(famWaits, l.bound.Seconds(), vpc, "bound")
+			emit(famWaits, l.plugged.Seconds(), vpc, "plugged")
+		}
+	}, famNICs, famBlocked, famUnbound, famWaits)
 }
 
 // tally counts PodNICs by the values of labels.

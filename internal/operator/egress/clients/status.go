@@ -238,7 +238,7 @@ type Metrics struct {
 func NewMetrics() *Metrics {
 	m := &Metrics{writes: famWrites.Counter(), served: famServed.Histogram(metric.CallBuckets)}
 	for _, kind := range []string{kindClient, kindSlice, kindStatus} {
-		for _, result := range []string{"success", "error"} {
+		for _, result := range metric.Results {
 			m.writes.WithLabelValues(kind, result)
 		}
 	}
@@ -253,11 +253,7 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 
 // wrote counts a write.
 func (m *Metrics) wrote(kind string, err error) {
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	m.writes.WithLabelValues(kind, result).Inc()
+	m.writes.WithLabelValues(kind, metric.Result(err)).Inc()
 }
 
 // Gauges are collected on each scrape: the numbers of clients and slices.

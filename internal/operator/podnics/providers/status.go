@@ -222,30 +222,16 @@ func (m *Metrics) Gone(vpc string) {
 }
 
 // Gauges returns the metrics that are computed when Prometheus scrapes.
-func (c *Controller) Gauges() prometheus.Collector { return gauges{c} }
-
-type gauges struct{ c *Controller }
-
-// Describe implements prometheus.Collector.
-func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famCondition} {
-		ch <- f.Desc()
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (g gauges) Collect(ch chan<- prometheus.Metric) {
-	u := g.c.opener.usage()
-	ch <- famUnderWay.Value(float64(u.InFlight))
-	ch <- famWaiting.Value(float64(u.Waiting))
-	ch <- famAllowed.Value(float64(u.Allowed))
-	for name, conditions := range g.c.reported.all() {
-		for kind, yes := range conditions {
-			is := 0.
-			if yes {
-				is = 1
+func (c *Controller) Gauges() prometheus.Collector {
+	return metric.Collector(func(emit func(metric.Family, float64, ...string)) {
+		u := c.opener.usage()
+		emit(famUnderWay, float64(u.InFlight))
+		emit(famWaiting, float64(u.Waiting))
+		emit(famAllowed, float64(u.Allowed))
+		for name, conditions := range c.reported.all() {
+			for kind, yes := range conditions {
+				emit(famCondition, map[bool]float64{true: 1}[yes], name, kind)
 			}
-			ch <- famCondition.Value(is, name, kind)
 		}
-	}
+	}, famUnderWay, famWaiting, famAllowed, famCondition)
 }
