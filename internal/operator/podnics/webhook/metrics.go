@@ -36,7 +36,6 @@ const (
 	outcomeChanged = "changed"
 	outcomeRefused = "refused"
 	outcomeError   = "error"
-
 )
 
 // Metrics count the webhook's reviews. They may be used concurrently.
