@@ -88,9 +88,7 @@ func (c *cluster) create(objects ...client.Object) {
 }
 
 // bareNode is a Node of no instance.
-func bareNode(name string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
+var bareNode = controllers.Named[corev1.Node]
 
 // newPod is a pod that is bound to node-a.
 func newPod(name string) *corev1.Pod {

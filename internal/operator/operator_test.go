@@ -270,7 +270,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	before := c.attached("node-a")
 
 	thief := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "node-b")) // has its daemon's token, and nothing else
-	mine := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}
+	mine := controllers.Named[v1alpha1.NodeNetwork]("node-b")
 	harness.Eventually(t, limit, "the daemon may not delete its own object, in which a person's settings are", func() error {
 		// A dry run: the API server may not enforce its policies yet.
 		if err := thief.Delete(t.Context(), mine.DeepCopy(), client.DryRunAll); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
@@ -309,7 +309,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	id := c.lab.Cloud.Instances.ID("node-b")
 	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
 	name := fmt.Sprintf("ip-%s.%s.compute.internal", strings.ReplaceAll(primary.String(), ".", "-"), c.lab.Cloud.Region())
-	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	harness.OK(t, c.client.Create(t.Context(), controllers.Named[corev1.Node](name)))
 	harness.OK(t, c.client.Create(t.Context(), objectOf(name, id, four)))
 	o.until(c.has(name, 4))
 }

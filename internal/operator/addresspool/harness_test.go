@@ -108,9 +108,7 @@ func answered(t *testing.T, name string) *v1alpha1.AddressBlock {
 // failed waits until a request has failed for a reason.
 func failed(t *testing.T, name, reason, word string) {
 	t.Helper()
-	controllers.Await(t, client.ObjectKey{Name: name}, "fails", func(r *v1alpha1.BlockRequest) error {
-		return controllers.Condition(r.Status.Conditions, v1alpha1.ConditionFailed, metav1.ConditionTrue, reason, word)
-	})
+	controllers.Await(t, client.ObjectKey{Name: name}, "fails", controllers.Has[*v1alpha1.BlockRequest](v1alpha1.ConditionFailed, metav1.ConditionTrue, reason, word))
 }
 
 func eventually(t *testing.T, what string, is func(client.Client) error) {
@@ -140,21 +138,12 @@ func awaitDeletion(t *testing.T, name string) {
 	})
 }
 
-func poolNamed(name string) *v1alpha1.AddressPool {
-	return &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-func blockNamed(name string) *v1alpha1.AddressBlock {
-	return &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-func requestNamed(name string) *v1alpha1.BlockRequest {
-	return &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
-
-func nodeNamed(name string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
+var (
+	poolNamed    = controllers.Named[v1alpha1.AddressPool]
+	blockNamed   = controllers.Named[v1alpha1.AddressBlock]
+	requestNamed = controllers.Named[v1alpha1.BlockRequest]
+	nodeNamed    = controllers.Named[corev1.Node]
+)
 
 // blocksNow lists the blocks there are, by name.
 func blocksNow(t *testing.T) (names []string) {
@@ -174,12 +163,8 @@ func poolIs(t *testing.T, name, what string, is func(*v1alpha1.AddressPool) erro
 	controllers.Await(t, client.ObjectKey{Name: name}, what, is)
 }
 
-// condition wants a condition of a pool to have a status and a reason.
-func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.AddressPool) error {
-	return func(p *v1alpha1.AddressPool) error {
-		return controllers.Condition(p.Status.Conditions, kind, status, reason, words...)
-	}
-}
+// condition wants a pool to have a condition.
+var condition = controllers.Has[*v1alpha1.AddressPool]
 
 // counted wants a pool to count its blocks so.
 func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {

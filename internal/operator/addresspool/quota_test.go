@@ -252,7 +252,7 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	}
 
 	// A namespace that is given the pool changes that.
-	toDefault := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	toDefault := controllers.Named[corev1.Namespace]("default")
 	annotate := func(pool string) {
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationPool, pool)
 		harness.OK(t, admin.Patch(context.Background(), toDefault.DeepCopy(), client.RawPatch(types.MergePatchType, patch)))

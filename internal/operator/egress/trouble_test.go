@@ -117,7 +117,7 @@ func TestInvalidTemplates(t *testing.T) {
 // A namespace whose pods may not have NET_ADMIN says so on the Egress.
 func TestPodsRefused(t *testing.T) {
 	w := start(t)
-	w.change(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}, `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
+	w.change(controllers.Named[corev1.Namespace](w.ns), `{"metadata":{"labels":{"pod-security.kubernetes.io/enforce":"baseline"}}}`)
 	w.egress("nat", v1alpha1.EgressSpec{})
 	w.status("nat", "says that pods are refused", conditionIs(v1alpha1.ConditionServiceReady, metav1.ConditionFalse, v1alpha1.EgressPodsRefused, "NET_ADMIN"))
 }

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -104,7 +103,7 @@ func count(n int) func(*v1alpha1.NodeNetwork) error {
 // makeTemplate makes a template for Nodes that have the label pool with a value.
 func makeTemplate(t *testing.T, name, pool string, change func(*v1alpha1.NodeNetworkTemplateSpec)) *v1alpha1.NodeNetworkTemplate {
 	t.Helper()
-	o := &v1alpha1.NodeNetworkTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o := controllers.Named[v1alpha1.NodeNetworkTemplate](name)
 	o.Spec.NodeSelector.MatchLabels = map[string]v1alpha1.LabelValue{"pool": v1alpha1.LabelValue(pool)}
 	change(&o.Spec)
 	return controllers.Create(t, o)

@@ -208,9 +208,7 @@ func register(t *testing.T, name, instanceID string) {
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), k))
 }
 
-func bareNode(name string) *corev1.Node {
-	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-}
+var bareNode = controllers.Named[corev1.Node]
 
 // replace makes a node's Node anew, as that of an instance or of none.
 func replace(t *testing.T, name, instanceID string) {
@@ -312,13 +310,11 @@ func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
 
 // degraded tells whether an object is degraded for a reason, or as expected.
 func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
-	return func(o *v1alpha1.NodeNetwork) error {
-		want := metav1.ConditionTrue
-		if reason == reasonAsExpected {
-			want = metav1.ConditionFalse
-		}
-		return controllers.Condition(o.Status.Conditions, v1alpha1.ConditionDegraded, want, reason)
+	status := metav1.ConditionTrue
+	if reason == reasonAsExpected {
+		status = metav1.ConditionFalse
 	}
+	return controllers.Has[*v1alpha1.NodeNetwork](v1alpha1.ConditionDegraded, status, reason)
 }
 
 // awaitDegraded waits until an object is refused for a reason, or for none.
@@ -336,7 +332,7 @@ func awaitDegraded(t *testing.T, name, reason string) {
 // patch changes node-1's object as a person does, by a JSON merge patch.
 func patch(t *testing.T, body string) *v1alpha1.NodeNetwork {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	o := controllers.Named[v1alpha1.NodeNetwork]("node-1")
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-edit")))
 	return o
 }
@@ -361,7 +357,7 @@ func report(t *testing.T, name string, s v1alpha1.IPAMStatus) {
 		"metadata": map[string]any{"name": name}, "status": map[string]any{"ipam": s},
 	})
 	harness.OK(t, err)
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o := controllers.Named[v1alpha1.NodeNetwork](name)
 	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), o, client.RawPatch(types.ApplyPatchType, body),
 		client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerDaemon)))
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -154,7 +153,7 @@ func TestTwoObjectsOfOneInstance(t *testing.T) {
 		return nil
 	})
 	gone := oldest(t, names...)
-	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: gone}}))
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), controllers.Named[v1alpha1.NodeNetwork](gone)))
 	rest := slices.DeleteFunc(names, func(name string) bool { return name == gone })
 	next := oldest(t, rest...)
 	fl.works(t, next, true)

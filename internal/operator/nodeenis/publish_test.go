@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -107,7 +106,7 @@ func TestConflictStorm(t *testing.T) {
 		defer close(ended)
 		for ; ctx.Err() == nil; writes.Add(1) {
 			body := fmt.Appendf(nil, `{"status":{"ipam":{"waiting":%d}}}`, writes.Load()%100)
-			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+			o := controllers.Named[v1alpha1.NodeNetwork]("node-1")
 			if err := c.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json", body)); err != nil && ctx.Err() == nil {
 				t.Error(err)
 				break

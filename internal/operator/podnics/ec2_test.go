@@ -73,7 +73,7 @@ func startEC2(t *testing.T, cools time.Duration, warm int32, o Options) *branche
 // branchesOf has a Node say how many branch interfaces its pods may have.
 func (b *branches) branchesOf(node string, n int) {
 	b.t.Helper()
-	o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	o := controllers.Named[corev1.Node](node)
 	controllers.MergeStatus(b.t, b.client(), o, `{"status":{"capacity":{%q:"%d"}}}`, v1alpha1.ResourceBranches, n)
 }
 

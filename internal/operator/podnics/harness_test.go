@@ -185,13 +185,13 @@ func (w *world) client() client.Client { return harness.KubeClient(w.t) }
 
 func (w *world) makeNode(name string) {
 	w.t.Helper()
-	controllers.Create(w.t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	controllers.Create(w.t, controllers.Named[corev1.Node](name))
 	w.ready(name, corev1.ConditionTrue)
 }
 
 func (w *world) ready(node string, is corev1.ConditionStatus) {
 	w.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	n := controllers.Named[corev1.Node](node)
 	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test","lastTransitionTime":%q}]}}`, is, time.Now().UTC().Format(time.RFC3339))
 	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), n, client.RawPatch(types.StrategicMergePatchType, body)))
 }
@@ -250,7 +250,7 @@ func (w *world) nameVPC(vpc string) {
 		value = fmt.Sprintf("%q", vpc)
 		w.t.Cleanup(func() { w.nameVPC("") })
 	}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	ns := controllers.Named[corev1.Namespace]("default")
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationVPC, value)
 	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also at the end of the test
 }
@@ -362,12 +362,8 @@ func boundAt(node string) func(*v1alpha1.PodNIC) error {
 	}
 }
 
-// condition wants a condition of a NIC to have a status, a reason, and words in its message.
-func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.PodNIC) error {
-	return func(o *v1alpha1.PodNIC) error {
-		return controllers.Condition(o.Status.Conditions, kind, status, reason, words...)
-	}
-}
+// condition wants a NIC to have a condition.
+var condition = controllers.Has[*v1alpha1.PodNIC]
 
 // awaitEvent waits for an Event of a pod.
 func (w *world) awaitEvent(pod, reason, word string) {

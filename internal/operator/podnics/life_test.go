@@ -535,7 +535,7 @@ func TestHostLabel(t *testing.T) {
 	w.pod("web", "")
 	w.schedule("web", "node-a")
 	w.awaitNIC("web", "eth0", "waits", condition(v1alpha1.ConditionBound, metav1.ConditionFalse, reasonNoHost, "node-restriction.kubernetes.io/host"))
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+	n := controllers.Named[corev1.Node]("node-a")
 	controllers.Merge(t, n, `{"metadata":{"labels":{"node-restriction.kubernetes.io/host":"rack-7"}}}`)
 	o := w.awaitNIC("web", "eth0", "is bound", boundAt("node-a"))
 	if o.Status.Host != "rack-7" || w.All()[0].Host != "rack-7" {

@@ -37,7 +37,7 @@ func (w *world) respec(edit func(*v1alpha1.VPCSpec)) {
 // that refuses nothing, as it may be away.
 func (w *world) tenant() client.Client {
 	w.t.Helper()
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	v := controllers.Named[v1alpha1.VPC]("a")
 	everything := `{"spec":{"namespaceLimits":[{"namespaces":{"selector":{}},"securityGroups":["*"]}]}}`
 	harness.OK(w.t, w.client().Patch(w.t.Context(), v, client.RawPatch(types.MergePatchType, []byte(everything))))
 	for _, role := range []string{"system:aggregate-to-view", "system:aggregate-to-edit", "berth-podnics-view", "berth-podnics-edit"} {

@@ -182,9 +182,9 @@ func TestNodesThatDie(t *testing.T) {
 	w.deletePod("out")
 	w.awaitObject(gone.Name, "waits", in(v1alpha1.PhaseReleasing))
 	w.awaitObject(out.Name, "waits", in(v1alpha1.PhaseReleasing))
-	harness.OK(t, w.client().Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}))
+	harness.OK(t, w.client().Delete(t.Context(), controllers.Named[corev1.Node]("node-a")))
 	w.awaitGone(gone.Name)
-	controllers.Merge(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}, `{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, corev1.TaintNodeOutOfService)
+	controllers.Merge(t, controllers.Named[corev1.Node]("node-b"), `{"spec":{"taints":[{"key":%q,"effect":"NoExecute"}]}}`, corev1.TaintNodeOutOfService)
 	w.awaitGone(out.Name)
 	w.awaitPorts(0, "no port is left")
 }

@@ -12,6 +12,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
+// Named is an object with a name and nothing else.
+func Named[T any, P kind[T]](name string) P {
+	o := P(new(T))
+	o.SetName(name)
+	return o
+}
+
 // Create makes an object as a person does.
 func Create[O client.Object](t *testing.T, o O) O {
 	t.Helper()

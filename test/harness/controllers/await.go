@@ -3,6 +3,7 @@ package controllers
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,14 @@ func Condition(list []metav1.Condition, kind string, status metav1.ConditionStat
 		return fmt.Errorf("want %s %s for %s with %q, got %+v", kind, status, reason, words, c)
 	}
 	return nil
+}
+
+// Has is for Await: it wants an object's status to have a condition.
+func Has[P client.Object](kind string, status metav1.ConditionStatus, reason string, words ...string) func(P) error {
+	return func(o P) error {
+		list := reflect.ValueOf(o).Elem().FieldByName("Status").FieldByName("Conditions").Interface().([]metav1.Condition)
+		return Condition(list, kind, status, reason, words...)
+	}
 }
 
 // Events are those of an object as "REASON: MESSAGE", by its UID if it has one, else by its name.

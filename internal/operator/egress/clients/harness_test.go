@@ -135,7 +135,7 @@ func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, er
 // namespace makes one, or gives one that is there these labels.
 func (w *world) namespace(name string, labels map[string]string) {
 	w.t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	ns := controllers.Named[corev1.Namespace](name)
 	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}}
 	for _, o := range []client.Object{ns, sa} {
 		harness.OK(w.t, client.IgnoreAlreadyExists(w.client().Create(w.t.Context(), o)))
@@ -148,7 +148,7 @@ func (w *world) namespace(name string, labels map[string]string) {
 // consents has a namespace let Egresses of others select its pods.
 func (w *world) consents(name, to string) {
 	w.t.Helper()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	ns := controllers.Named[corev1.Namespace](name)
 	controllers.Merge(w.t, ns, `{"metadata":{"annotations":{"berth.dev/egress-selectable-from":%q}}}`, to)
 }
 
@@ -283,13 +283,11 @@ func uses(names []string, refusals ...string) func(*v1alpha1.EgressClient) error
 
 // ready wants the condition Ready to have a reason, and words in its message.
 func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
-	return func(o *v1alpha1.EgressClient) error {
-		want := metav1.ConditionFalse
-		if reason == reasonSetUp {
-			want = metav1.ConditionTrue
-		}
-		return controllers.Condition(o.Status.Conditions, conditionReady, want, reason, words...)
+	status := metav1.ConditionFalse
+	if reason == reasonSetUp {
+		status = metav1.ConditionTrue
 	}
+	return controllers.Has[*v1alpha1.EgressClient](conditionReady, status, reason, words...)
 }
 
 // slices are those of an Egress.

@@ -299,9 +299,7 @@ func (w *world) clientsReady(o *v1alpha1.Egress, reason string, words ...string)
 	if reason == reasonServed {
 		status = metav1.ConditionTrue
 	}
-	controllers.Await(w.t, client.ObjectKeyFromObject(o), "says "+reason, func(e *v1alpha1.Egress) error {
-		return controllers.Condition(e.Status.Conditions, v1alpha1.ConditionClientsReady, status, reason, words...)
-	})
+	controllers.Await(w.t, client.ObjectKeyFromObject(o), "says "+reason, controllers.Has[*v1alpha1.Egress](v1alpha1.ConditionClientsReady, status, reason, words...))
 }
 
 // An Egress selects pods of other namespaces as an administrator grants or as these consent, never the

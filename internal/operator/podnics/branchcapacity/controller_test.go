@@ -97,7 +97,7 @@ func TestNodesHaveBranches(t *testing.T) {
 	}))
 	harness.OK(t, has(t, "node-2", "")())
 
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	node := controllers.Named[corev1.Node]("node-1")
 	for _, value := range []string{`"0"`, `"1000"`, `null`} {
 		patch(node, `{"status":{"capacity":{"berth.dev/branch-interfaces":`+value+`}}}`)
 		harness.Eventually(t, limit, "it is as before after it was "+value, has(t, "node-1", most))

@@ -274,7 +274,7 @@ func TestCallThatOutlivesItsVPC(t *testing.T) {
 // A VPC is open for others once its status tells whose its ports are, and not before.
 func TestOpenAfterTheStatus(t *testing.T) {
 	c := &Controller{networks: newNetworks()}
-	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	v := controllers.Named[v1alpha1.VPC]("blue")
 	s := &state{open: true, connection: &connection{}, found: lookup{network: vpcport.Network{ID: "n-1"}, project: "p-1"}}
 	for _, tt := range []struct {
 		pin  pin

@@ -177,12 +177,8 @@ func (b *bed) until(name, what string, is func(*v1alpha1.VPC) error) *v1alpha1.V
 	return controllers.Await(b.t, client.ObjectKey{Name: name}, what, is)
 }
 
-// condition wants a VPC to have a condition with a status, a reason and words in its message.
-func condition(kind string, status metav1.ConditionStatus, reason string, words ...string) func(*v1alpha1.VPC) error {
-	return func(v *v1alpha1.VPC) error {
-		return controllers.Condition(v.Status.Conditions, kind, status, reason, words...)
-	}
-}
+// condition wants a VPC to have a condition.
+var condition = controllers.Has[*v1alpha1.VPC]
 
 // complains waits until a VPC is not ready for a reason, with a word in the message.
 func (b *bed) complains(name, reason, word string) {

@@ -252,7 +252,7 @@ func TestTwoVPCs(t *testing.T) {
 	b.fails("red", v1alpha1.ConditionCredentialsAccepted, ReasonCredentialsRefused, "")
 	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), b.read("red")))
-	controllers.AwaitGone(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "red"}})
+	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("red"))
 	harness.Eventually(t, limit, "red is forgotten", func() error {
 		if _, err := b.vpcs.Networks().Of("red"); err == nil || !strings.Contains(err.Error(), "no VPC red") {
 			return fmt.Errorf("open: %w", err)
@@ -272,7 +272,7 @@ func TestDeletion(t *testing.T) {
 	b.complains("blue", ReasonDeleting, "1 PodNICs")
 	b.opened("blue")
 	harness.OK(t, b.client.Delete(t.Context(), n))
-	controllers.AwaitGone(t, &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "blue"}})
+	controllers.AwaitGone(t, controllers.Named[v1alpha1.VPC]("blue"))
 	b.vpc("blue") // another of its name
 	b.ready("blue")
 }

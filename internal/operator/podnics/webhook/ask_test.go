@@ -170,7 +170,7 @@ func TestPodsAskForBranches(t *testing.T) {
 		if values := config.Webhooks[asked].NamespaceSelector.MatchExpressions[0].Values; !slices.Equal(values, []string{"shop"}) {
 			t.Errorf("it is asked about pods of %v", values)
 		}
-		controllers.Merge(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, `{"metadata":{"annotations":null}}`)
+		controllers.Merge(t, controllers.Named[corev1.Namespace]("shop"), `{"metadata":{"annotations":null}}`)
 		harness.Eventually(t, limit, "they do no more", plain(""))
 		harness.Eventually(t, limit, "and nobody is asked", func() error {
 			harness.OK(t, admin.Get(t.Context(), client.ObjectKey{Name: webhook.ConfigurationName}, config))
@@ -269,7 +269,7 @@ func servePolicies(t *testing.T) (c client.Client, end func()) {
 	c = harness.KubeClient(t)
 	makeVPCs(t)
 	for _, name := range []string{"shop", "bank"} {
-		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})))
+		harness.OK(t, client.IgnoreAlreadyExists(c.Create(t.Context(), controllers.Named[corev1.Namespace](name))))
 	}
 	r := deploy.InMode(deploy.OperatorMode, "test")
 	r.Values["ports"] = map[string]any{"enabled": true}
@@ -311,9 +311,7 @@ func isReady(t *testing.T, o *v1alpha1.NICPolicy, reason, message string) {
 	if reason == nicpolicy.ReasonReady {
 		status = metav1.ConditionTrue
 	}
-	controllers.Await(t, client.ObjectKeyFromObject(o), "says "+reason, func(p *v1alpha1.NICPolicy) error {
-		return controllers.Condition(p.Status.Conditions, v1alpha1.ConditionReady, status, reason, message)
-	})
+	controllers.Await(t, client.ObjectKeyFromObject(o), "says "+reason, controllers.Has[*v1alpha1.NICPolicy](v1alpha1.ConditionReady, status, reason, message))
 }
 
 // made is a pod with labels as the API server makes it, without the annotations that say nothing.
