@@ -79,7 +79,6 @@ func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.create(n, objectOf(instance, c.lab.Cloud.Instances.ID(instance), eni))
 }
 
-// create makes objects.
 func (c *cluster) create(objects ...client.Object) {
 	c.t.Helper()
 	for _, o := range objects {
@@ -126,7 +125,6 @@ func (c *cluster) serves(o *process, node string) {
 	o.until(c.has(node, 8))
 }
 
-// read returns a node's object.
 func (c *cluster) read(node string) *v1alpha1.NodeNetwork {
 	c.t.Helper()
 	return controllers.Get[v1alpha1.NodeNetwork](c.t, client.ObjectKey{Name: node})

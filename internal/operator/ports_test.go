@@ -40,7 +40,6 @@ func serveNeutron(t *testing.T) (*neutronfake.Cloud, neutronfake.Network, string
 	return cloud, blue, serveHTTP(t, cloud)
 }
 
-// serveHTTP serves until the end of the test, and returns where.
 func serveHTTP(t *testing.T, h http.Handler) string {
 	t.Helper()
 	server := httptest.NewServer(h)
@@ -48,7 +47,6 @@ func serveHTTP(t *testing.T, h http.Handler) string {
 	return server.URL
 }
 
-// vpc makes a VPC for all namespaces.
 func (c *cluster) vpc(name string, spec v1alpha1.VPCSpec) {
 	c.t.Helper()
 	spec.AllowedNamespaces = &everybody

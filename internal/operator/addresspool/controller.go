@@ -133,7 +133,6 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	return c, nil
 }
 
-// newController connects the parts.
 func newController(a *api, o Options) *Controller {
 	q, alloc, quotas, occupied := &queues{}, newAllocator(), newQuotas(), newOccupied()
 	w := &withholding{api: a, queues: q, allocator: alloc, occupied: occupied}

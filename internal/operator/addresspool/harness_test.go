@@ -145,7 +145,6 @@ var (
 	nodeNamed    = controllers.Named[corev1.Node]
 )
 
-// blocksNow lists the blocks there are, by name.
 func blocksNow(t *testing.T) (names []string) {
 	t.Helper()
 	list := &v1alpha1.AddressBlockList{}

@@ -189,7 +189,6 @@ func (c thief) has(pool string, want int, reason string) {
 	})
 }
 
-// blocksOf counts the blocks that a node has of a pool.
 func blocksOf(t *testing.T, node, pool string) (n int) {
 	t.Helper()
 	blocks := &v1alpha1.AddressBlockList{}

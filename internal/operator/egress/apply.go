@@ -254,7 +254,6 @@ func (b *applied) add(key types.NamespacedName, kind schema.GroupVersionKind, e 
 	b.all[key][kind] = e
 }
 
-// drop forgets one object.
 func (b *applied) drop(key types.NamespacedName, kind schema.GroupVersionKind) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -127,7 +127,6 @@ func (s *script) called(method string) int {
 	return s.calls[call{method, "node-1"}]
 }
 
-// awaitCalls waits until a method was called so many times for node-1.
 func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	t.Helper()
 	controllers.AwaitValue(t, method, func() int { return s.called(method) }, want)
@@ -158,13 +157,11 @@ func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 	return n
 }
 
-// await waits until something is so.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, what, poll.True(is))
 }
 
-// awaitUsage waits until a node's usage is as it should be.
 func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, "use is seen", func() error {
@@ -247,7 +244,6 @@ func get(t *testing.T, name string) *v1alpha1.NodeNetwork {
 	return o
 }
 
-// until waits until an object is as it should be.
 func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error) *v1alpha1.NodeNetwork {
 	t.Helper()
 	return controllers.Await(t, client.ObjectKey{Name: name}, what, is)

@@ -103,7 +103,6 @@ func (c counter) room(used map[string]counts) map[string]int {
 	return out
 }
 
-// free is the sum of room.
 func (c counter) free() (sum int) {
 	used, _ := usedOf(c.obj)
 	for _, room := range c.room(used) {

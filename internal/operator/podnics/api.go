@@ -93,7 +93,6 @@ func (a *kubeAPI) ending(ctx context.Context, vpc string) error {
 	return nil
 }
 
-// vpcs are the names of all VPCs by their UIDs.
 func (a *kubeAPI) vpcs(ctx context.Context) (map[string]string, error) {
 	list, err := objects.List[v1alpha1.VPCList](ctx, a.client)
 	if err != nil {
@@ -144,7 +143,6 @@ func (a *kubeAPI) isOver(ctx context.Context, namespace string, ref v1alpha1.Pod
 	return false, p, nil
 }
 
-// podsOfNamespace are the keys of all pods of a namespace.
 func (a *kubeAPI) podsOfNamespace(ctx context.Context, o client.Object) []client.ObjectKey {
 	return objects.Keys(ctx, a.client, &corev1.PodList{}, client.InNamespace(o.GetName()))
 }

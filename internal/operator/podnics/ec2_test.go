@@ -88,7 +88,6 @@ func (b *branches) podIn(name, nics, node string) {
 	}
 }
 
-// enis are the ENIs that EC2 has for ports.
 func (b *branches) enis() []cloud.ENI {
 	b.t.Helper()
 	list, err := b.ec2.ENIs(b.t.Context(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
@@ -126,7 +125,6 @@ func TestBranchOfAPod(t *testing.T) {
 	harness.OK(t, controllers.Same("ENIs that are left", len(b.enis()), 0))
 }
 
-// calls counts those of a method.
 func (b *branches) calls(op string) (n int) {
 	for _, c := range b.ec2.Front.Calls() {
 		if c.Op == op {

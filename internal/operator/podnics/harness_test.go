@@ -196,12 +196,10 @@ func (w *world) ready(node string, is corev1.ConditionStatus) {
 	harness.OK(w.t, w.client().Status().Patch(w.t.Context(), n, client.RawPatch(types.StrategicMergePatchType, body)))
 }
 
-// inDefault is the key of an object in namespace default.
 func inDefault(name string) client.ObjectKey {
 	return client.ObjectKey{Namespace: "default", Name: name}
 }
 
-// podOf is a pod by its name alone.
 func podOf(name string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 }
@@ -224,7 +222,6 @@ func newPod(name, nics string) *corev1.Pod {
 	return p
 }
 
-// schedule binds a pod to a node, as the scheduler does.
 func (w *world) schedule(pod, node string) {
 	w.t.Helper()
 	controllers.Bind(w.t, inDefault(pod), node)
@@ -236,7 +233,6 @@ func (w *world) deletePod(name string) {
 	controllers.DeletePod(w.t, inDefault(name))
 }
 
-// annotate changes a pod's list of NICs.
 func (w *world) annotate(pod, nics string) {
 	w.t.Helper()
 	controllers.Merge(w.t, podOf(pod), `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationNICs, nics)
@@ -255,7 +251,6 @@ func (w *world) nameVPC(vpc string) {
 	harness.OK(w.t, w.client().Patch(context.WithoutCancel(w.t.Context()), ns, client.RawPatch(types.MergePatchType, body))) // also at the end of the test
 }
 
-// finish sets the phase of a pod.
 func (w *world) finish(pod string, phase corev1.PodPhase) {
 	w.t.Helper()
 	controllers.MergeStatus(w.t, w.client(), podOf(pod), `{"status":{"phase":%q}}`, phase)
@@ -365,13 +360,11 @@ func boundAt(node string) func(*v1alpha1.PodNIC) error {
 // condition wants a NIC to have a condition.
 var condition = controllers.Has[*v1alpha1.PodNIC]
 
-// awaitEvent waits for an Event of a pod.
 func (w *world) awaitEvent(pod, reason, word string) {
 	w.t.Helper()
 	controllers.AwaitEvent(w.t, podOf(pod), reason+": ", word)
 }
 
-// hasEvent tells whether a pod has an Event of a reason.
 func (w *world) hasEvent(pod, reason string) bool {
 	return slices.ContainsFunc(controllers.Events(w.t, podOf(pod)), func(e string) bool { return strings.HasPrefix(e, reason+": ") })
 }
@@ -395,7 +388,6 @@ func (w *world) node(o *v1alpha1.PodNIC, says v1alpha1.PodNICNode) {
 		says.State, o.Status.PortID, optional(says.HostInterface), optional(says.Reason), optional(says.Message))
 }
 
-// awaitPorts waits until there are so many ports.
 func (w *world) awaitPorts(n int, what string) {
 	w.t.Helper()
 	harness.Eventually(w.t, limit, what, func() error {
@@ -406,7 +398,6 @@ func (w *world) awaitPorts(n int, what string) {
 	})
 }
 
-// awaitGone waits until a PodNIC does not exist.
 func (w *world) awaitGone(name string) {
 	w.t.Helper()
 	controllers.AwaitGone(w.t, &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}})

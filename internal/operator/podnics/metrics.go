@@ -109,7 +109,6 @@ func (m *Metrics) of(vpc string, count func()) {
 	count()
 }
 
-// keepOnly removes the series of all VPCs but these.
 func (m *Metrics) keepOnly(vpcs []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -108,7 +108,6 @@ func (q *queues) addPods(keys []types.NamespacedName) {
 	}
 }
 
-// addEgresses has Egresses reconciled.
 func (q *queues) addEgresses(refs []membership.Ref) {
 	for _, ref := range refs {
 		q.egresses.AddObject(types.NamespacedName(ref), 0)

@@ -124,7 +124,6 @@ func (w *world) controller() client.Client {
 	return harness.KubeClientFor(w.t, cfg)
 }
 
-// setUp adds the controllers to a manager.
 func setUp(ctx context.Context, mgr manager.Manager, o Options) (*Controller, error) {
 	if err := Index(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
@@ -257,7 +256,6 @@ func (w *world) await(p *corev1.Pod, what string, is func(*v1alpha1.EgressClient
 	return controllers.Await(w.t, client.ObjectKeyFromObject(p), what, is)
 }
 
-// awaitNone waits until a pod has no EgressClient.
 func (w *world) awaitNone(p *corev1.Pod) {
 	w.t.Helper()
 	controllers.AwaitGone(w.t, &v1alpha1.EgressClient{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}})
@@ -290,7 +288,6 @@ func ready(reason string, words ...string) func(*v1alpha1.EgressClient) error {
 	return controllers.Has[*v1alpha1.EgressClient](conditionReady, status, reason, words...)
 }
 
-// slices are those of an Egress.
 func (w *world) slices(egress string) []v1alpha1.EgressClientSlice {
 	list := &v1alpha1.EgressClientSliceList{}
 	harness.OK(w.t, w.client().List(w.t.Context(), list, client.InNamespace("internet"), client.MatchingLabels{v1alpha1.LabelEgress: egress}))

@@ -251,7 +251,6 @@ func (m *Metrics) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.writes, m.served}
 }
 
-// wrote counts a write.
 func (m *Metrics) wrote(kind string, err error) {
 	m.writes.WithLabelValues(kind, metric.Result(err)).Inc()
 }

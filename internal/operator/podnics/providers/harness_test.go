@@ -127,7 +127,6 @@ func (b *bed) vpc(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC {
 	return controllers.Create(b.t, b.newVPC(name, edit...))
 }
 
-// edit changes a VPC's spec.
 func (b *bed) edit(name string, edit func(*v1alpha1.VPCSpec)) {
 	b.t.Helper()
 	controllers.Edit(b.t, client.ObjectKey{Name: name}, func(v *v1alpha1.VPC) { edit(&v.Spec) })
@@ -207,7 +206,6 @@ func (b *bed) fails(name, kind, reason, word string) *v1alpha1.VPC {
 	})
 }
 
-// opened is an open VPC.
 func (b *bed) opened(name string) podnics.Opened {
 	b.t.Helper()
 	o, err := b.vpcs.Networks().Of(name)

@@ -188,7 +188,6 @@ func (n *networks) set(name string, a *answer) []func(string) {
 	return slices.Clone(n.tell)
 }
 
-// same tells whether two answers are equal.
 func (a answer) same(o answer) bool {
 	if a.why != nil || o.why != nil {
 		return a.why != nil && o.why != nil && *a.why == *o.why
@@ -210,7 +209,6 @@ type health struct {
 
 func newHealth(worse func()) *health { return &health{worse: worse, forbidden: map[string]string{}} }
 
-// observe takes in the result of a call.
 func (h *health) observe(op string, err error) {
 	if h.note(op, err) {
 		h.worse()

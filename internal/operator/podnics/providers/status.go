@@ -53,7 +53,6 @@ func (r *reports) drop(vpc string) {
 	delete(r.by, vpc)
 }
 
-// all returns the conditions of all VPCs.
 func (r *reports) all() map[string]map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -121,7 +121,6 @@ func request(groups ...string) *vpcport.NewPort {
 	return &vpcport.NewPort{NetworkID: cloudfake.VPC, Groups: groups, Host: "i-1"}
 }
 
-// nic tells the pool of a NIC.
 func (b *bed) nic(uid string, r *vpcport.NewPort) {
 	b.pool.Note(types.UID(uid), warm.NIC{VPC: "e", Host: "i-1", Node: "node-1", Request: r})
 }
@@ -208,7 +207,6 @@ func (b *bed) set(do func()) {
 	do()
 }
 
-// enis are those that EC2 has for ports.
 func (b *bed) enis() []cloud.ENI {
 	b.t.Helper()
 	list, err := b.ec2.ENIs(context.Background(), cloud.ENIFilter{Tags: map[string]string{eni.TagOwner: branch.Owner}})
@@ -231,7 +229,6 @@ func (b *bed) leave(id string) string {
 	return e.ID
 }
 
-// calls counts those of a method.
 func (b *bed) calls(op string) (n int) {
 	for _, c := range b.ec2.Front.Calls() {
 		if c.Op == op {

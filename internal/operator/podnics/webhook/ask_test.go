@@ -298,7 +298,6 @@ func policy(namespace, name string, spec v1alpha1.NICPolicySpec) *v1alpha1.NICPo
 	return &v1alpha1.NICPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: spec}
 }
 
-// labelled selects by one label.
 func labelled(key, value string) *v1alpha1.LabelSelector {
 	return &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{key: v1alpha1.LabelValue(value)}}
 }

@@ -113,7 +113,6 @@ func (c *clients) find(a netip.Addr) (place, error) {
 	return c.known[a], c.failed
 }
 
-// run reads the addresses until ctx ends.
 func (c *clients) run(ctx context.Context) error {
 	for {
 		c.look(ctx, 0)
@@ -162,7 +161,6 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 	}
 }
 
-// refused counts and logs a refused connection.
 func (c *clients) refused(from netip.Addr) {
 	c.metrics.refused.Inc()
 	now := c.clock.Now()

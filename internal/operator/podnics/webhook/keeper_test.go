@@ -183,7 +183,6 @@ func (l *told) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// count is how often a text is in it.
 func (l *told) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
