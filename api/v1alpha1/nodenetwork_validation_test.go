@@ -308,7 +308,7 @@ func TestEachFieldHasOneWriter(t *testing.T) {
 			t.Errorf("preAllocate is %d again", *n.Spec.ENI.PreAllocate)
 		}
 	})
-	t.Run("who takes another's field is told", func(t *testing.T) {
+	t.Run("who takes another's field learns of it", func(t *testing.T) {
 		err := apply("somebody", "{ipam: {available: {10.0.0.9: {resource: eni-9}}}}", "")
 		if !apierrors.IsConflict(err) {
 			t.Errorf("writing spec.ipam beside the operator: %v, want a conflict", err)

@@ -99,7 +99,7 @@ func TestPodGetsPort(t *testing.T) {
 }
 
 // The whole for a NICPolicy, under the roles and policies of the chart: a pod that says nothing
-// gets a port with the policy's subnet and group, and what came before is told of it.
+// gets a port with the policy's subnet and group, and a pod of before is reported.
 func TestPodGetsNICOfAPolicy(t *testing.T) {
 	c := newCluster(t)
 	r := deploy.InMode(deploy.PortMode, "test")
@@ -175,7 +175,7 @@ func (c *cluster) useRelease(r deploy.Release) {
 	})
 }
 
-// The same by Alcor, with a port that is made and one that is there: the node is told from
+// The same by Alcor, with a port that is made and one that is there: the node learns from
 // which namespace it takes them, and Alcor's agent, by the port's status, that they work.
 func TestPodGetsPortsOfAlcor(t *testing.T) {
 	c := newCluster(t)

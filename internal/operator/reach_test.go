@@ -48,7 +48,7 @@ func (p *process) tried(times int) func() error {
 
 func (p *process) lines(text string) int { return strings.Count(p.LogTail(10000), text) }
 
-// repeatsNothing checks that an operator told why it waits when that changed,
+// repeatsNothing checks that an operator logged why it waits when that changed,
 // and not at each try.
 func (p *process) repeatsNothing() {
 	p.c.t.Helper()
@@ -250,7 +250,7 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 	fake.Advance(logAgain)
 	u.report("*v1.Node", forbidden)
 	if got := lines(); len(got) != 1 || got[0] == "" {
-		t.Errorf("it is not told again after %v", logAgain)
+		t.Errorf("it is not logged again after %v", logAgain)
 	}
 	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
 		if u.report("*v1.Pod", other) || out.Len() > 0 {
@@ -275,10 +275,10 @@ func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
 
 // It is what client-go calls where a list is refused.
 func TestReflectorTellsOfAMissingRight(t *testing.T) {
-	told := make(chan string, 1)
+	logged := make(chan string, 1)
 	u := newUnwatched(slog.New(slog.NewTextHandler(writer(func(b []byte) {
 		select {
-		case told <- string(b):
+		case logged <- string(b):
 		default:
 		}
 	}), nil)), clock.Real{})
@@ -296,12 +296,12 @@ func TestReflectorTellsOfAMissingRight(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); informer.RunWithContext(ctx) }()
 	select {
-	case line := <-told:
+	case line := <-logged:
 		if !strings.Contains(line, "kind=*v1.Pod") || !strings.Contains(line, "remedy=") {
 			t.Error(line)
 		}
 	case <-ctx.Done():
-		t.Error("nothing was told")
+		t.Error("nothing was logged")
 	}
 	cancel()
 	<-ended

@@ -33,7 +33,7 @@ import (
 )
 
 // Blocks are cut in index order over all subnets, both families by the same
-// index, and one that was given back is not the next. Exhaustion is told, and
+// index, and one that was given back is not the next. Exhaustion is reported, and
 // heals by a block that is given back, or a subnet that is appended.
 func TestBlocksInOrder(t *testing.T) {
 	harness.KubeClean(t)
@@ -210,7 +210,7 @@ func TestPoolDeletion(t *testing.T) {
 	awaitDeletion(t, "p-0")
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
-	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
+	poolIs(t, "p", "reported as deleted", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
 	controllers.DropFinalizers(t, blockNamed("p-0"))
 	controllers.AwaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
@@ -361,7 +361,7 @@ func TestTrailingCache(t *testing.T) {
 	makeNode(t, "n")
 	_, end := start(t, Options{})
 	makePool(t, "p", 0, "10.2.0.0/28")
-	given(t, "told", "n", "p")
+	given(t, "another", "n", "p")
 	end()
 	ask(t, "untold", "n", "p")
 	r := controllers.Get[v1alpha1.BlockRequest](t, client.ObjectKey{Name: "untold"})
@@ -471,7 +471,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 }
 
 // withoutPolicy takes a policy's binding away until the test ends. It takes the
-// API server a moment to heed that.
+// API server a moment to act on that.
 func withoutPolicy(t *testing.T, name string) {
 	t.Helper()
 	operatorConfig(t) // applies it, once

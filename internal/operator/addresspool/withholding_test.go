@@ -163,19 +163,19 @@ func TestOccupied(t *testing.T) {
 }
 
 // A pool may have addresses of nodes, also of those that come later, and lie: their
-// blocks are told, and the pool says so.
+// blocks are reported, and the pool says so.
 func TestAddressesOfNodes(t *testing.T) {
 	harness.KubeClean(t)
 	withAddresses(t, "n", "10.2.0.1", "10.2.0.8")
 	_, end := start(t, Options{Grace: time.Hour})
 	makePool(t, "p", 2, "10.2.0.0/27")
 	withheldIs(t, given(t, "r0", "n", "p").Name, "10.2.0.1/32 Node n")
-	poolIs(t, "p", "it is told", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
+	poolIs(t, "p", "it is reported", says("no pod gets 10.2.0.1 of Node n, 10.2.0.8 of Node n: "))
 	controllers.AwaitEvent(t, poolNamed("p"), reasonUsedElsewhere)
 	withAddresses(t, "late", "10.2.0.3", "10.2.0.5")
 	withheldIs(t, "p-0", "10.2.0.1/32 Node n", "10.2.0.3/32 Node late")
 	withheldIs(t, given(t, "r1", "n", "p").Name, "10.2.0.5/32 Node late")
-	poolIs(t, "p", "it is told", says("10.2.0.5 of Node late"))
+	poolIs(t, "p", "it is reported", says("10.2.0.5 of Node late"))
 
 	c := harness.KubeClient(t)
 	harness.OK(t, c.Delete(t.Context(), nodeNamed("late")))
@@ -235,7 +235,7 @@ func TestAddressesOfServices(t *testing.T) {
 	poolIs(t, "other", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	harness.OK(t, o.sweep(t.Context()))
 	withheldIs(t, b.Name, "10.222.0.0/30 ServiceCIDR more")
-	poolIs(t, "p", "it is told", says("10.222.0.0/30 of ServiceCIDR more"))
+	poolIs(t, "p", "it is reported", says("10.222.0.0/30 of ServiceCIDR more"))
 
 	// An operator that cannot read the ranges goes on with what blocks say, and accepts
 	// no subnet.

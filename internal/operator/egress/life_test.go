@@ -140,7 +140,7 @@ func TestScale(t *testing.T) {
 	w.deployment("nat", "is scaled as the Egress", controllers.If(func(d *appsv1.Deployment) bool { return *d.Spec.Replicas == 3 && d.Generation >= 4 }))
 }
 
-// A gateway is told of as long as it serves: while it ends, until its probe fails; one
+// A gateway is listed as long as it serves: while it ends, until its probe fails; one
 // whose node is gone is left out.
 func TestGatewaysComeAndGo(t *testing.T) {
 	w := start(t)

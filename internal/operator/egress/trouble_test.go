@@ -171,7 +171,7 @@ func TestStatusIsNotAnothers(t *testing.T) {
 }
 
 // A pod that has a gateway's label and another maker, such as one of before the policy that refuses it, gets nothing
-// from clients: nodes are told no address of the Service while it would send packets there.
+// from clients: nodes get no address of the Service while it would send packets there.
 func TestForeignPods(t *testing.T) {
 	w := start(t)
 	w.egress("nat", v1alpha1.EgressSpec{TunnelTo: v1alpha1.TunnelToService, Template: &v1alpha1.EgressPodTemplate{}})

@@ -76,12 +76,12 @@ func TestConditions(t *testing.T) {
 	}
 	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
 		if got := (outlook{status: eni.Status{Trouble: eni.Trouble{Class: c, LastError: "x"}}}).degraded().Reason; got != want {
-			t.Errorf("%s is told as %s, want %s", c, got, want)
+			t.Errorf("%s is reported as %s, want %s", c, got, want)
 		}
 	}
 }
 
-// Trouble and its end are told once each; the time of the next try is kept
+// Trouble and its end are reported once each; the time of the next try is kept
 // current, not at each retry.
 func TestTroubleIsTold(t *testing.T) {
 	now := clock.NewFake(time.Now()) // time passes where the test waits
@@ -120,11 +120,11 @@ func TestTroubleIsTold(t *testing.T) {
 // awaitEvents waits until node-1's Node has these events.
 func awaitEvents(t *testing.T, want ...string) {
 	t.Helper()
-	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", told(t, "node-1"), want) })
+	harness.Eventually(t, controllers.Limit, "events", func() error { return sameList("events", eventsOf(t, "node-1"), want) })
 }
 
-// told are the types and reasons of a Node's events.
-func told(t *testing.T, name string) (out []string) {
+// eventsOf are the types and reasons of a Node's events.
+func eventsOf(t *testing.T, name string) (out []string) {
 	t.Helper()
 	list := &eventsv1.EventList{}
 	harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
@@ -136,7 +136,7 @@ func told(t *testing.T, name string) (out []string) {
 	return out
 }
 
-// A spec that makes no sense is told, stops nothing that works, and is taken
+// A spec that makes no sense is reported, stops nothing that works, and is taken
 // once it is right.
 func TestNonsense(t *testing.T) {
 	fl := newScript()
@@ -162,7 +162,7 @@ func TestNonsense(t *testing.T) {
 	}
 }
 
-// Trouble is told once, too, that was written, and the answer to that lost.
+// Trouble is reported once, too, if the answer to the write is lost.
 func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
 	var armed, lost atomic.Bool // the answer to the first change of a status
 	_, n := setUp(t, Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
@@ -281,7 +281,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 	healthy(t, n)
 	throughout(t, time.Second, func() {}) // the object is older than the grace then
 	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
-	until(t, "node-1", "told", degraded(reasonInstanceGone))
+	until(t, "node-1", "reported", degraded(reasonInstanceGone))
 	throughout(t, 2*time.Second, func() { get(t, "node-1") })
 	setReady(t, "node-1", corev1.ConditionUnknown)
 	controllers.AwaitGone(t, objectOf("node-1", instance))
@@ -317,7 +317,7 @@ func TestAnotherInstance(t *testing.T) {
 }
 
 // Pods that are bound to the node and have no address yet are seen before
-// their ADDs, and how long they waited is told.
+// their ADDs, and how long they waited is measured.
 func TestPodsWait(t *testing.T) {
 	served := make(chan time.Duration, 10)
 	fl, n := setUp(t, Options{DemandServed: func(d time.Duration) { served <- d }})
@@ -347,8 +347,8 @@ func TestPodsWait(t *testing.T) {
 	pod("branch", func(p *corev1.Pod) { p.Annotations = map[string]string{v1alpha1.AnnotationNICs: "[{name: eth0}]"} })
 	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 	waiting(3)
-	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet is told right after
-	// The daemon gave one an address; its kubelet has not told yet.
+	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet hears of it right after
+	// The daemon gave one an address; its kubelet has not reported it yet.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
 	waiting(2)
 	controllers.MergeStatus(t, c, first, `{"status":{"podIP":"10.0.0.1","podIPs":[{"ip":"10.0.0.1"}]}}`)
@@ -366,6 +366,6 @@ func TestPodsWait(t *testing.T) {
 			t.Errorf("served after %v", d)
 		}
 	case <-time.After(controllers.Limit): // whoever saw it first tells
-		t.Error("not told that demand was served")
+		t.Error("that demand was served was not measured")
 	}
 }

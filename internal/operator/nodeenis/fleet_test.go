@@ -79,7 +79,7 @@ func TestWithFleet(t *testing.T) {
 		}
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: inUse, InstanceID: instance, MissingLinks: []string{id}})
-	until(t, "node-1", "the missing link is told", degraded(v1alpha1.ReasonLinkMissing))
+	until(t, "node-1", "the missing link is reported", degraded(v1alpha1.ReasonLinkMissing))
 	await(t, "the ENI of a running pod is attached again", func() bool {
 		return slices.ContainsFunc(sim.State.Truth(), func(e cloud.ENI) bool { return e.ID == id && e.Attachment != nil })
 	})
@@ -204,7 +204,7 @@ func TestOldLimitsKeepNobodyWaiting(t *testing.T) {
 	s.given(t, "what the object asks for", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 3 })
 }
 
-// A template that a node cannot have is told of by its name, and nothing changes, also
+// A template that a node cannot have is reported by its name, and nothing changes, also
 // when another operator begins.
 func TestTemplateThatMakesNoSense(t *testing.T) {
 	s, n := setUp(t, Options{})
@@ -216,7 +216,7 @@ func TestTemplateThatMakesNoSense(t *testing.T) {
 	s.given(t, "what the type allows", func(got eni.Settings) bool { return got.Policy.FirstInterfaceIndex == 2 })
 	o.Spec.ENI.FirstInterfaceIndex = new(int32(3))
 	harness.OK(t, harness.KubeClient(t).Update(t.Context(), o))
-	until(t, "node-1", "it is told", degraded(reasonInvalidSpec))
+	until(t, "node-1", "it is reported", degraded(reasonInvalidSpec))
 	if got := get(t, "node-1"); got.Status.ENI.Template != "NodeNetworkTemplate/beyond" || *got.Status.ENI.Settings.FirstInterfaceIndex != 2 {
 		t.Errorf("the object shows what does not count: %+v", got.Status.ENI)
 	}
@@ -231,7 +231,7 @@ func TestTemplateThatMakesNoSense(t *testing.T) {
 	s, n = play(t, Options{})
 	s.given(t, "what counted before, for the next operator", counts)
 	publish(t, n, inv)
-	until(t, "node-1", "it is told still", degraded(reasonInvalidSpec))
+	until(t, "node-1", "it is reported still", degraded(reasonInvalidSpec))
 	if got := get(t, "node-1").Status.ENI; got.Template != "NodeNetworkTemplate/beyond" || *got.Settings.FirstInterfaceIndex != 2 {
 		t.Errorf("the object shows what does not count: %+v", got)
 	}

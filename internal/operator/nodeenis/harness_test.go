@@ -132,20 +132,20 @@ func (s *script) awaitCalls(t *testing.T, method string, want int) {
 	controllers.AwaitValue(t, method, func() int { return s.called(method) }, want)
 }
 
-// seed is what the fleet was told that was published of node-1.
+// seed is what the fleet learns was published of node-1.
 func (s *script) seed() eni.Inventory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.seeds["node-1"]
 }
 
-// node waits until the controller has told of a node.
+// node waits until the controller has passed a node on.
 func (s *script) node(t *testing.T, name string) *node {
 	t.Helper()
 	return s.another(t, name, nil)
 }
 
-// another waits until the controller has told of another node of a name.
+// another waits until the controller has passed another node of a name on.
 func (s *script) another(t *testing.T, name string, than *node) (n *node) {
 	t.Helper()
 	await(t, "the fleet has node "+name, func() bool {

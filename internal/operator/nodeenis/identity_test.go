@@ -338,5 +338,5 @@ func TestObjectMadeAgainTooOften(t *testing.T) {
 		fl.queue.Add("node-1") // the queue goes by the machine's clock
 		return fl.called("Set") > sets
 	})
-	until(t, "node-1", "no longer told", degraded(reasonAsExpected))
+	until(t, "node-1", "no longer reported", degraded(reasonAsExpected))
 }

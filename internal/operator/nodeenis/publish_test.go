@@ -228,13 +228,13 @@ func TestTrunkStatus(t *testing.T) {
 			return nil
 		}
 	}
-	told := func(n *node, t *eni.Trunk) {
+	report := func(n *node, t *eni.Trunk) {
 		n.Reconciled(eni.Status{Confirmed: true, Trunk: t})
 	}
-	told(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
+	report(n, &eni.Trunk{Reason: "NoRoom", Message: "all places are taken"})
 	until(t, "node-1", "why there is none", says(&v1alpha1.TrunkENI{Reason: "NoRoom", Message: "all places are taken"}))
 	there := &eni.Trunk{ID: "eni-0c", MAC: mac.Addr{2, 0, 0, 0, 0, 12}, DeviceIndex: 3}
-	told(n, there)
+	report(n, there)
 	want := &v1alpha1.TrunkENI{ID: "eni-0c", MAC: "02:00:00:00:00:0c", DeviceIndex: 3}
 	until(t, "node-1", "that it is there", says(want))
 	if _, ok := get(t, "node-1").Status.ENI.ENIs["eni-0c"]; ok {
@@ -247,11 +247,11 @@ func TestTrunkStatus(t *testing.T) {
 	if err := says(want)(get(t, "node-1")); err != nil {
 		t.Errorf("before it knows: %v", err)
 	}
-	told(n, nil)
+	report(n, nil)
 	until(t, "node-1", "that there is none", says(nil))
 }
 
-// Whoever writes where the operator publishes is told of on the Node, by one
+// Whoever writes where the operator publishes is reported on the Node, by one
 // event however often it happens. The operator's own writes are not.
 func TestForeignWritesAreTold(t *testing.T) {
 	fl, n := setUp(t, Options{})
@@ -275,9 +275,9 @@ func TestForeignWritesAreTold(t *testing.T) {
 				return fmt.Errorf("%q, series %v", e.Note, e.Series)
 			}
 		}
-		return sameList("events", told(t, "node-1"), []string{"Warning NetworkOverwritten"})
+		return sameList("events", eventsOf(t, "node-1"), []string{"Warning NetworkOverwritten"})
 	})
-	harness.OK(t, sameList("events", told(t, "node-2"), nil))
+	harness.OK(t, sameList("events", eventsOf(t, "node-2"), nil))
 }
 
 // late holds a write of spec.ipam back, whose sender hears that the connection
@@ -324,7 +324,7 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 	l.arm = true
 	l.mu.Unlock()
 	// This fails, unless the write that broke was the controller's, by which it
-	// had begun to publish the same.
+	// had started to publish the same.
 	_ = n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"}))
 	harness.Eventually(t, controllers.Limit, "published", func() error {
 		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
@@ -336,7 +336,7 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 	}
 	l.mu.Unlock()
 	harness.OK(t, controllers.Same("invalidations about its own write", fl.called("Invalidate"), 0))
-	harness.OK(t, sameList("events", told(t, "node-1"), nil))
+	harness.OK(t, sameList("events", eventsOf(t, "node-1"), nil))
 }
 
 // An operator that is behind does not bring back what another took away.

@@ -26,8 +26,8 @@ func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
 	o := &v1alpha1.NodeNetwork{}
 	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
 	for id, things := range byENI {
-		for _, thing := range things {
-			o.Spec.IPAM.Available[thing] = v1alpha1.AvailableAddress{Resource: id}
+		for _, address := range things {
+			o.Spec.IPAM.Available[address] = v1alpha1.AvailableAddress{Resource: id}
 		}
 	}
 	return o

@@ -103,7 +103,7 @@ func (c *collector) run(ctx context.Context) error {
 			}
 			if !l.busy.CompareAndSwap(false, true) {
 				if forVanished {
-					wake.Set() // the listing in flight may have begun before
+					wake.Set() // the listing in flight may have started before
 				}
 				continue
 			}

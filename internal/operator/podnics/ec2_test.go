@@ -378,7 +378,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 	b.waits("odd", reasonRefused, "10.0.0.99 is in no subnet of VPC e")
 }
 
-// A NIC may be in a subnet of IPv6 alone where it has no IPv4 address; in a VPC of both it is told that there
+// A NIC may be in a subnet of IPv6 alone where it has no IPv4 address; in a VPC of both its status says that there
 // is none such.
 func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
@@ -504,7 +504,7 @@ func TestWarmBranch(t *testing.T) {
 }
 
 // Another operator finds what the one before made, and gives none to a NIC that another has, also
-// where EC2 was not told of that.
+// where EC2 does not know of that.
 func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 	b := startEC2(t, time.Second, 2, Options{})
 	b.starts("web-0", inWeb, "node-1")
@@ -533,24 +533,24 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 }
 
 // A branch that an operator which was replaced still records of another PodNIC stays with the NIC that
-// had it, whether EC2 was told of that or not, and the other gets one of its own; also when that one ends.
+// had it, whether EC2 knows of that or not, and the other gets one of its own; also when that one ends.
 func TestWarmBranchThatTwoRecord(t *testing.T) {
-	for name, told := range map[string]bool{"told": true, "not told yet": false} {
-		t.Run(name, func(t *testing.T) { twoRecord(t, told) })
+	for name, known := range map[string]bool{"known": true, "not known yet": false} {
+		t.Run(name, func(t *testing.T) { twoRecord(t, known) })
 	}
 }
 
-func twoRecord(t *testing.T, told bool) {
+func twoRecord(t *testing.T, known bool) {
 	b := startEC2(t, 0, 1, Options{})
 	b.starts("web-0", inWeb, "node-1")
 	b.awaitPool(1, "one more is made")
-	if !told {
+	if !known {
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "Tag", Err: cloudfake.Err(cloud.Transient, "")})
 	}
 	owner := b.starts("web-1", inWeb, "node-1")
 	id := owner.Status.PortID
 	b.says(owner, v1alpha1.NodePlugged)
-	if told {
+	if known {
 		b.awaitENI(id, vpcport.Device(cluster, string(owner.UID)))
 	}
 	replaced := harness.KubeClientFor(t, operatorConfig(t)) // with whose rights the other operator wrote

@@ -128,7 +128,7 @@ func TestNodeLimit(t *testing.T) {
 	w.awaitNIC("second", "eth0", "is bound", boundAt("node-a"))
 }
 
-// A namespace's quota of PodNICs is kept, and the pod told.
+// A namespace's quota of PodNICs is kept, and the pod has an Event of it.
 func TestNamespaceQuota(t *testing.T) {
 	w := start(t, Options{})
 	q := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nics"}}
@@ -243,7 +243,7 @@ func TestPodNICStaysWithItsPod(t *testing.T) {
 	w.finish("db-0", corev1.PodRunning)
 	seenTo("its pod runs")
 	if w.hasEvent("db-0", "NICsRefused") {
-		t.Error("a pod that has its NIC was told that it gets none")
+		t.Error("a pod that has its NIC has an Event that it gets none")
 	}
 	w.nameVPC("")
 	seenTo("its namespace has no VPC")
@@ -322,7 +322,7 @@ func TestPlugged(t *testing.T) {
 	w.node(w.nicsOf("web")["eth0"], v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, HostInterface: "tap1"})
 	w.awaitNIC("web", "eth0", "is plugged", condition(v1alpha1.ConditionPlugged, metav1.ConditionTrue, "Plugged", "by node node-a as tap1"))
 	if w.hasEvent("web", "NoBridge") {
-		t.Error("a pod that starts was told what its ADD tells")
+		t.Error("a pod that starts has an Event of what its ADD says")
 	}
 	w.finish("web", corev1.PodRunning)
 	w.annotate("web", `[{}, {name: eth1}]`)
@@ -334,7 +334,7 @@ func TestPlugged(t *testing.T) {
 }
 
 // A running pod whose first interface got a port in place of a lost one, with another address,
-// is told: Kubernetes knows it by the address of before.
+// shows that: Kubernetes knows it by the address of before.
 func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 	w := start(t, Options{})
 	was := w.bound("web", `[{}, {name: eth1}]`, "node-a")
@@ -384,8 +384,8 @@ func TestDefaultRouteOfARunningPod(t *testing.T) {
 	}
 }
 
-// A PodNIC that a user made leaves a running pod that does not name it any more: its node is
-// told so until it says that nothing of it is left, and then it is another pod's.
+// A PodNIC that a user made leaves a running pod that does not name it any more: its status
+// says so until the node says that nothing of it is left, and then it is another pod's.
 func TestPodNICThatIsGivenUp(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("vip", v1alpha1.PodNICSpec{})
@@ -557,7 +557,7 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 }
 
 // What was bound stays so in the status while its VPC is not open, as after an operator's
-// start: a node can plug it. Its pod is not told of a VPC that it does not wait for.
+// start: a node can plug it. Its pod has no Event of a VPC that it does not wait for.
 func TestVPCThatIsShut(t *testing.T) {
 	w := start(t, Options{})
 	before := w.bound("web", "", "node-a").Status
@@ -584,7 +584,7 @@ func TestVPCThatIsShut(t *testing.T) {
 	check("started anew", "late-2")
 	for _, pod := range []string{"web", "db"} {
 		if w.hasEvent(pod, reasonVPC) {
-			t.Errorf("pod %s was told of its VPC", pod)
+			t.Errorf("pod %s has an Event of its VPC", pod)
 		}
 	}
 }

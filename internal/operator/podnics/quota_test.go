@@ -82,7 +82,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 	w.awaitEvent("web", "NotFound", "does not have the tag")
 	mine := w.awaitObject("mine", "has a port", in(v1alpha1.PhaseCreated)).DeepCopy()
 	harness.OK(t, tenant.Patch(t.Context(), mine, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"securityGroups":["g-bank"]}}`))))
-	w.awaitObject("mine", "is told", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "stays as it is", "g-bank is not for namespace default"))
+	w.awaitObject("mine", "is reported", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "stays as it is", "g-bank is not for namespace default"))
 	for _, p := range w.All() {
 		if p.ID == theirs.ID && (p.Device != "" || p.Host != "") || p.ID != theirs.ID && (p.ID != mine.Status.PortID || strings.Join(p.Groups, " ") != "g-1") {
 			t.Errorf("there is %+v", p)
@@ -98,7 +98,7 @@ func TestNICsBeyondTheirNamespace(t *testing.T) {
 	})
 	before := o.Status.PortID
 	w.respec(func(s *v1alpha1.VPCSpec) { s.NamespaceLimits = nil })
-	w.awaitObject("mine", "is told again", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "expected none"))
+	w.awaitObject("mine", "is reported again", condition(v1alpha1.ConditionAllowed, metav1.ConditionFalse, reasonNotAllowed, "expected none"))
 	w.Remove(before)
 	refused("mine", reasonRefused, "g-bank is not for namespace default")
 }
@@ -148,17 +148,17 @@ func TestPlacesOfANamespace(t *testing.T) {
 		}
 		return out
 	}
-	harness.Eventually(t, limit, "the rest is told", func() error {
+	harness.Eventually(t, limit, "the rest is reported", func() error {
 		list := &v1alpha1.PodNICList{}
 		harness.OK(t, w.client().List(t.Context(), list, client.InNamespace("default")))
-		told := 0
+		refused := 0
 		for i := range list.Items {
 			if waits(&list.Items[i]) == nil {
-				told++
+				refused++
 			}
 		}
-		if has := len(holders()); told != all-most || has != most {
-			return fmt.Errorf("%d of %d are told, and %d have a port", told, len(list.Items), has)
+		if has := len(holders()); refused != all-most || has != most {
+			return fmt.Errorf("%d of %d are refused, and %d have a port", refused, len(list.Items), has)
 		}
 		return nil
 	})

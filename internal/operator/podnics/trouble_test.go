@@ -362,7 +362,7 @@ func TestLeaves(t *testing.T) {
 		n    nic
 		want bool
 	}{
-		"never begun":               {nic{observed: nicplan.Restored(false, "")}, false},
+		"never started":             {nic{observed: nicplan.Restored(false, "")}, false},
 		"not looked for yet":        {nic{observed: nicplan.Restored(true, "")}, true},
 		"recorded":                  {nic{observed: nicplan.Restored(false, "p")}, true},
 		"seen":                      {nic{observed: nicplan.Observed{Looked: true, Port: port}}, true},

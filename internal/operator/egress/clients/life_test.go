@@ -50,7 +50,7 @@ func (w *world) change(name string, how func(*v1alpha1.EgressSpec)) {
 	controllers.Edit(w.t, client.ObjectKey{Namespace: "internet", Name: name}, func(e *v1alpha1.Egress) { how(&e.Spec) })
 }
 
-// A pod that may not use what it names is told why, once, and uses it once it may.
+// A pod that may not use what it names learns why, once, and uses it once it may.
 func TestRefusals(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{})
@@ -332,7 +332,7 @@ func TestConsent(t *testing.T) {
 	controllers.AwaitEvent(t, web, "EgressNotSelected", "Egress tenant/all does not select the pod any more: namespace shop does not let Egresses of namespace tenant")
 	w.await(naming, "is refused nothing", selected([]string{"nat"}))
 	w.clientsReady(e, reasonConsent, "annotates each with berth.dev/egress-selectable-from=tenant, or labels namespace tenant berth.dev/egress-may-select=true")
-	harness.Eventually(t, controllers.Limit, "gateways are told", func() error {
+	harness.Eventually(t, controllers.Limit, "gateways have it", func() error {
 		list := &v1alpha1.EgressClientSliceList{}
 		if err := w.client().List(t.Context(), list, client.InNamespace("tenant")); err != nil || len(list.Items) > 0 {
 			return errors.Join(err, fmt.Errorf("slices %+v", list.Items))

@@ -65,7 +65,7 @@ func TestAccessOf(t *testing.T) {
 	}
 }
 
-// Alcor is told of by the spec alone.
+// Alcor is known by the spec alone.
 func TestAccessOfAlcor(t *testing.T) {
 	spec := v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderAlcor, Network: "blue", Endpoint: "https://alcor.example:9009", Project: "p-1",
@@ -196,11 +196,11 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Others are told when the answer of Of is another, and only then.
+// Others hear of it when the answer of Of is another, and only then.
 func TestBook(t *testing.T) {
 	b := newNetworks()
-	var told []string
-	b.Changed(func(vpc string) { told = append(told, vpc) })
+	var changed []string
+	b.Changed(func(vpc string) { changed = append(changed, vpc) })
 	p := lanes.New(lanes.Options{}).Provider(portfake.New(portfake.Options{}), nil)
 	open := func(subnet string) *answer {
 		return &answer{opened: podnics.Opened{Provider: p, Network: vpcport.Network{ID: "n-1", Subnets: []vpcport.Subnet{
@@ -215,10 +215,10 @@ func TestBook(t *testing.T) {
 		{nil, false}, {closed("a"), true}, {closed("a"), false}, {closed("b"), true}, {open("s-1"), true}, {open("s-1"), false},
 		{open("s-2"), true}, {closed("b"), true}, {nil, true}, {nil, false},
 	} {
-		told = nil
+		changed = nil
 		b.put("blue", tt.answer)
-		if (len(told) == 1) != tt.tells {
-			t.Errorf("step %d: told %q", i, told)
+		if (len(changed) == 1) != tt.tells {
+			t.Errorf("step %d: changed: %q", i, changed)
 		}
 		_, err := b.Of("blue")
 		if isOpen := tt.answer != nil && tt.answer.why == nil; isOpen != (err == nil) {

@@ -63,7 +63,7 @@ func TestSecrets(t *testing.T) {
 	b.ready("blue")
 }
 
-// Credentials that Keystone refuses are told as such; a Secret that is mended is used at
+// Credentials that Keystone refuses are reported as such; a Secret that is mended is used at
 // once, and one that is spoiled closes the VPC.
 func TestCredentialsMended(t *testing.T) {
 	b := newBed(t, Options{})
@@ -147,7 +147,7 @@ func TestNetworks(t *testing.T) {
 	b.ready("first")
 }
 
-// A provider that is away is told as such after some calls; what was open stays so. The
+// A provider that is away is reported as such after some calls; what was open stays so. The
 // certificate that it proves itself with must be one that is trusted.
 func TestEndpointAway(t *testing.T) {
 	b := newBed(t, Options{})
@@ -181,7 +181,7 @@ func TestEndpointAway(t *testing.T) {
 	b.ready("blue")
 }
 
-// What is wrong with the certificates, or where the endpoint leads, is told.
+// What is wrong with the certificates, or where the endpoint leads, is reported.
 func TestCertificates(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
@@ -373,11 +373,11 @@ func TestInterval(t *testing.T) {
 	b.secret("neutron", password())
 	b.vpc("blue")
 	b.ready("blue")
-	told := make(chan string, 100)
-	b.vpcs.Networks().Changed(func(vpc string) { told <- vpc })
+	changed := make(chan string, 100)
+	b.vpcs.Networks().Changed(func(vpc string) { changed <- vpc })
 	b.cloud.AddSubnet(neutronfake.Subnet{Name: "more", Network: b.blue.ID, CIDR: netip.MustParsePrefix("192.168.1.0/24")})
 	b.until("blue", "has the subnet", controllers.If(func(v *v1alpha1.VPC) bool { return len(v.Status.Subnets) == 2 }))
-	harness.OK(t, controllers.Same("the VPC that changed", <-told, "blue"))
+	harness.OK(t, controllers.Same("the VPC that changed", <-changed, "blue"))
 	if o, err := b.vpcs.Networks().Of("blue"); err != nil || len(o.Network.Subnets) != 2 {
 		t.Errorf("%+v, %v", o.Network, err)
 	}
@@ -423,7 +423,7 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 	return apierrors.NewServiceUnavailable("the API server is away")
 }
 
-// A Secret that cannot be read for a moment is told, and closes no VPC that is open.
+// A Secret that cannot be read for a moment is reported, and closes no VPC that is open.
 func TestSecretThatIsNotRead(t *testing.T) {
 	c := &Controller{
 		o: Options{Clock: clock.Real{}, Interval: time.Minute}, states: map[string]*state{},

@@ -200,7 +200,7 @@ func (b *bed) Resolve(ctx context.Context, n vpcport.NewPort) (vpcport.Resolved,
 
 func (b *bed) slow(by time.Duration) { b.late.by.Store(int64(by)) }
 
-// set changes what the pool is told.
+// set changes what the pool is given.
 func (b *bed) set(do func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -412,7 +412,7 @@ func TestFoundAndGone(t *testing.T) {
 	})
 }
 
-// A port whose deletion was begun is given to nobody, whatever came of that; it is tried again, and not
+// A port whose deletion has started is given to nobody, whatever came of that; it is tried again, and not
 // without end.
 func TestDeletionThatFails(t *testing.T) {
 	inWarmBed(t, 1, func(b *bed) {

@@ -171,31 +171,31 @@ func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
 	})
 }
 
-// told is a log that is read while others write to it.
-type told struct {
+// sharedLog is a log that is read while others write to it.
+type sharedLog struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer
 }
 
-func (l *told) Write(p []byte) (int, error) {
+func (l *sharedLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *told) count(text string) int {
+func (l *sharedLog) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), text)
 }
 
 // That the Secret is empty is no news while an operator may be about to lead; that it stays
-// so is, once. All else is told at once.
+// so is, once. All else is logged at once.
 func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		log := &told{}
+		log := &sharedLog{}
 		m := &memory{}
 		k := m.keeper(func() bool { return false })
 		k.log = slog.New(slog.NewTextHandler(log, nil))
@@ -216,7 +216,7 @@ func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
 		time.Sleep(lookFirst) //nolint:forbidigo // inside a synctest bubble
 		synctest.Wait()
 		if n := log.count("is away"); n != 1 {
-			t.Errorf("that the API server is away was told %d times", n)
+			t.Errorf("that the API server is away was logged %d times", n)
 		}
 	})
 }
@@ -365,7 +365,7 @@ func TestClientsWithCertificates(t *testing.T) {
 	}
 	m.clients = []byte("nonsense")
 	if err := k.keep(t.Context()); err == nil {
-		t.Error("an authority that cannot be read is not told of")
+		t.Error("an authority that cannot be read is not reported")
 	}
 	if err := ask(theirs); err == nil {
 		t.Error("it answers though the authority cannot be read")

@@ -83,7 +83,7 @@ func TestDecide(t *testing.T) {
 		want    string            // Egresses
 		refused []string          // name, reason and whether it is named
 		words   string            // in the first message
-		none    bool              // nobody is to be told
+		none    bool              // no report is to be made
 	}{
 		"nothing":                 {pod: shop, none: true},
 		"named":                   {pod: names(shop, "nat"), want: "nat"},
@@ -159,8 +159,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A pod that very many Egresses select uses as many as it can; those that it names are
-// told first of what it cannot use, and no text is longer than the API takes.
+// A pod that very many Egresses select uses as many as it can; its report begins with what
+// it names and cannot use, and no text is longer than the API takes.
 func TestDecideBounds(t *testing.T) {
 	var list []*Egress
 	for i := range 80 {
@@ -184,7 +184,7 @@ func TestDecideBounds(t *testing.T) {
 }
 
 // What a tenant makes concerns pods of its own namespace, and of those that consent, whatever
-// else it makes: so is the work for it, and what its pods are told is bounded.
+// else it makes: so is the work for it, and the reports to its pods are bounded.
 func TestTenantsAreBounded(t *testing.T) {
 	var list []*Egress
 	for i := range 400 {
@@ -226,7 +226,7 @@ func TestTenantsAreBounded(t *testing.T) {
 	}
 }
 
-// A pod that an Egress selected is told why it does so no more, where that is not the Egress's own word.
+// A pod that an Egress selected learns why it does so no more, where that is not the Egress's own word.
 func TestNotSelected(t *testing.T) {
 	nat := made("nat", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "web")}})
 	list := []*Egress{made("closed", 0, v1alpha1.EgressSpec{}), nat}
