@@ -15,6 +15,17 @@ var CallBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .
 // WaitBuckets are seconds that pods or nodes wait until there are addresses for them.
 var WaitBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600}
 
+// Results are the values of Result.
+var Results = []string{"success", "error"}
+
+// Result is the value of a label for how something ended.
+func Result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "success"
+}
+
 // Family is one metric.
 type Family struct {
 	Name, Kind, Help string

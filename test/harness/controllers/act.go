@@ -12,6 +12,43 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
+// Named is an object with a name and nothing else.
+func Named[T any, P kind[T]](name string) P {
+	o := P(new(T))
+	o.SetName(name)
+	return o
+}
+
+// Create makes an object as a person does.
+func Create[O client.Object](t *testing.T, o O) O {
+	t.Helper()
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
+	return o
+}
+
+// Get reads an object.
+func Get[T any, P kind[T]](t *testing.T, key client.ObjectKey) P {
+	t.Helper()
+	o := P(new(T))
+	harness.OK(t, harness.KubeClient(t).Get(t.Context(), key, o))
+	return o
+}
+
+// Edit reads an object, and writes what edit changes of it.
+func Edit[T any, P kind[T]](t *testing.T, key client.ObjectKey, edit func(P)) {
+	t.Helper()
+	o := Get[T, P](t, key)
+	before := o.DeepCopyObject().(client.Object)
+	edit(o)
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
+}
+
+// kind is a pointer to a T that is an object.
+type kind[T any] interface {
+	*T
+	client.Object
+}
+
 // Merge changes an object by a JSON merge patch, as a person does. O itself stays as it is.
 func Merge(t *testing.T, o client.Object, format string, args ...any) {
 	t.Helper()

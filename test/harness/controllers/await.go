@@ -3,10 +3,13 @@ package controllers
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,10 +23,7 @@ import (
 const Limit = 3 * time.Minute
 
 // Await waits until is returns nil for an object, and returns it.
-func Await[T any, P interface {
-	*T
-	client.Object
-}](t *testing.T, key client.ObjectKey, what string, is func(P) error) (o P) {
+func Await[T any, P kind[T]](t *testing.T, key client.ObjectKey, what string, is func(P) error) (o P) {
 	t.Helper()
 	c := harness.KubeClient(t)
 	harness.Eventually(t, Limit, strings.TrimPrefix(key.String(), "/")+" "+what, func() error {
@@ -37,6 +37,27 @@ func Await[T any, P interface {
 		return nil
 	})
 	return o
+}
+
+// If is for Await, which prints the object that is not as it should be.
+func If[T any](is func(T) bool) func(T) error {
+	return func(o T) error {
+		if !is(o) {
+			return errors.New("not yet")
+		}
+		return nil
+	}
+}
+
+// AwaitValue waits until get returns a value.
+func AwaitValue[T any](t *testing.T, what string, get func() T, want T) {
+	t.Helper()
+	harness.Eventually(t, Limit, what, func() error {
+		if got := get(); !cmp.Equal(got, want, cmpopts.EquateEmpty()) {
+			return fmt.Errorf("is %+v, want %+v", got, want)
+		}
+		return nil
+	})
 }
 
 // AwaitGone waits until an object does not exist.
@@ -58,6 +79,14 @@ func Condition(list []metav1.Condition, kind string, status metav1.ConditionStat
 		return fmt.Errorf("want %s %s for %s with %q, got %+v", kind, status, reason, words, c)
 	}
 	return nil
+}
+
+// Has is for Await: it wants an object's status to have a condition.
+func Has[P client.Object](kind string, status metav1.ConditionStatus, reason string, words ...string) func(P) error {
+	return func(o P) error {
+		list := reflect.ValueOf(o).Elem().FieldByName("Status").FieldByName("Conditions").Interface().([]metav1.Condition)
+		return Condition(list, kind, status, reason, words...)
+	}
 }
 
 // Events are those of an object as "REASON: MESSAGE", by its UID if it has one, else by its name.
@@ -85,4 +114,12 @@ func AwaitEvent(t *testing.T, o client.Object, words ...string) {
 		}
 		return fmt.Errorf("want %q, got %q", words, all)
 	})
+}
+
+// Same is an error unless got is want.
+func Same[T comparable](what string, got, want T) error {
+	if got != want {
+		return fmt.Errorf("%s: got %v, want %v", what, got, want)
+	}
+	return nil
 }

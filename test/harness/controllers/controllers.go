@@ -5,6 +5,7 @@
 //	controllers.go  running controllers, and processes of them that failpoints kill
 //	await.go        waiting for objects, conditions and Events
 //	act.go          what people, the scheduler, kubelets and daemons do
+//	webhook.go      an admission webhook outside of the cluster
 package controllers
 
 import (
@@ -40,6 +41,8 @@ import (
 
 // Setup adds controllers to a manager.
 type Setup func(ctx context.Context, mgr manager.Manager) error
+
+func init() { ctrllog.SetLogger(logr.Discard()) }
 
 // Manager is an operator that leads, with a cache of some kinds.
 func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
@@ -89,7 +92,6 @@ func Run(t *testing.T, mgr manager.Manager) (end func()) {
 //	func TestMain(m *testing.M) { os.Exit(controllers.Main(m, harness.Kube, Watches(), setup)) }
 func Main(m *testing.M, start func(run func() int, prepare ...func() error) int, kinds []*watched.Kind, setup func(context.Context, manager.Manager, *slog.Logger) error) int {
 	return crashsource.Main(func() int { return start(m.Run) }, func(kubeconfig string) error {
-		ctrllog.SetLogger(logr.Discard())
 		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 		if err != nil {
 			return err

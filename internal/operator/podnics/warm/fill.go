@@ -26,7 +26,6 @@ const (
 // most is how many calls that create ports are in flight at most, and how many that delete some.
 const most = 8
 
-// keepsNone tells whether a VPC is to have no warm ports.
 func (v VPC) keepsNone() bool { return v.Ports == 0 || v.Ending }
 
 // order is which ports are to be created and deleted now.

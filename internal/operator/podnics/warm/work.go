@@ -186,7 +186,6 @@ func (w *worker) made(d *demand, v VPC, device string, found bool, port vpcport.
 	})
 }
 
-// create creates one port.
 func (w *worker) create(ctx context.Context, v VPC, n vpcport.NewPort) (vpcport.Port, error) {
 	var made []vpcport.Port
 	err := failpoint.Around("operator.warm.make", func() (err error) {
