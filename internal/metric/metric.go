@@ -70,14 +70,6 @@ func WriteTable(b *strings.Builder, families []Family) {
 	}
 }
 
-// Result is the value of a label result: of a nil error success, else error.
-func Result(err error) string {
-	if err != nil {
-		return "error"
-	}
-	return "success"
-}
-
 // Collector has gauges of some families read on each scrape: read calls emit for each value, and
 // must not block.
 func Collector(read func(emit func(f Family, v float64, labels ...string)), families ...Family) prometheus.Collector {
