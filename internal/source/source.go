@@ -19,11 +19,11 @@ import (
 // Lease is the addresses that an attachment has. It is part of the attachment's record.
 type Lease = attachment.Lease
 
-// Request and PodOptions are what an ADD asks for.
-type (
-	Request    = attachment.Request
-	PodOptions = attachment.PodOptions
-)
+// Request is what an ADD asks for.
+type Request = attachment.Request
+
+// PodOptions are what a Request asks for of the pod.
+type PodOptions = attachment.PodOptions
 
 // Source hands out addresses. All methods may be called concurrently.
 type Source interface {

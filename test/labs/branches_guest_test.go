@@ -470,7 +470,7 @@ func (b *branches) defaults() {
 	harness.RemoveAll(b.T, b.b)
 }
 
-// restarts restarts operator and daemon under running pods.
+// restarts ends operator and daemon under running pods and starts them again.
 func (b *branches) restarts() {
 	near, far := b.add(b.a, "near", lab.BranchVPC, withGroups(web)), b.add(b.b, "far", lab.BranchVPC, withGroups(peers))
 	here, there, links, others := b.branch(near), b.branch(far), b.links(near), b.links(far)

@@ -31,8 +31,8 @@ func Addresses(p *Printer, doc introspect.Document) {
 func Node(p *Printer, doc introspect.Document) {
 	p.Printf("Node %s\n%s\n", NodeName(doc), Totals(doc))
 	Addresses(p, doc)
-	if print := supplyOf(doc).besides; print != nil {
-		print(p, doc)
+	if besides := supplyOf(doc).besides; besides != nil {
+		besides(p, doc)
 	}
 	for _, c := range doc.Conditions {
 		if c.Status != introspect.True {
@@ -44,8 +44,8 @@ func Node(p *Printer, doc introspect.Document) {
 
 // Supply prints the document's ENIs, or its pools and blocks.
 func Supply(p *Printer, doc introspect.Document) {
-	if print := supplyOf(doc).status; print != nil {
-		print(p, doc)
+	if status := supplyOf(doc).status; status != nil {
+		status(p, doc)
 	}
 }
 

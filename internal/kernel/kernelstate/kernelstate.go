@@ -40,7 +40,7 @@ func Parts() []Part {
 // Write writes the state. What it writes is incomplete but useful if it returns an error.
 func (p Part) Write(w io.Writer) error {
 	lines, err := p.text()
-	_, writeErr := io.WriteString(w, string(lines))
+	_, writeErr := w.Write(lines)
 	return errors.Join(err, writeErr)
 }
 

@@ -103,10 +103,10 @@ func TestProcessEndsWithItsStarter(t *testing.T) {
 	defer cancel()
 	if err := poll.Until(ctx, func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil || bytes.Contains(state, []byte(") Z ")) { // nobody may reap it
-			return nil
+		if err == nil && !bytes.Contains(state, []byte(") Z ")) { // nobody may reap it
+			return fmt.Errorf("process %d outlives its starter", pid)
 		}
-		return fmt.Errorf("process %d outlives its starter", pid)
+		return nil
 	}); err != nil {
 		t.Error(err, syscall.Kill(pid, syscall.SIGKILL))
 	}

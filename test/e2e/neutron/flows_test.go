@@ -109,7 +109,7 @@ func (b *bench) begin(n *node.Node, name string) *pending {
 	return p
 }
 
-// waits waits until a condition of the pod's PodNIC is False, with a word in reason or message.
+// waits returns once a condition of the pod's PodNIC is False, with a word in reason or message.
 func (b *bench) waits(p *pending, kind, word string) {
 	b.Helper()
 	harness.Eventually(b.T, time.Minute, p.name+" waits", func() error {
