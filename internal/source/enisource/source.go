@@ -232,19 +232,12 @@ func (s *Source) Release(key attachment.Key) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	if a, ok := s.addresses.alloc.Release(key, now); ok {
-		s.ended(key, a, now) // without a cooling period the address is free at once
+		if s.addresses.end(key, a, now) { // without a cooling period the address is free at once
+			s.program.Set()
+		}
 		s.cooled.Set()
+		s.supply.Kick()
 	}
-}
-
-// ended drops the lease of a key whose addresses the allocator took back. s.mu is held.
-func (s *Source) ended(key attachment.Key, had ipam.Addresses, now time.Time) {
-	delete(s.addresses.leases, key)
-	if s.addresses.ownAddressFreed(had) {
-		s.program.Set()
-	}
-	s.addresses.serve(now)
-	s.supply.Kick()
 }
 
 // Cancel implements source.Source.
@@ -252,7 +245,10 @@ func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a, ok := s.addresses.alloc.Cancel(key); ok {
-		s.ended(key, a, s.clock.Now())
+		if s.addresses.end(key, a, s.clock.Now()) {
+			s.program.Set()
+		}
+		s.supply.Kick()
 	}
 }
 
