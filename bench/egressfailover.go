@@ -9,95 +9,78 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	kubeclient "sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/network/echo"
 	"github.com/berthnet/berth/lab/network/site"
 	"github.com/berthnet/berth/lab/run/node"
+	"github.com/berthnet/berth/lab/run/poll"
 )
 
 const (
-	// Connections are begun so often, and given up after so long.
+	// A connection begins so often, and times out after so long.
 	dialInterval = 50 * time.Millisecond
 	dialTimeout  = 500 * time.Millisecond
 )
 
 // egressFailover measures the longest time in which no new connection of a client comes about when its
 // gateway goes: killed, so that its kubelet sees it and says so, by tunnels to gateways in turn with
-// tunnels to the Service; and gone with its node, of which nobody tells. Affinity is ClientIP, the
+// tunnels to the Service; and gone with its node, which nobody reports. Affinity is ClientIP, the
 // default, so that all connections of a client go by the gateway that goes.
-func egressFailover(ctx context.Context, b *bench) (results []Result, err error) {
+func egressFailover(ctx context.Context, b *bench) []Result {
 	proxy := startServiceProxy(b.bed.lab, serviceEgress, b.bed.few.Netns)
-	defer func() { err = errors.Join(err, proxy.close()) }()
-	clients := map[types.NamespacedName]*node.Pod{}
+	defer func() { _ = proxy.stop() }()
+	clients := map[types.NamespacedName]string{} // their network namespaces
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
 		bounded, cancel := context.WithTimeout(ctx, egressPatience)
 		defer cancel()
-		clients[key], err = b.bed.few.AddPod(bounded, "failover-"+key.Name, node.PodOptions{Namespace: clientNamespace, Annotations: egressAnnotations(key)})
-		if err != nil {
-			return nil, err
-		}
+		p := must.Get(b.bed.few.AddPod(bounded, "failover-"+key.Name, node.PodOptions{Namespace: clientNamespace, Annotations: egressAnnotations(key)}))
+		clients[key] = p.Netns()
 	}
-	all := series{}
+	s, bed := series{}, egressBed{b.bed}
 	for range max(b.options.rounds/13, 1) {
-		for _, f := range []struct {
-			of   string
-			key  types.NamespacedName
-			kill func(*lab.Gateway) error
-		}{
-			{"direct", directEgress, (*lab.Gateway).Cut},
-			{"service", serviceEgress, (*lab.Gateway).Cut},
-			{"node", directEgress, (*lab.Gateway).Vanish},
-		} {
-			gap, err := (egressBed{b.bed}).failOver(ctx, f.key, clients[f.key], f.kill)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", f.of, err)
-			}
-			all[f.of] = append(all[f.of], gap.Seconds())
-		}
+		s.add("direct", bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Cut))
+		s.add("service", bed.failOver(ctx, serviceEgress, clients[serviceEgress], (*lab.Gateway).Cut))
+		s.add("node", bed.failOver(ctx, directEgress, clients[directEgress], (*lab.Gateway).Vanish))
 	}
-	return []Result{
-		ratio("egress-failover", "s", all["direct"], all["service"]),
-		measured("egress-failover-node", "s", all["node"]...),
-	}, nil
+	must.OK(proxy.stop())
+	return []Result{s.ratio("egress-failover", "s", "direct", "service"), measured("egress-failover-node", "s", s["node"]...)}
 }
 
-// failOver kills the gateway by which a client's connections go, and returns the longest gap once
-// connections go by another. It has the Egress whole again before it returns.
-func (e egressBed) failOver(ctx context.Context, key types.NamespacedName, client *node.Pod, kill func(*lab.Gateway) error) (time.Duration, error) {
-	if err := e.ready(ctx, key); err != nil {
-		return 0, err
-	}
+// failOver kills the gateway of a client's connections, and returns how many seconds the longest gap
+// is, once connections go by another. It deletes the gateway's Pod, so that the Egress gets another.
+func (b egressBed) failOver(ctx context.Context, key types.NamespacedName, client string, kill func(*lab.Gateway) error) float64 {
+	b.ready(ctx, key)
 	bounded, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
-	d := &dialler{client: client.Netns()}
+	d := &dialler{client: client}
 	defer d.stop()
 	d.start(bounded)
-	by, err := d.until(bounded, func(netip.Addr) bool { return true })
-	if err != nil {
-		return 0, err
-	}
-	gateways := e.bed.lab.Gateways(key)
+	by := must.Get(d.until(bounded, func(netip.Addr) bool { return true }))
+	gateways := b.lab.Gateways(key)
 	i := slices.IndexFunc(gateways, func(g *lab.Gateway) bool { return slices.Contains(g.Pod.Addrs, by) })
 	if i < 0 {
-		return 0, fmt.Errorf("connections come from %s, which is no gateway's", by)
+		must.OK(fmt.Errorf("connections to Egress %s come from %s, which is no gateway's", key, by))
 	}
-	if err := kill(gateways[i]); err != nil {
-		return 0, err
-	}
+	must.OK(kill(gateways[i]))
 	if _, err := d.until(bounded, func(a netip.Addr) bool { return a != by }); err != nil {
-		return 0, fmt.Errorf("after gateway %s went: %w", gateways[i].Name, err)
+		must.OK(fmt.Errorf("after gateway %s of Egress %s went: %w", gateways[i].Name, key, err))
 	}
 	gap := d.stop()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: gateways[i].Name}}
-	if err := e.bed.lab.Kube.Client.Delete(ctx, pod, kubeclient.GracePeriodSeconds(0)); err != nil {
-		return 0, fmt.Errorf("delete the Pod of the gateway that went: %w", err)
-	}
-	return gap, nil
+	must.OK(b.lab.Kube.Client.Delete(ctx, pod, kubeclient.GracePeriodSeconds(0)))
+	return gap.Seconds()
 }
 
 // dialler begins connections from a client to the host outside, one after the other without waiting
@@ -176,4 +159,125 @@ func (d *dialler) stop() (gap time.Duration) {
 		gap = max(gap, d.came[i].at.Sub(d.came[i-1].at))
 	}
 	return gap
+}
+
+// serviceProxy stands for kube-proxy on one node, for the IPv4 address of an Egress's Service: it
+// sends all to the first of the endpoints that are ready, as session affinity keeps a client at one
+// while that is ready, and forgets connections to one that no longer is. It does so at once, where
+// kube-proxy may wait for a second.
+type serviceProxy struct {
+	lab   *lab.Lab
+	of    types.NamespacedName
+	netns string
+	// stop ends it, and returns its error.
+	stop func() error
+	to   netip.Addr // to which packets are sent
+}
+
+func startServiceProxy(l *lab.Lab, of types.NamespacedName, netns string) *serviceProxy {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &serviceProxy{lab: l, of: of, netns: netns}
+	ended := make(chan error, 1)
+	go func() { ended <- p.run(ctx) }()
+	p.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	return p
+}
+
+func (p *serviceProxy) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		w, err := p.lab.Kube.Client.Watch(ctx, &discoveryv1.EndpointSliceList{},
+			kubeclient.InNamespace(p.of.Namespace), kubeclient.MatchingLabels{discoveryv1.LabelServiceName: p.of.Name})
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // it was ended
+			}
+			return fmt.Errorf("watch EndpointSlices: %w", err)
+		}
+		for e := range w.ResultChan() {
+			slice, ok := e.Object.(*discoveryv1.EndpointSlice)
+			if !ok || slice.AddressType != discoveryv1.AddressTypeIPv4 {
+				continue
+			}
+			if err := p.follow(ctx, slice); err != nil {
+				w.Stop()
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// follow sends packets to another endpoint, if the one of before is not ready.
+func (p *serviceProxy) follow(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
+	var ready []netip.Addr
+	for _, e := range slice.Endpoints {
+		if e.Conditions.Ready == nil || !*e.Conditions.Ready {
+			continue
+		}
+		for _, text := range e.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil {
+				ready = append(ready, a)
+			}
+		}
+	}
+	if slices.Contains(ready, p.to) {
+		return nil
+	}
+	p.to = netip.Addr{}
+	if len(ready) > 0 {
+		p.to = slices.MinFunc(ready, netip.Addr.Compare)
+	}
+	s := &corev1.Service{}
+	if err := poll.Until(ctx, func() error { return p.lab.Kube.Client.Get(ctx, p.of, s) }); err != nil {
+		return fmt.Errorf("read Service %s: %w", p.of, err)
+	}
+	for _, text := range s.Spec.ClusterIPs {
+		if front, err := netip.ParseAddr(text); err == nil && front.Is4() {
+			return ns.Do(p.netns, func() error { return errors.Join(dnat(front, p.to), forget(front)) })
+		}
+	}
+	return fmt.Errorf("Service %s has no address of IPv4: %v", p.of, s.Spec.ClusterIPs)
+}
+
+// dnat sends what is for an address to another, in the calling thread's namespace; nowhere if that is
+// not valid.
+func dnat(front, to netip.Addr) error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	t := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "bench-service"})
+	chain := c.AddChain(&nftables.Chain{
+		Table: t, Name: "prerouting", Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest,
+	})
+	c.FlushChain(chain)
+	if to.IsValid() {
+		const destination = 16 // offset in the header of IPv4
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: front.AsSlice()},
+			&expr.Immediate{Register: 1, Data: to.AsSlice()},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
+		}})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("send %s to %s: %w", front, to, err)
+	}
+	return nil
+}
+
+// forget has the calling thread's namespace forget the connections to an address.
+func forget(front netip.Addr) error {
+	f := &netlink.ConntrackFilter{}
+	if err := f.AddIP(netlink.ConntrackOrigDstIP, front.AsSlice()); err != nil {
+		return err
+	}
+	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f); err != nil {
+		return fmt.Errorf("forget connections to %s: %w", front, err)
+	}
+	return nil
 }

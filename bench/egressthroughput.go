@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/kernel/egressclient"
 	"github.com/berthnet/berth/internal/kernel/egressgateway"
@@ -69,36 +70,32 @@ var throughputHosts = []struct {
 // product sets both up, in turn with an ordinary pod in the gateway's place that routes and
 // masquerades: the same links and hops, without a tunnel. Both ways, and both families: the figure with
 // the budget is the mean rate of these four, of which each is noisy alone.
-func egressThroughput(ctx context.Context, _ *bench) (results []Result, err error) {
+func egressThroughput(ctx context.Context, _ *bench) []Result {
 	defer func() {
+		var err error
 		for _, name := range []string{throughputNode, throughputClient, throughputGateway, throughputRouter, throughputOutside} {
 			err = errors.Join(err, ns.Remove(name))
 		}
+		must.OK(err)
 	}()
-	if err := raiseWays(ctx); err != nil {
-		return nil, err
-	}
-	all := series{}
+	must.OK(raiseWays(ctx))
+	s := series{}
 	for turn := range throughputTurns + 1 {
 		var mean [2]float64
 		for _, w := range ways {
 			for _, down := range []bool{false, true} {
 				for i, to := range []netip.Addr{w.tunnel, w.ordinary} {
-					got, err := transfer(ctx, netip.AddrPortFrom(to, throughputPort), down)
-					if err != nil {
-						return nil, err
-					}
+					got := must.Get(transfer(ctx, netip.AddrPortFrom(to, throughputPort), down))
 					mean[i] += got / float64(2*len(ways))
 					if turn > 0 { // the first is to warm up
-						of := transferName(w, down) + againstRoute[i]
-						all[of] = append(all[of], got)
+						s.add(transferName(w, down)+againstRoute[i], got)
 					}
 				}
 			}
 		}
 		for i, of := range againstRoute {
 			if turn > 0 {
-				all[throughput+of] = append(all[throughput+of], mean[i])
+				s.add(throughput+of, mean[i])
 			}
 		}
 	}
@@ -106,15 +103,16 @@ func egressThroughput(ctx context.Context, _ *bench) (results []Result, err erro
 	for _, w := range ways {
 		names = append(names, transferName(w, false), transferName(w, true))
 	}
+	var results []Result
 	for _, of := range names {
-		results = append(results, ratio(of, "Mbit/s", all[of], all[of+againstRoute[1]]))
+		results = append(results, s.ratio(of, "Mbit/s", of, of+againstRoute[1]))
 	}
-	return results, nil
+	return results
 }
 
 const throughput = "egress-throughput"
 
-// againstRoute tells series by a tunnel from those by the pod that routes.
+// againstRoute are the suffixes of series by a tunnel and by the pod that routes.
 var againstRoute = [2]string{"", " reference"}
 
 func transferName(w way, down bool) string {
@@ -126,40 +124,26 @@ func transferName(w way, down bool) string {
 }
 
 // raiseWays makes the namespaces, the client, the gateway, and the pod that routes.
-func raiseWays(ctx context.Context) error {
-	if err := ns.Create(throughputNode); err != nil {
-		return err
-	}
+func raiseWays(ctx context.Context) (err error) {
+	defer must.Catch(&err)
+	must.OK(ns.Create(throughputNode))
 	node := ns.Path(throughputNode)
 	forward := func() error { return ns.SetSysctls(ns.Forwarding...) }
-	if err := ns.Do(node, forward); err != nil {
-		return err
-	}
+	must.OK(ns.Do(node, forward))
 	for _, h := range throughputHosts {
-		if err := ns.Create(h.netns); err != nil {
-			return err
-		}
+		must.OK(ns.Create(h.netns))
 		via := []netip.Addr{h.addrs[0].Masked().Addr().Next(), h.addrs[1].Masked().Addr().Next()}
-		err := ns.Netlink(node, func(nl *netlink.Handle) error {
+		must.OK(ns.Netlink(node, func(nl *netlink.Handle) error {
 			return ns.AddHost(nl, h.link, ns.Path(h.netns), h.addrs, via, egressMTU)
-		})
-		if err != nil {
-			return err
-		}
+		}))
 	}
-	if err := ns.Do(ns.Path(throughputRouter), func() error { return errors.Join(forward(), masquerade("eth0")) }); err != nil {
-		return err
-	}
+	must.OK(ns.Do(ns.Path(throughputRouter), func() error { return errors.Join(forward(), masquerade("eth0")) }))
 	// What berthd does for a gateway's pod.
-	if err := ns.Do(ns.Path(throughputGateway), func() error {
+	must.OK(ns.Do(ns.Path(throughputGateway), func() error {
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/all/forwarding", Value: "1"})
-	}); err != nil {
-		return err
-	}
-	if err := errors.Join(ns.Netlink(node, byRouter), ns.Netlink(ns.Path(throughputOutside), secondAddresses)); err != nil {
-		return err
-	}
-	return raiseEgress(ctx)
+	}))
+	must.OK(errors.Join(ns.Netlink(node, byRouter), ns.Netlink(ns.Path(throughputOutside), secondAddresses)))
+	return setUpEgress(ctx)
 }
 
 // byRouter sends what comes from the client for the second addresses of the host outside by the pod
@@ -217,8 +201,8 @@ func masquerade(link string) error {
 	return nil
 }
 
-// raiseEgress sets up client and gateway as berthd and berth-egress do.
-func raiseEgress(ctx context.Context) (err error) {
+// setUpEgress sets up client and gateway as berthd and berth-egress do.
+func setUpEgress(ctx context.Context) (err error) {
 	own := func(i int) []netip.Addr {
 		a := throughputHosts[i].addrs
 		return []netip.Addr{a[0].Addr(), a[1].Addr()}
@@ -333,7 +317,7 @@ func pour(c net.Conn, until time.Time) error {
 	return c.Close()
 }
 
-// drain reads to the end, and tells how many bytes it was.
+// drain reads to the end, and returns the number of bytes.
 func drain(c net.Conn) (n int64, err error) {
 	data := make([]byte, 256<<10)
 	for {

@@ -11,9 +11,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/api/meta"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/bench/usage"
 	"github.com/berthnet/berth/lab"
 )
 
@@ -44,26 +48,21 @@ type Outcome struct {
 
 // Run raises everything, measures, and takes it down.
 func Run(ctx context.Context, o Order) (out Outcome, err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	ctrllog.SetLogger(logr.Discard()) // of the clients; errors come as such
-	r := &run{Order: o}
-	if r.dir, err = os.MkdirTemp("", "bench-"); err != nil {
-		return out, fmt.Errorf("make a directory: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(r.dir)) }()
-	r.lab, err = lab.Start(ctx, lab.Options{
-		Dir: r.dir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: o.BinDir, KubeAssets: o.Assets,
+	dir := must.Get(os.MkdirTemp("", "bench-"))
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	l := must.Get(lab.Start(ctx, lab.Options{
+		Dir: dir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: o.BinDir, KubeAssets: o.Assets,
 		Mode: lab.PoolMode, Nodes: 1, NoDaemons: true,
 		Pools:        []v1alpha1.AddressPool{lab.Pool(poolName, blockSizeBits, subnet)},
 		OperatorArgs: []string{"--leader-elect=false", "--log-level=warn"},
-	})
-	if err != nil {
-		return out, fmt.Errorf("raise a lab: %w", err)
-	}
-	defer func() { err = errors.Join(err, r.lab.Close()) }()
-	r.operator = r.lab.Operators()[0]
-	if err := r.measure(ctx, &out); err != nil {
+	}))
+	defer func() { err = errors.Join(err, l.Close()) }()
+	r := &run{Order: o, kube: l.Kube, operator: l.Operators()[0]}
+	if out, err = r.measure(ctx); err != nil {
 		return out, fmt.Errorf("%d requests: %w\n%s", o.Nodes, err, r.operator.LogTail(15))
 	}
 	return out, nil
@@ -83,31 +82,81 @@ const (
 // run is what is up during a run.
 type run struct {
 	Order
-	dir      string
-	lab      *lab.Lab
+	kube     *lab.Cluster
 	operator *lab.Operator
 }
 
 // measure does the run.
-func (r *run) measure(ctx context.Context, out *Outcome) error {
-	resting, err := r.startUp(ctx)
-	if err != nil {
-		return fmt.Errorf("an operator without requests: %w", err)
-	}
-	if err := r.ask(ctx, "", r.Nodes); err != nil {
-		return err
-	}
-	if err := r.serve(ctx, out); err != nil {
-		return err
-	}
+func (r *run) measure(ctx context.Context) (out Outcome, err error) {
+	defer must.Catch(&err)
+	resting := r.startUp(ctx)
+	r.ask(ctx, "", r.Nodes)
+	r.serve(ctx, &out)
 	out.CPU -= resting
-	if err := r.check(ctx); err != nil {
-		return err
-	}
-	if out.Bare, err = r.bare(ctx); err != nil {
-		return fmt.Errorf("bare writes: %w", err)
-	}
+	r.check(ctx)
+	out.Bare = r.bare(ctx)
 	r.Say("  %d requests served in %v, by their bare writes %v; %v of CPU, %d MiB", r.Nodes,
 		out.Served.Round(100*time.Millisecond), out.Bare.Round(100*time.Millisecond), out.CPU, out.Memory>>20)
-	return nil
+	return out, nil
+}
+
+// startUp has an operator accept the pool while nobody asks for a block, ends
+// it, and returns what CPU time that took.
+func (r *run) startUp(ctx context.Context) time.Duration {
+	must.OK(r.operator.Start())
+	must.OK(r.operator.WaitReady(ctx))
+	cpu := must.Get(usage.Settled(ctx, r.operator.PID()))
+	must.OK(r.operator.Kill())
+	return cpu
+}
+
+// serve starts the operator, waits until all requests are complete, and ends it.
+func (r *run) serve(ctx context.Context, out *Outcome) {
+	before := r.counted(ctx, r.Nodes) // the requests
+	begin := time.Now()
+	must.OK(r.operator.Start())
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	peak := make(chan int64, 1)
+	go func() { peak <- usage.Peak(watched, r.operator.PID()) }()
+	r.waitUntilComplete(ctx)
+	out.Served = time.Since(begin)
+	out.CPU = must.Get(usage.Settled(ctx, r.operator.PID()))
+	stop()
+	out.Memory = <-peak
+	out.Writes = r.counted(ctx, before.Others()+2*r.Nodes).since(before)
+	must.OK(r.operator.Kill())
+}
+
+// waitUntilComplete returns once all requests are.
+func (r *run) waitUntilComplete(ctx context.Context) {
+	done := map[string]bool{}
+	err := objects.Until(ctx, r.kube.Client, &v1alpha1.BlockRequestList{}, r.operator.Exited(), func(q *v1alpha1.BlockRequest) bool {
+		if meta.IsStatusConditionTrue(q.Status.Conditions, v1alpha1.ConditionComplete) {
+			done[q.Name] = true
+		}
+		return len(done) == r.Nodes
+	})
+	if err != nil {
+		must.OK(fmt.Errorf("%d of %d requests are complete: %w", len(done), r.Nodes, err))
+	}
+}
+
+// check requires that every request has a block of its own, and that there is no other block.
+func (r *run) check(ctx context.Context) {
+	requests, blocks := &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}
+	must.OK(r.kube.Client.List(ctx, requests))
+	must.OK(r.kube.Client.List(ctx, blocks))
+	given := map[string]*v1alpha1.BlockRequest{}
+	for i := range requests.Items {
+		given[requests.Items[i].Status.AddressBlockName] = &requests.Items[i]
+	}
+	for _, b := range blocks.Items {
+		if q := given[b.Name]; q == nil || q.UID != b.RequestUID || q.Spec.NodeName != b.NodeName {
+			must.OK(fmt.Errorf("block %s of %s is no request's, or another's", b.Name, b.NodeName))
+		}
+	}
+	if len(given) != r.Nodes || len(blocks.Items) != r.Nodes {
+		must.OK(fmt.Errorf("%d requests were given %d of %d blocks, expected one each", r.Nodes, len(given), len(blocks.Items)))
+	}
 }

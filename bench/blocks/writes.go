@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/discovery"
+
+	"github.com/berthnet/berth/bench/must"
 )
 
 // Writes counts requests that change something, by resource.
@@ -34,32 +36,20 @@ func (w Writes) since(before Writes) Writes {
 	return out
 }
 
-// writes is what the API server counted so far (its metric
-// apiserver_request_total, with refused requests). Leases and the like, which it
-// writes for itself, are left out.
-func (r *run) writes(ctx context.Context) (Writes, error) {
-	d, err := discovery.NewDiscoveryClientForConfig(r.lab.Kube.Config())
-	if err != nil {
-		return nil, err
-	}
-	text, err := d.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read the API server's metrics: %w", err)
-	}
-	return countWrites(string(text))
-}
-
-// counted is writes once it has counted so many besides those of the pool: the
-// API server counts a request after it has answered it.
-func (r *run) counted(ctx context.Context, least int) (Writes, error) {
+// counted is what the API server counted so far (its metric apiserver_request_total, with refused
+// requests), once that is at least so much besides writes of the pool: it counts a request after it has
+// answered it. Leases and the like, which it writes for itself, are left out.
+func (r *run) counted(ctx context.Context, least int) Writes {
+	d := must.Get(discovery.NewDiscoveryClientForConfig(r.kube.Config()))
 	for {
-		w, err := r.writes(ctx)
-		if err != nil || w.Others() >= least {
-			return w, err
+		text := must.Get(d.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx))
+		w := must.Get(countWrites(string(text)))
+		if w.Others() >= least {
+			return w
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the API server has counted %v, expected %d at least: %w", w, least, ctx.Err())
+			must.OK(fmt.Errorf("the API server has counted %v, expected %d at least: %w", w, least, ctx.Err()))
 		case <-time.After(50 * time.Millisecond): // another process's edge
 		}
 	}

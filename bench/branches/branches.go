@@ -44,7 +44,7 @@ type Outcome struct {
 	// Forced is what EC2's limits alone force: by two calls for each pod, one that makes an
 	// interface and one that makes it a branch of the node's trunk.
 	Forced    time.Duration
-	Calls     map[string]int // that EC2 let in
+	Calls     map[string]int // that EC2 granted
 	Throttled int            // that it refused for their rate
 }
 
@@ -85,7 +85,7 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- operate(ctx, api, pace.Cloud(amazon, pace.Options{}), vpc) }()
 	<-time.After(time.Minute) // all watches are there, and all buckets full
-	before := lets(amazon)
+	before := granted(amazon)
 	bound, err := burst(ctx, o, api)
 	cancel()
 	err = errors.Join(err, <-ended)
@@ -104,8 +104,8 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 	return out, nil
 }
 
-// lets are the calls that EC2 let in, by action.
-func lets(amazon *cloudfake.Cloud) map[string]int {
+// granted are the calls that EC2 did not refuse for their rate, by action.
+func granted(amazon *cloudfake.Cloud) map[string]int {
 	out := map[string]int{}
 	for action, s := range amazon.Front.Stats() {
 		out[action] = s.Calls - s.Refused

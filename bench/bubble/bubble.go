@@ -1,6 +1,6 @@
 // Package bubble does runs in virtual time (testing/synctest), each in a process of its
-// own, so that none inherits another's heap: a program that uses it calls Child first
-// thing in main, and then Run of its jobs as often as it likes.
+// own, so that none inherits another's heap. A program that uses it calls Child at the beginning of
+// main, and then Run of its jobs.
 package bubble
 
 import (
@@ -11,9 +11,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/pprof"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // Work is what a process can be started for: it gets its order as JSON, and returns an
@@ -48,7 +53,7 @@ func (j Job[In, Out]) Run(ctx context.Context, order In, profile string) (out Ou
 // childArg is how a process knows that it is to do one run.
 const childArg = "virtual-run"
 
-// call is what such a process is told.
+// call is the argument of such a process.
 type call struct {
 	Work    string
 	Profile string
@@ -107,7 +112,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 	if err != nil {
 		return fmt.Errorf("write the order: %w", err)
 	}
-	told, err := json.Marshal(call{work, profile, body})
+	arg, err := json.Marshal(call{work, profile, body})
 	if err != nil {
 		return fmt.Errorf("write the call: %w", err)
 	}
@@ -121,7 +126,7 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 	}
 	defer r.Close()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, self, childArg, string(told))
+	cmd := exec.CommandContext(ctx, self, childArg, string(arg))
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &said, &said, []*os.File{w}
 	err = cmd.Start()
 	_ = w.Close()
@@ -137,3 +142,48 @@ func run(ctx context.Context, work string, order, outcome any, profile string) e
 
 // tail is the end of what a run said.
 func tail(b []byte) []byte { return b[max(0, len(b)-4000):] }
+
+// CPU is this process's CPU time so far, on the kernel's clock, which no bubble changes.
+func CPU() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) // always there on Linux
+	return time.Duration(ts.Nano())
+}
+
+// LiveHeap is what the process needs after a full collection.
+func LiveHeap() uint64 {
+	runtime.GC()
+	runtime.GC() // the second one collects what the first one's finalizers let go
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Parts are parts of a run that work until it ends.
+type Parts struct {
+	group *errgroup.Group
+	ctx   context.Context
+}
+
+// NewParts returns no parts yet, and a context that ends with the first one that fails.
+func NewParts(ctx context.Context) (*Parts, context.Context) {
+	group, ctx := errgroup.WithContext(ctx)
+	return &Parts{group, ctx}, ctx
+}
+
+// Start starts a part. Its error does not count once the context has ended.
+func (p *Parts) Start(what string, do func(context.Context) error) {
+	p.group.Go(func() error {
+		if err := do(p.ctx); err != nil && p.ctx.Err() == nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	})
+}
+
+// Wait waits for all parts, whose context has ended, and for timers that nobody waits for any more.
+func (p *Parts) Wait() error {
+	err := p.group.Wait()
+	<-time.After(time.Hour)
+	return err
+}

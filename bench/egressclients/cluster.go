@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,22 +30,13 @@ func work(ctx context.Context, o Order, api *memapi.API, out *Outcome) (err erro
 	if err := c.furnish(ctx); err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
-	begin := func(what string, do func() error) {
-		g.Go(func() error {
-			if err := do(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		})
-	}
-	begin("the operator", func() error { return operate(ctx, api) })
-	begin("the nodes", func() error { return c.nodes(ctx) })
-	begin("a gateway", func() error { return c.gateway(ctx) })
+	parts, ctx := bubble.NewParts(ctx)
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api) })
+	parts.Start("the nodes", c.nodes)
+	parts.Start("a gateway", c.gateway)
 	err = c.measure(ctx, out)
 	cancel()
-	err = errors.Join(g.Wait(), err)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
+	err = errors.Join(parts.Wait(), err)
 	return err
 }
 
@@ -58,7 +48,7 @@ type cluster struct {
 
 	mu      sync.Mutex // guards all below
 	said    map[string]time.Time
-	seen    map[string]time.Time // by UID: when the gateway of the first Egress was told
+	seen    map[string]time.Time // by UID: when the gateway of the first Egress knew the client
 	objects map[string]bool
 	bytes   int // that it was sent
 }
@@ -245,7 +235,7 @@ func (c *cluster) measure(ctx context.Context, out *Outcome) error {
 	}
 	for uid, at := range c.seen {
 		if said := c.said[uid]; !said.IsZero() && said.After(began) {
-			out.Told = max(out.Told, at.Sub(said))
+			out.Known = max(out.Known, at.Sub(said))
 		}
 	}
 	p := podOf(0)

@@ -1,4 +1,4 @@
-// Package egressclients has the operator's own controllers keep gateways told of their
+// Package egressclients has the operator's own controllers keep gateways informed of their
 // clients, in a cluster of many pods of which some use Egresses, and measures what a client
 // that goes and one that comes cost the operator, and what a gateway is sent. The
 // Kubernetes API is in memory, in virtual time.
@@ -14,6 +14,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
@@ -40,9 +41,9 @@ type Outcome struct {
 	// one that watches the cluster's pods.
 	Objects, PodObjects int
 	Bytes, PodBytes     float64
-	// Told is the longest time from when a node had set a client up until gateways knew
+	// Known is the longest time from when a node had set a client up until gateways knew
 	// it.
-	Told   time.Duration
+	Known  time.Duration
 	Writes map[string]int // the operator's, while clients were replaced
 	Heap   uint64         // the operator's, with its caches
 }
@@ -73,15 +74,8 @@ func run(ctx context.Context, o Order) (out Outcome, err error) {
 
 // operate runs the controllers until ctx ends.
 func operate(ctx context.Context, api *memapi.API) error {
-	mgr, err := memapi.NewManager(api, clients.Watches())
-	if err != nil {
+	return memapi.Operate(ctx, api, clients.Watches(), clients.Index, func(mgr manager.Manager) error {
+		_, err := clients.Setup(mgr, clients.Options{})
 		return err
-	}
-	if err := clients.Index(ctx, mgr.GetFieldIndexer()); err != nil {
-		return err
-	}
-	if _, err := clients.Setup(mgr, clients.Options{}); err != nil {
-		return err
-	}
-	return mgr.Start(ctx)
+	})
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A client that is replaced by another takes few writes, is told soon, and a gateway is
+// A client that is replaced by another takes few writes, is known soon, and a gateway is
 // sent slices of its own Egress alone.
 func TestReplaced(t *testing.T) {
 	const changes = 20
@@ -19,8 +19,8 @@ func TestReplaced(t *testing.T) {
 		if out.Objects != 2 || out.PodObjects != 300 || out.Bytes <= 0 || out.PodBytes <= 0 {
 			t.Errorf("a gateway watches %d objects, is sent %v bytes a second", out.Objects, out.Bytes)
 		}
-		if out.Told <= 0 || out.Told > 200*time.Millisecond {
-			t.Errorf("told after %v", out.Told)
+		if out.Known <= 0 || out.Known > 200*time.Millisecond {
+			t.Errorf("known after %v", out.Known)
 		}
 		if n := out.Writes["create EgressClient"]; n != changes {
 			t.Errorf("%d EgressClients made: %v", n, out.Writes)

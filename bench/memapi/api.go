@@ -1,8 +1,5 @@
 // Package memapi is a Kubernetes API in memory, for runs in virtual time, and a manager of
 // controllers over it. The controllers' writes are counted.
-//
-//	api.go     the API
-//	manager.go the manager
 package memapi
 
 import (
@@ -12,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/http"
 	"sync"
 	"time"
 
@@ -24,13 +22,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/recorder"
+
+	"github.com/go-logr/logr"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // API is the Kubernetes API in memory, of which the operator's writes are counted. It is
@@ -48,7 +58,7 @@ type API struct {
 // Kind is a kind of object that there may be.
 type Kind struct {
 	Object client.Object
-	// Cluster tells that it is in no namespace, Status that its status is written apart.
+	// Cluster: it is cluster-scoped. Status: its status is a subresource.
 	Cluster, Status bool
 }
 
@@ -78,8 +88,8 @@ func New(kinds ...Kind) (*API, error) {
 		}
 	}
 	// Without managed fields, which cost more than all else here.
-	books := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(books).
+	objects := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(objects).
 		WithStatusSubresource(withStatus...).Build()
 	return &API{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
 }
@@ -149,70 +159,99 @@ func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	}}, nil
 }
 
-// noStream tells informers that a watch does not begin with what there is.
+// noStream makes informers list before they watch.
 type noStream struct{ *toolscache.ListWatch }
 
 func (noStream) IsWatchListSemanticsUnSupported() bool { return true }
 
-// operatorClient is the API as the operator has it: it reads from its cache, and its
-// writes are counted.
-type operatorClient struct {
-	*API
-	cache client.Reader
+// operatorClient is the API as the operator has it: it reads from its cache, and its writes are counted.
+func (a *API) operatorClient(cached client.Reader) client.Client {
+	return interceptor.NewClient(a, interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			return cached.Get(ctx, key, o, opts...)
+		},
+		List: func(ctx context.Context, _ client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return cached.List(ctx, list, opts...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			a.count(o, "create")
+			return c.Create(ctx, o, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			a.count(o, "patch")
+			return c.Patch(ctx, o, p, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+			a.count(o, "update")
+			return c.Update(ctx, o, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			a.count(o, "delete")
+			return c.Delete(ctx, o, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+			a.count(o, sub+" of")
+			return c.SubResource(sub).Patch(ctx, o, p, opts...)
+		},
+		// A merge, since only one writer applies: this API has no managed fields.
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
+			body, err := json.Marshal(what)
+			if err != nil {
+				return fmt.Errorf("encode an apply configuration: %w", err)
+			}
+			o := &unstructured.Unstructured{}
+			if err := json.Unmarshal(body, o); err != nil {
+				return fmt.Errorf("decode an apply configuration: %w", err)
+			}
+			a.count(o, sub+" of")
+			return c.SubResource(sub).Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
+		},
+	})
 }
 
-func (c operatorClient) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	return c.cache.Get(ctx, key, o, opts...)
-}
-
-func (c operatorClient) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return c.cache.List(ctx, list, opts...)
-}
-
-func (c operatorClient) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
-	c.count(o, "create")
-	return c.API.Create(ctx, o, opts...)
-}
-
-func (c operatorClient) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-	c.count(o, "patch")
-	return c.API.Patch(ctx, o, p, opts...)
-}
-
-func (c operatorClient) Update(ctx context.Context, o client.Object, opts ...client.UpdateOption) error {
-	c.count(o, "update")
-	return c.API.Update(ctx, o, opts...)
-}
-
-func (c operatorClient) Delete(ctx context.Context, o client.Object, opts ...client.DeleteOption) error {
-	c.count(o, "delete")
-	return c.API.Delete(ctx, o, opts...)
-}
-
-func (c operatorClient) Status() client.SubResourceWriter {
-	return statusWriter{c.API.Status(), c.API}
-}
-
-type statusWriter struct {
-	client.SubResourceWriter
+// overAPI is a manager whose objects are in memory, also those that are read past its
+// cache.
+type overAPI struct {
+	manager.Manager
 	api *API
 }
 
-func (w statusWriter) Patch(ctx context.Context, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
-	w.api.count(o, "status of")
-	return w.SubResourceWriter.Patch(ctx, o, p, opts...)
+func (m overAPI) GetAPIReader() client.Reader { return m.api }
+
+func (m overAPI) GetEventRecorder(string) recorder.EventRecorder { return &events.FakeRecorder{} }
+
+// Operate runs controllers over an API until ctx ends.
+func Operate(ctx context.Context, api *API, kinds []*watched.Kind, index func(context.Context, client.FieldIndexer) error, setup func(manager.Manager) error) error {
+	mgr, err := newManager(api, kinds)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(index(ctx, mgr.GetFieldIndexer()), setup(mgr)); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
 }
 
-// Apply merges, as nobody else applies: this API has no managed fields.
-func (w statusWriter) Apply(ctx context.Context, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
-	body, err := json.Marshal(what)
+// newManager is a manager over an API that keeps some kinds in memory.
+func newManager(api *API, kinds []*watched.Kind) (manager.Manager, error) {
+	ctrllog.SetLogger(logr.Discard()) // errors come as such
+	informer := func(_ toolscache.ListerWatcher, o runtime.Object, every time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
+		lw, err := api.listWatch(o)
+		if err != nil {
+			lw = &toolscache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, err }}
+		}
+		return toolscache.NewSharedIndexInformer(lw, o, every, by)
+	}
+	mgr, err := manager.New(&rest.Config{Host: "in-memory"}, ctrl.Options{
+		Scheme: api.scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
+		Cache:          cache.Options{ByObject: watched.ByObject(kinds), NewInformer: informer},
+		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return api.mapper, nil },
+		NewClient: func(_ *rest.Config, o client.Options) (client.Client, error) {
+			return api.operatorClient(o.Cache.Reader), nil
+		},
+	})
 	if err != nil {
-		return fmt.Errorf("encode what is applied: %w", err)
+		return nil, fmt.Errorf("make a manager: %w", err)
 	}
-	o := &unstructured.Unstructured{}
-	if err := json.Unmarshal(body, o); err != nil {
-		return fmt.Errorf("decode what is applied: %w", err)
-	}
-	w.api.count(o, "status of")
-	return w.SubResourceWriter.Patch(ctx, o, client.RawPatch(types.MergePatchType, body))
+	return overAPI{mgr, api}, nil
 }

@@ -32,27 +32,18 @@ func work(ctx context.Context, o Order, p *portfake.Provider, api *memapi.API, o
 		return err
 	}
 	c := &cluster{order: o, api: api, provider: p, bound: map[string]time.Duration{}, active: map[string]time.Duration{}}
-	g, ctx := errgroup.WithContext(ctx)
-	begin := func(what string, do func() error) {
-		g.Go(func() error {
-			if err := do(); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			return nil
-		})
-	}
-	begin("the operator", func() error { return operate(ctx, api, p) })
-	begin("the nodes", func() error { return c.nodes(ctx) })
+	parts, ctx := bubble.NewParts(ctx)
+	parts.Start("the operator", func(ctx context.Context) error { return operate(ctx, api, p) })
+	parts.Start("the nodes", c.nodes)
 	<-time.After(10 * time.Second) // all watches are there
 	at := bubble.CPU()
 	c.began = time.Now()
-	begin("the scheduler", func() error { return c.makePods(ctx) })
+	parts.Start("the scheduler", c.makePods)
 	err = c.await(ctx)
 	out.CPU = bubble.CPU() - at
 	cancel()
-	err = errors.Join(g.Wait(), err)
-	<-time.After(time.Hour) // for timers that nobody waits for any more
-	c.tell(out)
+	err = errors.Join(parts.Wait(), err)
+	c.report(out)
 	return err
 }
 
@@ -127,7 +118,7 @@ func newPod(i int) *corev1.Pod {
 	return p
 }
 
-// nodes are the daemons: what is bound to theirs they plug, and say so.
+// nodes are the daemons: they plug what is bound to their nodes, and report it.
 func (c *cluster) nodes(ctx context.Context) error {
 	w, err := c.api.Watch(ctx, &v1alpha1.PodNICList{})
 	if err != nil {
@@ -143,14 +134,14 @@ func (c *cluster) nodes(ctx context.Context) error {
 		case e = <-w.ResultChan():
 		}
 		o, is := e.Object.(*v1alpha1.PodNIC)
-		if is && c.notes(o) {
+		if is && c.observe(o) {
 			plugging.Go(func() error { return c.plug(plugs, o) })
 		}
 	}
 }
 
-// notes takes down how far a PodNIC has come, and tells whether it is to be plugged now.
-func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
+// observe records how far a PodNIC has come, and reports whether it is to be plugged now.
+func (c *cluster) observe(o *v1alpha1.PodNIC) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, was := c.bound[o.Name]
@@ -164,7 +155,7 @@ func (c *cluster) notes(o *v1alpha1.PodNIC) bool {
 	return is && !was
 }
 
-// plug plugs a port and says so, as a daemon does.
+// plug plugs a port and reports it, as a daemon does.
 func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) error {
 	select {
 	case <-ctx.Done():
@@ -172,11 +163,11 @@ func (c *cluster) plug(ctx context.Context, o *v1alpha1.PodNIC) error {
 	case <-time.After(nodesTake):
 	}
 	c.provider.Plug(o.Status.PortID, o.Status.NodeName)
-	said := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
+	report := fmt.Appendf(nil, `{"status":{"node":{"state":%q,"portID":%q,"since":%q}}}`,
 		v1alpha1.NodePlugged, o.Status.PortID, time.Now().UTC().Format(time.RFC3339))
-	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), said))
+	err := c.api.Status().Patch(ctx, o.DeepCopy(), client.RawPatch(client.Merge.Type(), report))
 	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("say that %s is plugged: %w", o.Name, err)
+		return fmt.Errorf("report that %s is plugged: %w", o.Name, err)
 	}
 	return nil
 }
@@ -205,8 +196,8 @@ func (c *cluster) await(ctx context.Context) error {
 	}
 }
 
-// tell writes down what was measured.
-func (c *cluster) tell(out *Outcome) {
+// report fills in the outcome.
+func (c *cluster) report(out *Outcome) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out.Scheduled, out.Heap = c.scheduled, c.most

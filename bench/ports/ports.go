@@ -1,23 +1,32 @@
 // Package ports has thousands of pods get a port of a VPC at once, by the operator's own
 // controller, and measures how many calls that takes, how long, how many writes at the
 // Kubernetes API, and what the operator keeps of it. Provider and Kubernetes API are in
-// memory, in virtual time: a call to the provider takes as long as it is told, and all else
+// memory, in virtual time: a call to the provider takes the order's latency, and all else
 // takes none. A controller that makes a call for each port has the same provider.
 //
-//	ports.go    a run
-//	operator.go the controller over it
-//	cluster.go  who else is there: those who make pods, a scheduler, nodes
-//	naive.go    a call for each port
+//	ports.go    a run, the controller, and one that makes a call for each port
+//	cluster.go  the rest of the cluster: clients that make pods, a scheduler, nodes
 package ports
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
+	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/bench/bubble"
+	"github.com/berthnet/berth/bench/memapi"
+	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/lanes"
 	"github.com/berthnet/berth/internal/vpcport/portfake"
 )
 
@@ -125,4 +134,83 @@ func forced(o Order, t vpcport.Traits) time.Duration {
 		calls = o.Pods
 	}
 	return time.Duration((calls+o.AtOnce-1)/o.AtOnce) * o.Latency
+}
+
+// networks are the one VPC.
+type networks struct{ opened podnics.Opened }
+
+func (n networks) Of(string) (podnics.Opened, error) { return n.opened, nil }
+
+func (networks) Changed(func(string)) {}
+
+const (
+	vpcName   = "tenant-a"
+	namespace = "shop"
+)
+
+func vpcSpec() v1alpha1.VPCSpec {
+	return v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderNeutron, Network: network.ID, DefaultSubnets: []string{network.Subnets[0].ID},
+		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{namespace}}, MaxNICsPerNamespace: new(int32(1 << 16)),
+	}
+}
+
+// operate runs the controller over a provider until ctx ends. Calls pass the limiter of calls in flight, as in production.
+func operate(ctx context.Context, api *memapi.API, p vpcport.Provider) error {
+	through := lanes.New(lanes.Options{}).Provider(p, nil)
+	return Operate(ctx, api, "bench", podnics.Opened{Provider: through, Network: network, Spec: vpcSpec()})
+}
+
+// Operate runs the controller of a cluster with one VPC until ctx ends.
+func Operate(ctx context.Context, api *memapi.API, cluster string, vpc podnics.Opened) error {
+	return memapi.Operate(ctx, api, podnics.Watches(), podnics.Index, func(mgr manager.Manager) error {
+		_, err := podnics.Setup(mgr, podnics.Options{Cluster: cluster, Networks: networks{vpc}})
+		return err
+	})
+}
+
+// NewAPI is an API of the kinds that the controller uses.
+func NewAPI() (*memapi.API, error) {
+	return memapi.New(
+		memapi.Kind{Object: &corev1.Pod{}, Status: true}, memapi.Kind{Object: &corev1.Node{}, Cluster: true, Status: true},
+		memapi.Kind{Object: &v1alpha1.PodNIC{}, Status: true}, memapi.Kind{Object: &v1alpha1.VPC{}, Cluster: true, Status: true},
+	)
+}
+
+// naive has the ports made as kuryr-kubernetes makes those of pods without a pool
+// (NeutronPodVIFDriver): a call that makes one bound to its node, and others that look
+// whether it is active. It has as many calls under way as the provider bears, and looks
+// first when the node has plugged the port.
+func naive(ctx context.Context, o Order, p *portfake.Provider) (out Outcome, err error) {
+	var mu sync.Mutex // guards bound
+	var bound []time.Duration
+	began := time.Now()
+	if o.Late > 0 {
+		<-time.After(o.Late) // it begins once a pod has its node
+	}
+	err = objects.Each(ctx, o.Pods, o.Pods, func(ctx context.Context, i int) error {
+		host := nodeName(i % o.Nodes)
+		made, err := p.Create(ctx, []vpcport.NewPort{{NetworkID: network.ID, Device: fmt.Sprint("pod-", i), Host: host}})
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		bound = append(bound, time.Since(began))
+		mu.Unlock()
+		<-time.After(nodesTake)
+		p.Plug(made[0].ID, host)
+		got, err := p.Get(ctx, made[0].ID)
+		if err == nil && got.Status != vpcport.StatusActive {
+			err = fmt.Errorf("port %s is not active", got.ID)
+		}
+		return err
+	})
+	if err != nil {
+		return out, err
+	}
+	out.Active = time.Since(began)
+	slices.Sort(bound)
+	out.Bound, out.Median = bound[len(bound)-1], bound[(len(bound)-1)/2]
+	out.Calls, out.Forced = callsOf(p), forced(o, p.Traits())
+	return out, nil
 }

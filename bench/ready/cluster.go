@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/control"
 	"github.com/berthnet/berth/lab/run/host"
@@ -76,14 +77,9 @@ func (c *Cluster) Close() error {
 }
 
 // hosts are the machines, by the order of their names.
-func (c *Cluster) hosts() ([]*host.Host, error) {
-	var all []*host.Host
+func (c *Cluster) hosts() (all []*host.Host) {
 	for _, n := range c.Nodes() {
-		h, err := c.Machine(n.Name)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, h)
+		all = append(all, must.Get(c.Machine(n.Name)))
 	}
-	return all, nil
+	return all
 }

@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/lab"
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab/addons"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/poll"
@@ -46,53 +46,47 @@ func referenceConfiguration(node int) string {
 var nowhere = map[string]any{"nodeSelector": map[string]any{"bench.berth.dev/network": string(Berth)}}
 
 // Configure gives Berth's chart values besides the lab's own.
-func (c *Cluster) Configure(ctx context.Context, daemon map[string]any) error {
+func (c *Cluster) Configure(ctx context.Context, daemon map[string]any) (err error) {
+	defer must.Catch(&err)
 	c.values = daemon
-	if c.network != Berth {
-		return nil
+	if c.network == Berth {
+		c.installBerth(ctx, c.values, nodes)
 	}
-	return c.startBerth(ctx)
+	return nil
 }
 
 // use makes a network that of all pods to come, unless it is. Pods of the other must
 // be gone. In the reference's turns berthd does not run, so that these pay for nothing
 // that Berth does. There is always one of the two, so that nodes stay Ready.
-func (c *Cluster) use(ctx context.Context, n Network) error {
+func (c *Cluster) use(ctx context.Context, n Network) {
 	if c.network == n {
-		return nil
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	hosts, err := c.hosts()
-	if err != nil {
-		return err
-	}
+	hosts := c.hosts()
 	if n == Berth {
-		if err := c.startBerth(ctx); err != nil {
-			return err
-		}
+		c.installBerth(ctx, c.values, nodes)
 	}
 	for i, h := range hosts {
 		command := []string{"rm", referenceFile}
 		if n == Reference {
 			command = []string{"sh", "-ec", `printf %s "$1" >"$2.new"; mv "$2.new" "$2"`, "sh", referenceConfiguration(i), referenceFile}
 		}
-		if _, err := h.Run(ctx, command[0], command[1:]...); err != nil {
-			return err
-		}
+		must.Get(h.Run(ctx, command[0], command[1:]...))
 	}
 	for _, h := range hosts {
 		if err := poll.Until(ctx, func() error { return hasNetwork(ctx, h, n) }); err != nil {
-			return fmt.Errorf("switch %s to the network %s: %w", h.Name, n, err)
+			must.OK(fmt.Errorf("switch %s to the network %s: %w", h.Name, n, err))
 		}
 	}
 	if n == Reference {
-		if err := c.stopBerth(ctx); err != nil {
-			return err
-		}
+		values := map[string]any{}
+		maps.Copy(values, c.values)
+		maps.Copy(values, nowhere)
+		c.installBerth(ctx, values, 0)
 	}
 	c.network = n
-	return nil
 }
 
 // hasNetwork is nil once a machine's runtime attaches pods to a network.
@@ -121,27 +115,10 @@ func hasNetwork(ctx context.Context, h *host.Host, want Network) error {
 	return fmt.Errorf("containerd has the networks %+v", of.Networks)
 }
 
-// startBerth installs Berth by its chart and returns when it runs on every node.
-func (c *Cluster) startBerth(ctx context.Context) error {
-	if err := c.Chart.Install(ctx, map[string]any{"daemon": c.values}); err != nil {
-		return err
-	}
-	return c.daemons(ctx, nodes)
-}
-
-func (c *Cluster) stopBerth(ctx context.Context) error {
-	values := map[string]any{}
-	maps.Copy(values, c.values)
-	maps.Copy(values, nowhere)
-	if err := c.Chart.Install(ctx, map[string]any{"daemon": values}); err != nil {
-		return err
-	}
-	return c.daemons(ctx, 0)
-}
-
-// daemons returns once so many nodes run berthd as it was installed last.
-func (c *Cluster) daemons(ctx context.Context, want int) error {
-	return poll.Until(ctx, func() error {
+// installBerth installs Berth by its chart and returns once so many nodes run berthd as it was installed.
+func (c *Cluster) installBerth(ctx context.Context, daemon map[string]any, want int) {
+	must.OK(c.Chart.Install(ctx, map[string]any{"daemon": daemon}))
+	must.OK(poll.Until(ctx, func() error {
 		d := &appsv1.DaemonSet{}
 		if err := c.Kube.Client.Get(ctx, client.ObjectKey{Namespace: addons.Namespace, Name: "berthd"}, d); err != nil {
 			return err
@@ -155,15 +132,5 @@ func (c *Cluster) daemons(ctx context.Context, want int) error {
 			return fmt.Errorf("berthd is ready on %d nodes of %d, with %d pods", s.NumberReady, want, len(pods.Items))
 		}
 		return nil
-	})
-}
-
-// available returns once every node has so many addresses to hand out.
-func (c *Cluster) available(ctx context.Context, want int) error {
-	for _, n := range c.Nodes() {
-		if err := lab.WaitAvailable(ctx, n, want); err != nil {
-			return err
-		}
-	}
-	return nil
+	}))
 }

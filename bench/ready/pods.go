@@ -15,7 +15,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/bench/objects"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/host"
 	"github.com/berthnet/berth/lab/run/poll"
 )
@@ -48,7 +50,7 @@ func spec(node string) corev1.PodSpec {
 	return s
 }
 
-// Deployment makes one of so many pods, as many on each node as on another, and tells
+// Deployment makes one of so many pods, as many on each node as on another, and returns
 // how long it takes until all are Ready.
 func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last time.Duration, err error) {
 	replicas := int32(pods)
@@ -69,7 +71,7 @@ func (c *Cluster) Deployment(ctx context.Context, n Network, pods int) (last tim
 	return last, err
 }
 
-// Burst makes so many pods at once for one node, and tells how long each took from its
+// Burst makes so many pods at once for one node, and returns how long each took from its
 // creation until it was Ready, the fastest first.
 func (c *Cluster) Burst(ctx context.Context, n Network, pods int) (took []time.Duration, err error) {
 	began := make([]time.Time, pods)
@@ -102,21 +104,18 @@ type turn struct {
 
 // turn has a network carry pods and removes them again. It returns when each was
 // Ready.
-func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.Time, error) {
+func (c *Cluster) turn(ctx context.Context, n Network, t turn) (at map[string]time.Time, err error) {
+	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := c.use(ctx, n); err != nil {
-		return nil, err
-	}
-	if n == Berth {
-		if err := c.available(ctx, t.onNode); err != nil {
-			return nil, err
+	c.use(ctx, n)
+	if n == Berth { // once every node has so many addresses to hand out
+		for _, node := range c.Nodes() {
+			must.OK(lab.WaitAvailable(ctx, node, t.onNode))
 		}
 	}
-	if err := poll.Pause(ctx, time.Now(), rest); err != nil {
-		return nil, err
-	}
-	at := map[string]time.Time{}
+	must.OK(poll.Pause(ctx, time.Now(), rest))
+	at = map[string]time.Time{}
 	g, groupCtx := errgroup.WithContext(ctx)
 	g.Go(func() error { return t.create(groupCtx) })
 	g.Go(func() (err error) {
@@ -134,10 +133,9 @@ func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.
 		}
 		return errors.Join(err, until)
 	})
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	return at, c.remove(ctx)
+	must.OK(g.Wait())
+	c.remove(ctx)
+	return at, nil
 }
 
 // carries wants a pod to have an address of the network whose turn it is.
@@ -151,55 +149,30 @@ func carries(n Network, p *corev1.Pod) error {
 
 // remove removes the pods and what runtimes keep of them, which kubelets would have
 // them remove within a minute: in a turn of the other network.
-func (c *Cluster) remove(ctx context.Context) error {
+func (c *Cluster) remove(ctx context.Context) {
 	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
-	err := errors.Join(
-		c.Kube.Client.DeleteAllOf(ctx, &appsv1.Deployment{}, client.InNamespace(namespace), background),
-		c.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels(labels)),
-	)
-	if err != nil {
-		return fmt.Errorf("remove pods: %w", err)
-	}
-	err = poll.Until(ctx, func() error {
+	must.OK(c.Kube.Client.DeleteAllOf(ctx, &appsv1.Deployment{}, client.InNamespace(namespace), background))
+	must.OK(c.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.MatchingLabels(labels)))
+	must.OK(poll.Until(ctx, func() error {
 		left := &corev1.PodList{}
 		err := c.Kube.Client.List(ctx, left, client.InNamespace(namespace), client.MatchingLabels(labels))
 		if err == nil && len(left.Items) > 0 {
-			err = fmt.Errorf("%d pods are left", len(left.Items))
+			err = fmt.Errorf("%d of the pods to remove are left", len(left.Items))
 		}
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("remove pods: %w", err)
+	}))
+	for _, h := range c.hosts() {
+		removeSandboxes(ctx, h)
 	}
-	hosts, err := c.hosts()
-	if err != nil {
-		return err
-	}
-	for _, h := range hosts {
-		if err := removeSandboxes(ctx, h); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // removeSandboxes removes those that have ended on a machine.
-func removeSandboxes(ctx context.Context, h *host.Host) error {
-	conn, err := h.CRI()
-	if err != nil {
-		return err
-	}
+func removeSandboxes(ctx context.Context, h *host.Host) {
+	conn := must.Get(h.CRI())
 	defer conn.Close()
 	r := cri.NewRuntimeServiceClient(conn)
 	ended := &cri.PodSandboxFilter{State: &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_NOTREADY}}
-	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: ended})
-	if err != nil {
-		return fmt.Errorf("list sandboxes of %s: %w", h.Name, err)
+	for _, s := range must.Get(r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: ended})).Items {
+		must.Get(r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.Id}))
 	}
-	for _, s := range list.Items {
-		if _, err := r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: s.Id}); err != nil {
-			return fmt.Errorf("remove a sandbox of %s: %w", h.Name, err)
-		}
-	}
-	return nil
 }

@@ -8,9 +8,18 @@ package scale
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"runtime/metrics"
+	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/berthnet/berth/bench/bubble"
+	"github.com/berthnet/berth/internal/ec2/cloud"
+	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ec2/cloud/pace"
+	"github.com/berthnet/berth/internal/ipam"
 )
 
 // Order is one run.
@@ -80,3 +89,310 @@ var Job = bubble.Job[Order, Outcome]{Name: "scale", Do: func(ctx context.Context
 	}
 	return work(ctx, o)
 }}
+
+// workloads is how each is run.
+var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
+	Join:            runJoin,
+	Event:           runEvent,
+	Fill:            runFill,
+	Subnets:         runSubnets,
+	Memory:          runMemory,
+	ThrottledCreate: runThrottledCreate,
+	ThrottledAssign: runThrottledAssign,
+	Peers:           runPeers,
+}
+
+// onPrimary has nodes keep 8 addresses free on the ENI that they have.
+func onPrimary() ipam.Policy {
+	p := ipam.DefaultCilium()
+	p.FirstInterfaceIndex = 0
+	return p
+}
+
+func runJoin(ctx context.Context, o Order) (Outcome, error) {
+	c, err := newCluster(o, want{policy: onPrimary()})
+	if err != nil {
+		return Outcome{}, err
+	}
+	m := meter{own: c.ec2.Front.CPU}
+	m.start()
+	c.start(ctx)
+	err = c.join(ctx, 0)
+	used := m.stop()
+	defer c.close()
+	out := c.ec2.outcome()
+	out.CPU, out.Bytes, out.Events = used.cpu, used.bytes, o.Nodes
+	return out, err
+}
+
+// A run measures rounds of events, on one node after the other, with as many on
+// each node however many nodes there are. There must be enough rounds for the
+// collector's work to be in them as it is in the long run: it comes all at once,
+// when the heap has doubled.
+const (
+	nodesOfRound  = 100
+	eventsOfRound = 4 * nodesOfRound
+)
+
+// allocatedInAll is how much a run's events allocate at least, in heaps of its size.
+const allocatedInAll = 1
+
+func runEvent(ctx context.Context, o Order) (Outcome, error) {
+	c, err := newCluster(o, want{policy: onPrimary()})
+	if err != nil {
+		return Outcome{}, err
+	}
+	c.start(ctx)
+	defer c.close()
+	if err := c.join(ctx, 0); err != nil {
+		return Outcome{}, err
+	}
+	c.idle(5 * time.Minute) // what joining left behind is forgotten by then
+	m := meter{own: c.ec2.Front.CPU}
+	m.start()
+	const quiet = 10 * time.Minute
+	c.idle(quiet)
+	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
+
+	enough := allocatedInAll * bubble.LiveHeap()
+	for out.Bytes < enough || out.Events < 5*eventsOfRound {
+		if err := c.round(ctx, &m, &out); err != nil {
+			return Outcome{}, err
+		}
+	}
+	return out, nil
+}
+
+// round measures the events of a round, and undoes them.
+func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
+	var nodes []*node
+	for i := range eventsOfRound {
+		place := out.Events/eventsOfRound*nodesOfRound + i%nodesOfRound
+		nodes = append(nodes, c.nodes[place*7919%len(c.nodes)]) // 7919 is prime: far apart, and each in its turn
+	}
+	c.afterListing()
+	before := c.ec2.outcome().Calls
+	m.start()
+	for _, n := range nodes {
+		if err := c.event(ctx, n); err != nil {
+			return fmt.Errorf("event on %s: %w", n.name, err)
+		}
+	}
+	used := m.stop()
+	out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
+	for action, n := range c.ec2.outcome().Calls {
+		out.Calls[action] += n - before[action]
+	}
+	c.calm(nodes)
+	return nil
+}
+
+// afterListing returns when a listing for repair is over, with what it had the
+// nodes look at, and long before the next: the fleet spreads the looks over a
+// quarter of the minute between listings, which jitters by half.
+func (c *cluster) afterListing() {
+	listings := func() int { return c.ec2.outcome().Calls[pace.DescribeENIs.Action] }
+	before, latest := listings(), time.Now().Add(2*time.Minute)
+	for listings() == before && time.Now().Before(latest) {
+		c.idle(100 * time.Millisecond)
+	}
+	c.idle(20 * time.Second)
+}
+
+func runFill(ctx context.Context, o Order) (Outcome, error) {
+	c, err := newCluster(o, want{policy: ipam.DefaultCilium()})
+	if err != nil {
+		return Outcome{}, err
+	}
+	return c.fill(ctx, o)
+}
+
+// runSubnets is for 100 nodes. Each ENI's primary address comes from the subnet
+// too, so that 400 addresses serve 33 nodes and leave 4: three ENIs of the last
+// node get 3 each.
+func runSubnets(ctx context.Context, o Order) (Outcome, error) {
+	p := ipam.DefaultCilium()
+	p.MinAllocate, p.PreAllocate = 11, 0
+	c, err := newCluster(o, want{policy: p, subnets: []int{400, 400, 400}, short: 2})
+	if err != nil {
+		return Outcome{}, err
+	}
+	return c.fill(ctx, o)
+}
+
+func runThrottledCreate(ctx context.Context, o Order) (Outcome, error) {
+	return runThrottled(ctx, o, ipam.DefaultCilium(), "CreateENI")
+}
+
+func runThrottledAssign(ctx context.Context, o Order) (Outcome, error) {
+	return runThrottled(ctx, o, onPrimary(), "AssignAddresses")
+}
+
+// runThrottled fills nodes while the first call of a method is refused for its rate.
+func runThrottled(ctx context.Context, o Order, p ipam.Policy, method string) (Outcome, error) {
+	c, err := newCluster(o, want{policy: p})
+	if err != nil {
+		return Outcome{}, err
+	}
+	if !o.Calm {
+		c.ec2.Front.Inject(cloudfake.Fault{Op: method, Times: 1, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+	}
+	return c.fill(ctx, o)
+}
+
+// fill measures how long it takes until all nodes have what they need.
+func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
+	foreign, stop := context.WithCancel(ctx)
+	defer stop()
+	c.ec2.startForeign(foreign, o.Limits)
+	c.start(ctx)
+	defer c.close()
+	if err := c.join(ctx, o.Join); err != nil {
+		return Outcome{}, err
+	}
+	out := c.ec2.outcome()
+	out.Last, out.Median = c.times()
+	out.Bound = o.Limits.Forces(out.Calls)
+	return c.secure(out)
+}
+
+// secure waits until all ENIs go with their instances, and notes when that was.
+func (c *cluster) secure(out Outcome) (Outcome, error) {
+	for latest := time.Now().Add(deadline); ; c.idle(time.Second) {
+		longest, left := c.ec2.exposure()
+		switch {
+		case left == 0:
+			out.Exposed = longest
+			return out, nil
+		case time.Now().After(latest):
+			return out, fmt.Errorf("%d ENIs would outlive their instances %v after all nodes were filled", left, deadline)
+		}
+	}
+}
+
+// Addresses of each node in runMemory.
+const usedByPods, keptFree = 10, 8
+
+// runMemory measures what the allocator keeps of nodes in their steady state.
+// What the EC2 in memory keeps itself is measured by one without Berth.
+func runMemory(ctx context.Context, o Order) (Outcome, error) {
+	p := ipam.DefaultCilium()
+	p.MinAllocate, p.PreAllocate = usedByPods+keptFree, keptFree
+	empty := bubble.LiveHeap()
+	c, err := newCluster(o, want{policy: p})
+	if err != nil {
+		return Outcome{}, err
+	}
+	c.start(ctx)
+	defer c.close()
+	if err := c.join(ctx, 0); err != nil {
+		return Outcome{}, err
+	}
+	for _, n := range c.nodes {
+		n.use(usedByPods, 0)
+		c.fleet.Kick(n.name)
+	}
+	c.idle(5 * time.Minute)
+	c.ec2.Front.ResetCalls()
+	all := bubble.LiveHeap()
+	own, err := ec2Alone(ctx, o)
+	if err != nil {
+		return Outcome{}, err
+	}
+	runtime.KeepAlive(c)
+	return Outcome{Heap: all - empty - own, Calls: c.ec2.outcome().Calls}, nil
+}
+
+// ec2Alone is the heap of an EC2 with the ENIs of runMemory, made without Berth.
+func ec2Alone(ctx context.Context, o Order) (uint64, error) {
+	before := bubble.LiveHeap()
+	e := newEC2(o, nil)
+	for i, id := range e.instances {
+		made, err := e.CreateENI(ctx, cloud.CreateENI{
+			SubnetID: primaries, Amount: cloud.Amount{Addresses: usedByPods + keptFree}, ClientToken: fmt.Sprint("berth-token-of-the-same-length", i),
+			Description: "Berth (" + id + ")", Tags: map[string]string{"berth.dev/cluster": clusterName, "berth.dev/instance-id": id},
+		})
+		if err == nil {
+			_, err = e.AttachENI(ctx, made.ID, id, 1)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("make the ENIs of an EC2 without Berth: %w", err)
+		}
+	}
+	e.Front.ResetCalls()
+	size := bubble.LiveHeap() - before
+	runtime.KeepAlive(e)
+	return size, nil
+}
+
+// callsOfPeer is how many ENIs each peer creates: enough for its limiter to
+// settle, as the limiters of many nodes do over all that they have to call.
+const callsOfPeer = 500
+
+// runPeers has as many processes as there are nodes, which draw on the same
+// buckets and do not know of each other, as daemons in node mode do.
+func runPeers(ctx context.Context, o Order) (Outcome, error) {
+	e := newEC2(o, nil)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	e.startForeign(ctx, o.Limits)
+	begin := time.Now()
+	var all errgroup.Group
+	at := make([]time.Duration, o.Nodes*callsOfPeer) // when each call had passed
+	for peer := range o.Nodes {
+		api := pace.Cloud(e, pace.Options{Peers: true, Observer: e})
+		for n := range callsOfPeer {
+			all.Go(func() error {
+				q := cloud.CreateENI{SubnetID: primaries, ClientToken: fmt.Sprintf("%d-%d", peer, n)}
+				_, err := api.CreateENI(ctx, q)
+				for cloud.ClassOf(err) == cloud.Throttled && ctx.Err() == nil {
+					_, err = api.CreateENI(ctx, q)
+				}
+				at[peer*callsOfPeer+n] = time.Since(begin)
+				return err
+			})
+		}
+	}
+	if err := all.Wait(); err != nil {
+		return Outcome{}, fmt.Errorf("create an ENI: %w", err)
+	}
+	slices.Sort(at)
+	out := e.outcome()
+	out.Last, out.Median = at[len(at)-1], at[len(at)/2]
+	out.Bound = o.Limits.Forces(out.Calls)
+	return out, nil
+}
+
+// meter measures what is spent between start and stop, without the CPU time of
+// the EC2 in memory. What that allocates, replies above all, is counted: the
+// runtime does not know whose it is.
+type meter struct {
+	own func() time.Duration // CPU time of the EC2 in memory so far
+	at  spent
+}
+
+// spent is what a process, or a part of it, used up so far.
+type spent struct {
+	cpu   time.Duration
+	bytes uint64
+}
+
+func (m *meter) start() { m.at = m.now() }
+
+func (m *meter) stop() spent {
+	now := m.now()
+	return spent{now.cpu - m.at.cpu, now.bytes - m.at.bytes}
+}
+
+func (m *meter) now() spent {
+	all := processSpent()
+	all.cpu -= m.own()
+	return all
+}
+
+// processSpent is the process's CPU time and what it allocated.
+func processSpent() spent {
+	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(sample)
+	return spent{bubble.CPU(), sample[0].Value.Uint64()}
+}

@@ -1,4 +1,4 @@
-// Package usage tells what other processes use.
+// Package usage reads the memory and CPU time of other processes.
 package usage
 
 import (

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/run/node"
 	"github.com/berthnet/berth/lab/run/proc"
@@ -42,7 +43,7 @@ const (
 const pluginName = "aws-cni"
 
 // ipamdRun is where the Amazon VPC CNI's daemon keeps its socket and its records.
-// It cannot be told otherwise, so that each node has a mount namespace with a
+// That cannot be configured, so each node has a mount namespace with a
 // directory of its own there.
 const ipamdRun = "/run/aws-node"
 
@@ -61,27 +62,18 @@ type ipamd struct {
 // newIPAMD installs the plugin on a node, as the image's entry point does, and
 // prepares the daemon with the settings of the published manifest, but for the
 // network policy agent, which is left out.
-func newIPAMD(b *bed, n *node.Node, env map[string]string) (*ipamd, error) {
+func newIPAMD(b *bed, n *node.Node, env map[string]string) *ipamd {
 	run, logs := filepath.Join(n.Dir, "run", "aws-node"), filepath.Dir(n.LogFile())
 	for _, dir := range []string{run, ipamdRun} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
+		must.OK(os.MkdirAll(dir, 0o755))
 	}
-	unshare, err := exec.LookPath("unshare")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Symlink(filepath.Join(b.CNIDir, Plugin), filepath.Join(n.CNIBinDir(), pluginName)); err != nil {
-		return nil, fmt.Errorf("install the plugin: %w", err)
-	}
+	unshare := must.Get(exec.LookPath("unshare"))
+	must.OK(os.Symlink(filepath.Join(b.CNIDir, Plugin), filepath.Join(n.CNIBinDir(), pluginName)))
 	list := fmt.Sprintf(`{"cniVersion":"0.4.0","name":"aws-cni","disableCheck":true,"plugins":[{"name":"aws-cni","type":%q,
 		"vethPrefix":"eni","mtu":"9001","podSGEnforcingMode":"strict","pluginLogFile":%q,"pluginLogLevel":"DEBUG"}]}`,
 		pluginName, filepath.Join(logs, "plugin.log"))
 	conf := filepath.Join(n.ConfDir(), "10-aws.conflist")
-	if err := os.WriteFile(conf, []byte(list), 0o644); err != nil {
-		return nil, err
-	}
+	must.OK(os.WriteFile(conf, []byte(list), 0o644))
 	vars := []string{
 		"MY_NODE_NAME=" + n.Name,
 		"KUBECONFIG=" + b.control.AdminKubeconfig(),
@@ -112,7 +104,7 @@ func newIPAMD(b *bed, n *node.Node, env map[string]string) (*ipamd, error) {
 			return proc.Command{Path: unshare, Args: args, Env: vars, Netns: n.Netns}
 		}),
 		node: n, conf: conf, socket: filepath.Join(run, "ipamd.sock"),
-	}, nil
+	}
 }
 
 func (d *ipamd) ready(ctx context.Context) (*pods, error) {

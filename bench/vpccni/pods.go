@@ -18,6 +18,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/bench/must"
+	"github.com/berthnet/berth/bench/objects"
 	"github.com/berthnet/berth/internal/kernel/ns"
 	"github.com/berthnet/berth/lab/run/node"
 )
@@ -56,21 +58,18 @@ func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
 }
 
 // sandbox makes the network namespace of a new pod.
-func (p *pods) sandbox() (*libcni.RuntimeConf, error) {
+func (p *pods) sandbox() *libcni.RuntimeConf {
 	p.mu.Lock()
 	p.made++
-	i := p.made
+	name := fmt.Sprintf("%s%d", p.node.PodPrefix, p.made)
 	p.mu.Unlock()
-	name := fmt.Sprintf("%s%d", p.node.PodPrefix, i)
-	if err := ns.Create(name); err != nil {
-		return nil, err
-	}
+	must.OK(ns.Create(name))
 	path := ns.Path(name)
 	var open *os.File
 	if p.apart {
 		var err error
 		if open, err = os.Open(path); err != nil {
-			return nil, errors.Join(fmt.Errorf("open network namespace: %w", err), ns.Remove(name))
+			must.OK(errors.Join(err, ns.Remove(name)))
 		}
 		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), open.Fd())
 	}
@@ -80,18 +79,7 @@ func (p *pods) sandbox() (*libcni.RuntimeConf, error) {
 	return &libcni.RuntimeConf{
 		ContainerID: name, NetNS: path, IfName: "eth0",
 		Args: [][2]string{{"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", name}, {"K8S_POD_INFRA_CONTAINER_ID", name}},
-	}, nil
-}
-
-func (p *pods) sandboxes(n int) (all []*libcni.RuntimeConf, err error) {
-	for range n {
-		rt, err := p.sandbox()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, rt)
 	}
-	return all, nil
 }
 
 func (p *pods) add(ctx context.Context, rt *libcni.RuntimeConf) error {
@@ -122,54 +110,37 @@ func (p *pods) remove(name string) error {
 	return ns.Remove(name)
 }
 
-// serve makes a pod, however often that takes, and returns it when it has its
+// serve makes a pod, however many tries that takes, and returns it when it has its
 // network.
-func (p *pods) serve(ctx context.Context) (*libcni.RuntimeConf, error) {
-	rt, err := p.sandbox()
-	if err != nil {
-		return nil, err
-	}
+func (p *pods) serve(ctx context.Context) *libcni.RuntimeConf {
 	for {
+		rt := p.sandbox()
 		failed := p.add(ctx, rt)
 		if failed == nil {
-			return rt, nil
+			return rt
 		}
 		if err := p.del(context.WithoutCancel(ctx), rt); err != nil {
-			return nil, errors.Join(failed, err)
+			must.OK(errors.Join(failed, err))
 		}
 		if !pause(ctx, retryDelay) {
-			return nil, failed
-		}
-		if rt, err = p.sandbox(); err != nil {
-			return nil, err
+			must.OK(failed)
 		}
 	}
-}
-
-// each does the same for so many, at once, and returns all errors.
-func each(n int, do func(i int) error) error {
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() { errs[i] = do(i) })
-	}
-	all.Wait()
-	return errors.Join(errs...)
 }
 
 // serveAll makes so many pods at once.
 func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, error) {
 	all := make([]*libcni.RuntimeConf, n)
-	err := each(n, func(i int) (err error) {
-		all[i], err = p.serve(ctx)
-		return err
+	err := objects.Each(ctx, n, n, func(ctx context.Context, i int) error {
+		all[i] = p.serve(ctx)
+		return nil
 	})
 	return all, err
 }
 
 // delAll ends pods at once.
-func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) error {
-	return each(len(all), func(i int) error { return p.del(ctx, all[i]) })
+func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) {
+	must.OK(objects.Each(ctx, len(all), len(all), func(ctx context.Context, i int) error { return p.del(ctx, all[i]) }))
 }
 
 func (p *pods) close() error {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/berthnet/berth/bench/must"
 	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
@@ -81,49 +82,27 @@ type daemon interface {
 	ready(ctx context.Context) (*pods, error)
 }
 
-// raise makes a bed whose daemons do not run yet.
-func raise(ctx context.Context, o Order, system System, s setup) (b *bed, err error) {
-	b = &bed{Order: o, system: system}
-	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
-		return nil, fmt.Errorf("make a directory for the lab: %w", err)
-	}
-	if err := b.raise(ctx, s); err != nil {
-		return nil, errors.Join(fmt.Errorf("raise a lab for %s: %w", system, err), b.close())
-	}
-	return b, nil
-}
-
-func (b *bed) raise(ctx context.Context, s setup) (err error) {
+// raise raises a bed whose daemons do not run yet.
+func (b *bed) raise(ctx context.Context, s setup) {
 	what := lab.DefaultSpec(s.nodes, s.instanceType)
 	// What either may call is no part of what is measured.
 	what.Roles[0].Policy, what.Roles[0].Actions = "", []string{"*"}
 	what.RateLimits = s.limits
-	b.Lab, err = lab.Start(ctx, lab.Options{
+	b.Lab = must.Get(lab.Start(ctx, lab.Options{
 		Dir: filepath.Join(b.dir, "lab"), BinDir: b.BinDir, Spec: &what, NoDaemons: true,
 		DaemonArgs: []string{"--cni-chain="}, BerthdEnv: s.env,
-	})
-	if err != nil {
-		return err
-	}
-	if b.control, err = kube.Start(ctx, kube.Options{
+	}))
+	b.control = must.Get(kube.Start(ctx, kube.Options{
 		Assets: b.Assets, Dir: filepath.Join(b.dir, "kube"), Netns: b.RouterPath(), Address: fabric.APIEndpoint,
-	}); err != nil {
-		return err
-	}
+	}))
 	for _, n := range b.Nodes() {
-		if err := b.register(ctx, n); err != nil {
-			return err
-		}
-		m := &machine{Node: n}
-		m.daemon = berthd{n}
+		must.OK(b.register(ctx, n))
+		m := &machine{Node: n, daemon: berthd{n}}
 		if b.system == AmazonVPCCNI {
-			if m.daemon, err = newIPAMD(b, n, s.env); err != nil {
-				return err
-			}
+			m.daemon = newIPAMD(b, n, s.env)
 		}
 		b.machines = append(b.machines, m)
 	}
-	return nil
 }
 
 // register makes a node's object, as its kubelet does.
@@ -146,26 +125,22 @@ func (b *bed) register(ctx context.Context, n *node.Node) error {
 // start starts a machine's daemon and returns once it takes ADDs. One that ends
 // by itself is started again, at once and then after ten seconds, twenty and so
 // on, as by a kubelet.
-func (m *machine) start(ctx context.Context) error {
-	if err := m.daemon.Start(); err != nil {
-		return err
-	}
+func (m *machine) start(ctx context.Context) {
+	must.OK(m.daemon.Start())
 	var backoff time.Duration
 	for {
 		pods, err := m.daemon.ready(ctx)
 		if err == nil {
 			m.pods = pods
-			return nil
+			return
 		}
 		if !m.daemon.Running() {
 			pause(ctx, backoff)
-			if err := m.daemon.Start(); err != nil {
-				return err
-			}
+			must.OK(m.daemon.Start())
 			backoff = max(firstBackoff, 2*backoff)
 		}
 		if !pause(ctx, often) {
-			return fmt.Errorf("%s is not ready: %w\n%s", m.Name, err, m.daemon.LogTail(20))
+			must.OK(fmt.Errorf("%s is not ready: %w\n%s", m.Name, err, m.daemon.LogTail(20)))
 		}
 	}
 }
@@ -186,8 +161,8 @@ func (b *bed) assigned(m *machine) (addresses, enis int) {
 }
 
 // until waits for a condition of the lab that comes soon.
-func (b *bed) until(ctx context.Context, what string, is func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, soon)
+func (b *bed) until(ctx context.Context, what string, is func() bool) {
+	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	for !is() {
 		if !pause(ctx, often) {
@@ -195,27 +170,24 @@ func (b *bed) until(ctx context.Context, what string, is func() bool) error {
 			for _, m := range b.machines {
 				logs += "\n" + m.daemon.LogTail(20)
 			}
-			return fmt.Errorf("no %s within %v%s", what, soon, logs)
+			must.OK(fmt.Errorf("no %s within %v%s", what, longest, logs))
 		}
 	}
-	return nil
 }
 
 // within is how many seconds after a moment a condition of the lab came, or the
 // longest when that was over before.
-func (b *bed) within(ctx context.Context, began time.Time, is func() bool) (float64, error) {
+func (b *bed) within(ctx context.Context, began time.Time, is func() bool) float64 {
 	for !is() && time.Since(began) < longest {
 		if !pause(ctx, often) {
-			return 0, ctx.Err()
+			must.OK(ctx.Err())
 		}
 	}
-	return time.Since(began).Seconds(), nil
+	return time.Since(began).Seconds()
 }
 
-const (
-	soon    = 2 * time.Minute
-	longest = 2 * time.Minute
-)
+// longest is how long a condition of the lab may take.
+const longest = 2 * time.Minute
 
 // close removes everything.
 func (b *bed) close() error {
@@ -235,7 +207,7 @@ func (b *bed) close() error {
 	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
 }
 
-// often is the time between two looks at what tells nobody when it changes.
+// often is the interval at which conditions without a notification are polled.
 const often = 10 * time.Millisecond
 
 // pause waits; false when ctx ended instead.

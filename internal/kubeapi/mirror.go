@@ -81,7 +81,6 @@ type Mirror struct {
 	// Explain adds to an error of a request for a resource what to do about it; nil: nothing.
 	Explain func(resource string, err error) error
 
-	cluster *Cluster
 	runs    []func(context.Context)
 	outages map[string]func(bool) // Store.Outage, by resource
 }
@@ -110,11 +109,8 @@ func Keep[T metav1.Object](m *Mirror, resource string, l Lister, s Store[T]) {
 // KeepMetadata has the metadata of objects of Kubernetes stored, with these annotations. It is to be
 // called before Run.
 func (m *Mirror) KeepMetadata(k Kind, s Store[*Metadata], annotations ...string) {
-	if m.cluster == nil {
-		m.cluster = NewCluster(m.API)
-		m.runs = append(m.runs, m.cluster.Run)
-	}
-	m.cluster.Follow(k, handler(m, k.resource, s), annotations...)
+	h := handler(m, k.resource, s)
+	m.runs = append(m.runs, func(ctx context.Context) { Follow(ctx, k.resource, m.API.metadata(k, annotations...), h) })
 }
 
 // Run keeps the owner up to date until ctx ends.

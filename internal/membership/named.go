@@ -4,9 +4,7 @@
 // agree. It is pure: values in, values and errors out.
 //
 //	named.go     the annotations
-//	selector.go  spec.clients of an Egress
-//	consent.go   which namespaces let Egresses of others select their pods
-//	selectors.go the selectors of all Egresses, and which of them are in force
+//	selectors.go spec.clients of all Egresses, which of them are in force, and the consent of namespaces
 package membership
 
 import (

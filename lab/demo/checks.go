@@ -18,33 +18,13 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// introspection compares the node's introspection document with the pods.
-func introspection(ctx context.Context, s *stage) string {
-	var figures string
-	for _, n := range s.nodes {
-		doc := must(lab.Document(ctx, n))
-		for _, p := range n.Pods() {
-			if !slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool {
-				return a.Address == p.Addr() && a.Pod == p.ObjectName && a.Namespace == p.Namespace
-			}) {
-				fail("%s does not list pod %s with %s", n.Name, p.Name, p.Addr())
-			}
-		}
-		if figures == "" {
-			figures = fmt.Sprintf("%s: %d allocated, %d available, %d cooling of %d",
-				n.Name, doc.Totals.Allocated, doc.Totals.Available, doc.Totals.Cooling, doc.Totals.Capacity)
-		}
-	}
-	return figures
-}
-
-// coolingPeriods are shorter in the modes in which the demo waits for their end.
+// coolingPeriods are shorter in modes whose proofs wait for their end.
 var coolingPeriods = map[lab.Mode]time.Duration{
 	lab.NodeMode: 30 * time.Second, lab.OperatorMode: 4 * time.Second, lab.PoolMode: 4 * time.Second,
 }
 
-// cooling deletes two pods, sees their addresses cool, and adds two others. It
-// begins again where that took so long that they have cooled.
+// cooling deletes two pods, sees their addresses cool, and adds two others. It starts again if the addresses have
+// cooled by then.
 func cooling(ctx context.Context, s *stage) (figures string) {
 	for try := 1; ; try++ {
 		began := time.Now()
@@ -89,8 +69,7 @@ func (s *stage) cool(ctx context.Context, try int) string {
 	return fmt.Sprintf("%v cool for %.0f s more; new pods got %v", freed, remaining, fresh)
 }
 
-// throttled launches one more node while EC2 admits few calls, and makes as
-// many pods there as its ENIs can hold.
+// throttled launches a node while EC2 admits few calls, and adds as many pods as its ENIs have addresses for.
 func throttled(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
 	const rate = 2.0 // calls a second of each action
@@ -118,8 +97,8 @@ func throttled(ctx context.Context, s *stage) string {
 		pods, took.Seconds(), rate, calls, refused, maxENIs)
 }
 
-// metadataBlocked asks for the metadata from a pod and from the node, and again once a daemon
-// runs with the setting reversed. IPv6-only pods reach the service's IPv4 address too, as their node.
+// metadataBlocked asks for metadata from a pod and from its node, and again with the setting reversed. IPv6-only pods
+// reach the service's IPv4 address too, as their node.
 func metadataBlocked(ctx context.Context, s *stage) string {
 	n := s.nodes[len(s.nodes)-1]
 	p := s.first(n)

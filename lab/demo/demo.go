@@ -33,13 +33,14 @@ type Options struct {
 	// Done is called once all proofs were tried, with what failed, before a lab
 	// that is kept is served.
 	Done func(error) error
+	// Subtest calls a proof, in a test as a subtest of its name; nil: it is called.
+	Subtest func(name string, proof func() error)
 }
 
-// patience is how long the lab may take to come up, and each proof: it only ends
-// what hangs.
+// patience limits how long the lab and each proof may hang.
 const patience = 3 * time.Minute
 
-// size is what the nodes of a mode can hold and what is put on them.
+// size is the capacity of a node, and the number of its pods.
 type size struct {
 	instanceType string
 	addresses    int // for pods
@@ -79,19 +80,18 @@ type stage struct {
 	nodes   []*node.Node
 	release func() // of the lock on the lab's directory
 
-	operators *operators
-	ports     *ports
-	cluster   *cluster
-	egress    *egress
-	branches  *branches
-	pools     *pools
-	beside    sync.WaitGroup // goroutines of the proof that is being tried (start)
+	ports    *ports
+	cluster  *Cluster
+	egress   *egress
+	branches *branches
+	pools    *pools
+	beside   sync.WaitGroup // goroutines of the proof that is being tried (start)
 }
 
 func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
 	return &stage{
 		size: size, lab: l, nodes: l.Nodes(), release: release,
-		operators: &operators{lab: l}, ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &cluster{lab: l, nodes: l.Nodes(), quote: quote},
+		ports: &ports{lab: l, nodes: l.Nodes()}, cluster: &Cluster{lab: l, nodes: l.Nodes(), quote: quote},
 		egress: &egress{lab: l, nodes: l.Nodes()}, branches: &branches{lab: l, nodes: l.Nodes()}, pools: &pools{lab: l},
 	}
 }
@@ -116,7 +116,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab))}
+	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab)), subtest: o.Subtest}
+	if t.subtest == nil {
+		t.subtest = func(_ string, proof func() error) { _ = proof() } // play has its error
+	}
 	o.Lab.Progress = t.note
 	more, lacks := o.branches()
 	if more && lacks == nil {
@@ -205,7 +208,7 @@ func (o Options) branches() (more bool, lacks error) {
 	return true, lacksVLANs()
 }
 
-// complete fills in what the demo needs of its lab; what the caller says wins.
+// complete adds what the demo needs. Options of the caller take precedence.
 func (o Options) complete() (Options, error) {
 	if o.Lab.Mode == "" {
 		o.Lab.Mode = lab.NodeMode
@@ -215,6 +218,9 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Lab.Nodes < 2 {
 		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+	}
+	if o.Lab.IPFamilies == "" {
+		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
 	}
 	if o.Lab.Kubelets != nil {
 		return o.completeCluster(), nil
@@ -226,38 +232,48 @@ func (o Options) complete() (Options, error) {
 		o.Lab = branchLab(o.Lab)
 		return o, nil
 	}
-	if o.Lab.IPFamilies == "" {
-		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
+	if o.Lab.Egress && o.Lab.Mode == lab.PoolMode {
+		return o.completeEgress(), nil
 	}
-	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
 	size := sizeOf(o.Lab)
 	o.Lab.InstanceType = size.instanceType
 	switch o.Lab.Mode {
 	case lab.OperatorMode:
-		args = append(args, operatorModeArgs...)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
 		s := labSpec(o.Lab.Nodes, size.instanceType)
 		o.Lab.Spec = &s
 	case lab.PoolMode:
-		if o.Lab.Egress {
-			return o.completeEgress(), nil
-		}
-		args = slices.Clone(poolArgs)
-		o.Lab.Nodes = max(o.Lab.Nodes, 3)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(poolOperatorArgs), o.Lab.OperatorArgs...)
-		o.Lab.Pools = demoPools()
-	case lab.PortMode:
-		args = slices.Clone(portArgs)
-		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
-		o.Lab.OperatorArgs = append(slices.Clone(portOperatorArgs), o.Lab.OperatorArgs...)
+		o.Lab.Nodes, o.Lab.Pools = max(o.Lab.Nodes, 3), demoPools()
 	}
-	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
+	if o.Lab.Mode != lab.NodeMode {
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = slices.Concat(quickLeases, settings[o.Lab.Mode].operator, o.Lab.OperatorArgs)
+	}
+	o.Lab.DaemonArgs = slices.Concat(settings[o.Lab.Mode].daemon, o.Lab.DaemonArgs)
 	return o, nil
 }
 
-// completeEgress is the same for a lab with egress.
+// quickLeases are settings of operators by which a dead leader is replaced sooner.
+var quickLeases = []string{"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+
+// settings keep the demo short: addresses cool for less long, excess and orphans are released sooner,
+// and what others change is repaired sooner.
+var settings = map[lab.Mode]struct{ daemon, operator []string }{
+	lab.NodeMode: {daemon: []string{onPremisesUntranslated}},
+	lab.OperatorMode: {
+		[]string{onPremisesUntranslated, fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()},
+		[]string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--orphan-age=20s", "--orphan-interval=10s"},
+	},
+	lab.PoolMode: {
+		[]string{"--cooling-period=" + coolingPeriods[lab.PoolMode].String(), "--block-release-delay=2s", "--block-claim-interval=1s"},
+		[]string{"--block-claim-grace=" + claimGrace.String()},
+	},
+	lab.PortMode: {[]string{"--repair-interval=2s"}, []string{"--listing-interval=2s"}},
+}
+
+// onPremisesUntranslated lets the on-premises network see pods' own addresses.
+const onPremisesUntranslated = "--exclude-snat-cidrs=192.168.100.0/24"
+
+// completeEgress is complete for a lab with egress.
 func (o Options) completeEgress() Options {
 	o.Lab.Nodes, o.Lab.RestartOperators = max(o.Lab.Nodes, 3), true
 	o.Lab.DaemonArgs = append(slices.Clone(lab.EgressArgs), o.Lab.DaemonArgs...)
@@ -265,11 +281,8 @@ func (o Options) completeEgress() Options {
 	return o
 }
 
-// completeCluster is the same for a lab with kubelets: Berth comes later, by a proof.
+// completeCluster is complete for a lab with kubelets. A proof installs Berth later.
 func (o Options) completeCluster() Options {
-	if o.Lab.IPFamilies == "" {
-		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
-	}
 	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
 	if o.Lab.Mode != lab.NodeMode {
 		o.Lab.OperatorCount = 2
@@ -287,14 +300,18 @@ func done(o Options, err error) error {
 	return o.Done(err)
 }
 
-// play tries the proofs one after the other. The error is of one who ends it before; what
-// failed, the reporter has.
+// play tries the proofs one after the other. The reporter keeps failures; an error means that ctx ended.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Options) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
-		figures, err := s.try(trial, p)
+		var figures string
+		var err error
+		t.subtest(p.name, func() error {
+			figures, err = s.try(trial, p)
+			return err
+		})
 		cancel()
 		if ctx.Err() != nil { // interrupted, which proves nothing
 			return context.Cause(ctx)
@@ -328,7 +345,7 @@ func (s *stage) showLogs(t *reporter) {
 		}
 	}
 	if s.lab.Kubelets != nil {
-		s.cluster.report(t)
+		s.cluster.Report(func(line string) { t.say("    %s", line) })
 		return
 	}
 	for _, n := range s.nodes {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -41,8 +40,22 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
 
-// TestEveryProofPasses raises one demo in each gate; together with TestAnInterruptedDemoCleansUp
-// a gate has one control plane for demos.
+// prove runs a demo with each proof as a subtest, and counts the ticks of its report.
+func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
+	t.Helper()
+	o.Subtest = func(name string, proof func() error) {
+		t.Run(name, func(t *testing.T) { harness.OK(t, proof()) })
+	}
+	if err := Run(t.Context(), o); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if got := strings.Count(out.String(), "  ✓ "); got != proofs {
+		t.Errorf("%d ticks for %d proofs:\n%s", got, proofs, out)
+	}
+}
+
+// TestEveryProofPasses runs one demo in each slice. With TestAnInterruptedDemoCleansUp a slice starts one
+// control plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -64,9 +77,6 @@ func TestEveryProofPasses(t *testing.T) {
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode, o.Lab.IPFamilies = mode, tc.families
-			if err := Run(t.Context(), o); err != nil {
-				t.Errorf("%v\n%s", err, &out)
-			}
 			proofs, omitted := len(proofsOf(lab.Options{Mode: mode, IPFamilies: families})), 0
 			if mode == lab.OperatorMode {
 				if lacksVLANs() == nil {
@@ -75,9 +85,7 @@ func TestEveryProofPasses(t *testing.T) {
 					omitted = 1
 				}
 			}
-			if got := strings.Count(out.String(), "  ✓ "); got != proofs {
-				t.Errorf("%d ticks for %d proofs:\n%s", got, proofs, &out)
-			}
+			prove(t, o, &out, proofs)
 			if got := strings.Count(out.String(), "NOT RUN: "); got != omitted || omitted > 0 != strings.Contains(out.String(), "  NOT RUN    1\n") {
 				t.Errorf("%d NOT RUN, want %d, and the summary to count it:\n%s", got, omitted, &out)
 			}
@@ -85,40 +93,6 @@ func TestEveryProofPasses(t *testing.T) {
 	}
 }
 
-func TestDualProofsAreAdded(t *testing.T) {
-	for _, mode := range lab.Modes {
-		without, with := proofsOf(lab.Options{Mode: mode}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.Dual})
-		want := 0
-		if familiesIn(mode) != "" {
-			want = len(dualProofs)
-		}
-		if len(with)-len(without) != want {
-			t.Errorf("%s: dual stack adds %d proofs, want %d", mode, len(with)-len(without), want)
-		}
-	}
-}
-
-// A demo of IPv6-only pods leaves nothing out, and shows what is special to them.
-func TestProofsOfIPv6Alone(t *testing.T) {
-	for _, mode := range withVPC {
-		of4, of6 := proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv4}), proofsOf(lab.Options{Mode: mode, IPFamilies: ipfamily.OnlyIPv6})
-		named := func(list []proof, name string) bool {
-			return slices.ContainsFunc(list, func(p proof) bool { return p.name == name })
-		}
-		for _, p := range of4 {
-			if !named(of6, p.name) != (p.name == afterProof) {
-				t.Errorf("%s: %q is shown for IPv6-only pods: %t", mode, p.name, named(of6, p.name))
-			}
-		}
-		for _, p := range append(slices.Clone(onlyIPv6Proofs), nitroProof) {
-			if !named(of6, p.name) || named(of4, p.name) {
-				t.Errorf("%s: %q is to be shown for IPv6-only pods, and only there", mode, p.name)
-			}
-		}
-	}
-}
-
-// The demo of branches has both families, and rejects IPv6 only.
 func TestNoBranchesOfIPv6Alone(t *testing.T) {
 	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
 	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
@@ -138,8 +112,7 @@ func TestWhatToAskTheInternet(t *testing.T) {
 	}
 }
 
-// TestProofsNotice breaks what a proof is about, and wants it to fail and the
-// next not to.
+// TestProofsNotice breaks the subject of a proof: the proof fails, and the next ones pass.
 func TestProofsNotice(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -201,7 +174,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-func TestAFailureIsTold(t *testing.T) {
+func TestFailureToStartIsReported(t *testing.T) {
 	var out bytes.Buffer
 	o := options(t, &out)
 	o.Lab.BinDir = t.TempDir() // no berthd to start

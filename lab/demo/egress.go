@@ -33,16 +33,16 @@ const (
 // egressClients are the namespaces of the clients.
 var egressClients = []string{"shop", "bank"}
 
-// egressProofs are those of a lab with egress.
+// egressProofs are the proofs of a lab with egress.
 var egressProofs = []proof{
-	{inPool, "an Egress has two gateways, with addresses of their own pool", egressReady},
-	{inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers},
-	{inPool, "other destinations are unaffected; destinations change live", editDestinations},
-	{inPool, "three gateways share a client's connections", scaleGateways},
-	{inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient},
-	{inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram},
-	{inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway},
-	{inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress},
+	in(inPool, "an Egress has two gateways, with addresses of their own pool", egressReady),
+	in(inPool, "clients of two namespaces are seen as gateways, others as themselves", clientsAndOthers),
+	in(inPool, "other destinations are unaffected; destinations change live", editDestinations),
+	in(inPool, "three gateways share a client's connections", scaleGateways),
+	in(inPool, "a pod that may not use the Egress does not start; its error says why", refusedClient),
+	in(inPool, "berth-egress killed with -9 under traffic: no connection ends", killGatewayProgram),
+	in(inPool, "a gateway's pod is deleted: its connections finish, new ones use others", deleteGateway),
+	in(inPool, "the Egress is deleted: pods are seen as themselves, nothing is left", deleteEgress),
 }
 
 // internetKey is the name of the demo's Egress.
@@ -111,7 +111,7 @@ func (s *egress) client(namespace string) *node.Pod {
 	return nil
 }
 
-// seenAs asks a host outside by which address it sees a pod's new connection.
+// seenAs returns the source of a pod's new connection as a host outside sees it.
 func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) netip.Addr {
 	one, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -120,7 +120,7 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr) net
 	return r.You
 }
 
-// seen waits until a host outside sees a pod by one of some addresses; by nil: by its own.
+// seen waits until a host outside sees a pod by one of some addresses, or by its own if there are none.
 func seen(ctx context.Context, p *node.Pod, to netip.Addr, by map[netip.Addr]string) {
 	await(ctx, fmt.Sprintf("how %s sees pod %s/%s", to, p.Namespace, p.Name), func() {
 		for _, network := range []string{"tcp", "udp"} {
@@ -210,8 +210,7 @@ func (s *egress) fromClients(ctx context.Context, t *traffic, networks ...string
 	}
 }
 
-// killGatewayProgram is about connections: a datagram that arrives while a process takes over may
-// be lost, and nobody sends it again.
+// killGatewayProgram uses connections only: a datagram that arrives during the restart is lost.
 func killGatewayProgram(ctx context.Context, s *stage) string {
 	all := s.lab.Gateways(internetKey)
 	_, t := underTraffic(ctx, func(ctx context.Context, t *traffic) string {
@@ -275,7 +274,7 @@ func deleteEgress(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("after %s", ms(took))
 }
 
-// noTunnels returns an error if anything of egress is left in a pod: a tunnel, or a rule that is not the kernel's own.
+// noTunnels returns an error if a pod still has a tunnel, or a rule that is not the kernel's own.
 func noTunnels(h *netlink.Handle) error {
 	var errs []error
 	for _, name := range []string{tunnel.Link4, tunnel.Link6} {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/ipfamily"
+	"github.com/berthnet/berth/lab"
 	"github.com/berthnet/berth/lab/cloud/spec"
 	"github.com/berthnet/berth/lab/cloud/vpc"
 	"github.com/berthnet/berth/lab/run/node"
@@ -45,8 +46,7 @@ func names(stem string, count int) []string {
 	return out
 }
 
-// add adds pods of these names to a node, or to each node if n is nil, all at once. It returns
-// how long each took, in order.
+// add adds pods to a node, or to each node if n is nil, all at once. It returns how long each took, sorted.
 func (s *stage) add(ctx context.Context, n *node.Node, names []string) []time.Duration {
 	nodes := []*node.Node{n}
 	if n == nil {
@@ -72,22 +72,22 @@ func spread(took []time.Duration) string {
 	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
-// lead is the family that the demo asks by: IPv4 where pods have it.
+// lead is the family of questions: IPv4 where pods have it.
 func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
 
 func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
 
 func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 
-// primary is a node's own address of the family that the demo asks by.
+// primary is a node's own address.
 func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
 
-// enis are a node's, the primary one first.
-func (s *stage) enis(n *node.Node) []vpc.ENI { return s.lab.Snapshot().InstanceENIs(n.InstanceID) }
+// enisOf are a node's, the primary one first.
+func enisOf(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
 // index is the device index of the ENI that has an address.
 func (s *stage) index(n *node.Node, a netip.Addr) int {
-	for _, e := range s.enis(n) {
+	for _, e := range enisOf(s.lab, n) {
 		if e.Owns(a) {
 			return e.Attachment.DeviceIndex
 		}
@@ -133,3 +133,37 @@ func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Micros
 
 // since is the time since then, in seconds.
 func since(then time.Time) string { return fmt.Sprintf("%.1f s", time.Since(then).Seconds()) }
+
+// awaitLeader waits until an operator leads.
+func awaitLeader(ctx context.Context, l *lab.Lab) (leader *lab.Operator) {
+	await(ctx, "operators", func() {
+		if leader = must(l.Leader(ctx)); leader == nil {
+			fail("none leads")
+		}
+	})
+	return leader
+}
+
+// revive starts killed operators and waits until all operators are ready. The lab restarts those that lose their
+// Lease, as a kubelet does.
+func revive(ctx context.Context, l *lab.Lab, killed ...*lab.Operator) {
+	for _, o := range killed {
+		if err := o.Start(); err != nil && !o.Running() {
+			check(err)
+		}
+	}
+	await(ctx, "operators", func() {
+		for _, o := range l.Operators() {
+			_, err := o.Get(ctx, "/readyz")
+			checkf(err, "%s", o.Name)
+		}
+	})
+}
+
+// withoutLeader kills the leader, calls do, and starts that operator again.
+func withoutLeader(ctx context.Context, l *lab.Lab, do func()) {
+	leader := awaitLeader(ctx, l)
+	check(leader.Kill())
+	do()
+	revive(ctx, l, leader)
+}

@@ -22,12 +22,6 @@ import (
 // claimGrace is how long a claim lasts: longer than a busy machine stands still.
 const claimGrace = 12 * time.Second
 
-// Settings of pool mode that keep the demo short.
-var (
-	poolArgs         = []string{"--cooling-period=" + coolingPeriods[lab.PoolMode].String(), "--block-release-delay=2s", "--block-claim-interval=1s"}
-	poolOperatorArgs = []string{"--block-claim-grace=" + claimGrace.String(), "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
-)
-
 // Pools of the demo in addition to the default one: public has room for two pods,
 // and tenant's namespace may choose lent by annotations of its pods.
 const (
@@ -104,48 +98,8 @@ func fromSeveralBlocks(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d dual-stack pods on %d nodes from %d blocks; %s", len(took), len(s.nodes), total, spread(took))
 }
 
-// askBoth asks in each family that a pod has.
-func (a *asks) askBoth(ctx context.Context, who string, p *node.Pod, to []netip.Addr) {
-	for i, own := range p.Addrs {
-		for _, t := range to {
-			if t.Is4() == own.Is4() {
-				a.ask(ctx, who, p.Netns(), port(t), p.Addrs[i])
-			}
-		}
-	}
-}
-
-func podsToPods(ctx context.Context, s *stage) string {
-	var a asks
-	pairs := 0
-	for i, n := range s.nodes {
-		for _, other := range []*node.Node{n, s.nodes[(i+1)%len(s.nodes)]} {
-			for k, p := range n.Pods() {
-				a.askBoth(ctx, n.Name+"/"+p.Name, p, other.Pods()[(k+1)%len(other.Pods())].Addrs)
-				pairs++
-			}
-		}
-	}
-	return a.result("%d pairs of pods, IPv4 and IPv6", pairs)
-}
-
-// toOutside asks there and back: nothing is translated anywhere.
-func toOutside(ctx context.Context, s *stage) string {
-	var a asks
-	outside := []netip.Addr{site.OutsideHost, site.OutsideHost6}
-	for _, n := range s.nodes {
-		for _, p := range n.Pods() {
-			a.askBoth(ctx, n.Name+"/"+p.Name, p, outside)
-			for i, to := range p.Addrs {
-				a.ask(ctx, "outside", s.lab.OutsidePath(), port(to), outside[i])
-			}
-		}
-	}
-	return a.result("by the router, no NAT")
-}
-
-// freeAddress asks from outside for an address of a block that no pod has. A
-// node without a route for the whole block would send it back to the router.
+// freeAddress asks from outside for an unused address of a block. Without a route for the whole block the node would
+// send the packet back.
 func freeAddress(ctx context.Context, s *stage) string {
 	n := s.nodes[0]
 	doc := must(lab.Document(ctx, n))
@@ -165,7 +119,7 @@ func freeAddress(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s: no route to host, after %s", free, ms(time.Since(began)))
 }
 
-// addOf adds a pod that must get an address of a pool.
+// addOf adds a pod whose address must be of a pool.
 func (s *pools) addOf(ctx context.Context, n *node.Node, pool, name string, o node.PodOptions) *node.Pod {
 	p := must(n.AddPod(ctx, name, o))
 	if !slices.ContainsFunc(s.blocksOf(ctx, n, pool), func(b v1alpha1.AddressBlock) bool {
@@ -189,8 +143,7 @@ func annotatedNamespace(ctx context.Context, s *stage) string {
 	return a.result("namespace edge: %s of pool %s, a block of one", p.Addr(), publicPool)
 }
 
-// annotatedPod chooses a pool by a pod's annotation, in a namespace that the
-// pool lists and in one that it does not.
+// annotatedPod chooses a pool by a pod's annotation, in a namespace that the pool lists and in another.
 func annotatedPod(ctx context.Context, s *stage) string {
 	check(s.lab.Kube.CreateNamespace(ctx, tenant, nil))
 	n := s.nodes[1]
@@ -202,7 +155,7 @@ func annotatedPod(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s of pool %s in namespace %s; rejected in default", p.Addr(), lentPool, tenant)
 }
 
-// poolWithoutAPI serves a node while the API server is away.
+// poolWithoutAPI adds and deletes pods while the API server is down.
 func poolWithoutAPI(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	check(lab.BindPods(ctx, n, "no-api"))
@@ -210,25 +163,24 @@ func poolWithoutAPI(ctx context.Context, s *stage) string {
 	must(n.AddPod(ctx, "before", node.PodOptions{}))
 	check(s.lab.WaitReports(ctx))
 	figures := s.serveWithoutAPI(ctx, n, "no-api", n.Pods()[0].Name)
-	s.operators.ready(ctx)
+	revive(ctx, s.lab)
 	return figures
 }
 
 // killPoolOperator kills the leader and adds more pods than there are addresses for.
-func killPoolOperator(ctx context.Context, s *stage) string {
+func killPoolOperator(ctx context.Context, s *stage) (figures string) {
 	n := s.nodes[1]
-	leader := s.operators.leader(ctx)
 	before := len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
-	check(leader.Kill())
-	began := time.Now()
-	s.add(ctx, n, names("more", s.size.pods))
-	took, after := since(began), len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool))
-	if after <= before {
-		fail("%s has %d blocks, had %d: it needed none", n.Name, after, before)
-	}
-	s.operators.revive(leader)
-	s.operators.ready(ctx)
-	return fmt.Sprintf("%s: %d pods, %d more blocks, after %s", n.Name, s.size.pods, after-before, took)
+	withoutLeader(ctx, s.lab, func() {
+		began := time.Now()
+		s.add(ctx, n, names("more", s.size.pods))
+		more := len(s.pools.blocksOf(ctx, n, v1alpha1.DefaultPool)) - before
+		if more <= 0 {
+			fail("%s has as many blocks as before, %d: it needed none", n.Name, before)
+		}
+		figures = fmt.Sprintf("%s: %d pods, %d more blocks, after %s", n.Name, s.size.pods, more, since(began))
+	})
+	return figures
 }
 
 // exhausted takes the last block of a pool, asks for one more, and appends a subnet to the pool.
@@ -252,7 +204,7 @@ func exhausted(ctx context.Context, s *stage) string {
 		p.Status.Blocks.Allocated, p.Status.Blocks.Total, publicPool, since(began))
 }
 
-// blockReturns deletes the pod of a block and follows the block.
+// blockReturns deletes the last pod of a block, and waits until the block is released.
 func blockReturns(ctx context.Context, s *stage) string {
 	n := s.nodes[2]
 	blocks := s.pools.blocksOf(ctx, n, publicPool)
@@ -272,8 +224,7 @@ func blockReturns(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%s %s after %s, 4 of them cooling", blocks[0].Name, blocks[0].IPv4, since(began))
 }
 
-// nodeDeleted deletes the Node of a node that runs, waits longer than a claim
-// lasts, and registers it again.
+// nodeDeleted deletes the Node of a running node, and registers it again after the grace period of claims.
 func nodeDeleted(ctx context.Context, s *stage) string {
 	n := s.nodes[1]
 	before := s.pools.blocksOf(ctx, n, "")

@@ -18,8 +18,9 @@ import (
 
 // reporter prints the proofs and keeps their results.
 type reporter struct {
-	began  time.Time
-	proofs int // how many there are
+	began   time.Time
+	proofs  int                                   // how many there are
+	subtest func(name string, proof func() error) // see Options
 
 	mu      sync.Mutex // guards all below
 	out     io.Writer
@@ -69,7 +70,7 @@ func (t *reporter) verdict(name, figures string, took time.Duration, err error) 
 	t.say("  ✓ %-56s %s", name, figures)
 }
 
-// summary prints the table and returns what failed, nil when all passed.
+// summary prints the table and returns what failed.
 func (t *reporter) summary() error {
 	passed := 0
 	var failed []error
@@ -160,7 +161,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...))
 }
 
-// internetURL is where pods of some families ask the internet who they are, for a shell.
+// internetURL is where pods ask the internet for their address, quoted for a shell.
 func internetURL(of ipfamily.Set) string {
 	url := netip.AddrPortFrom(internetHosts[of.Families()[0]], echo.HTTPPort).String() + "/"
 	if of == ipfamily.OnlyIPv6 {

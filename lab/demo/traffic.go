@@ -13,8 +13,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// traffic is conversations that go on while something else happens. Each asks
-// a question once, waits for its answer, and asks the next.
+// traffic is a set of conversations. Each asks a question, waits for the answer, and asks the next.
 type traffic struct {
 	running  sync.WaitGroup
 	talks    int
@@ -37,7 +36,7 @@ func (t *traffic) converse(ctx context.Context, path, network string, to netip.A
 	})
 }
 
-// question asks once; false when its answer did not come.
+// question asks once, and reports whether there was an answer.
 func (t *traffic) question(conn *echo.Conn, i int) bool {
 	began := time.Now()
 	text := fmt.Sprintf("question %d", i)
@@ -57,7 +56,7 @@ func (t *traffic) question(conn *echo.Conn, i int) bool {
 	return true
 }
 
-// flow returns once enough more answers have come.
+// flow waits until more answers have come.
 func (t *traffic) flow(ctx context.Context) {
 	for want := t.answered.Load() + answersEach; t.answered.Load() < want; {
 		select {
@@ -68,7 +67,7 @@ func (t *traffic) flow(ctx context.Context) {
 	}
 }
 
-// underTraffic calls do while conversations go on that do starts, and fails if an answer is lost.
+// underTraffic calls do, which starts conversations, and fails if an answer is lost.
 func underTraffic(ctx context.Context, do func(context.Context, *traffic) string) (figures string, t *traffic) {
 	ctx, stop := context.WithCancel(ctx)
 	t = &traffic{}
@@ -89,8 +88,8 @@ func (t *traffic) fromPods(ctx context.Context, n *node.Node, outside, far netip
 	}
 }
 
-// killUnderTraffic kills the first node's daemon while its pods talk to another node's and to
-// the internet, lets them talk without it, starts it again, and adds a pod after that.
+// killUnderTraffic kills the first node's daemon while its pods talk to another node and to the internet, restarts it
+// after a while, and adds a pod.
 func killUnderTraffic(ctx context.Context, s *stage) string {
 	n, far, outside := s.nodes[0], s.first(s.nodes[1]).Addr(), netip.Addr{}
 	if s.lab.Ports == nil {

@@ -19,8 +19,8 @@ const (
 	rate     = 8_000_000 // bits a second
 )
 
-// chainedPlugins has a pod with a host port and limits of its bandwidth. Where machines
-// have no plugins, it is those of Berth's image that see to both.
+// chainedPlugins creates a pod with a host port and bandwidth limits. Where machines have no reference plugins, those
+// of Berth's image serve both.
 func chainedPlugins(t *testing.T, w *world) {
 	h, err := w.Machine(brokenNode)
 	harness.OK(t, err)

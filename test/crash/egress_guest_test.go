@@ -24,9 +24,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What nobody asked for, and what is missing, is found in every kind of pod: else a soak that finds
-// nothing says nothing.
-func TestEgressInvariantsFindTrouble(t *testing.T) {
+// TestEgressInvariantsFindFaults adds and removes state in every kind of pod, which oracle.Egress must
+// find: without it, a soak without violations would mean nothing.
+func TestEgressInvariantsFindFaults(t *testing.T) {
 	m := egressMode
 	var l *lab.Lab
 	t.Cleanup(func() { harness.OK(t, forget(l)) }) // the control plane is others' too
@@ -97,7 +97,6 @@ func TestEgressInvariantsFindTrouble(t *testing.T) {
 	}
 }
 
-// on does something in a pod's namespace.
 func on(t *testing.T, p *node.Pod, do func(*netlink.Handle) error) {
 	t.Helper()
 	at, err := netns.GetFromPath(p.Netns())
@@ -129,7 +128,7 @@ func setMTU(h *netlink.Handle, mtu int) error {
 	return h.LinkSetMTU(l, mtu)
 }
 
-// serve has a gateway take packets of somebody, or not any more.
+// serve adds or removes a client of a gateway.
 func serve(p *node.Pod, add bool) error {
 	at, err := netns.GetFromPath(p.Netns())
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,8 +16,8 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// roomy is a lab of one node whose primary ENI has an address warm for each of so
-// many pods. What a kill took is asked for again, which no ADD fails for.
+// roomy is a lab of one node with a warm address on the primary ENI for each of so many pods.
+// Addresses that a kill loses are asked for again, without a failed ADD.
 func roomy(pods int) lab.Options {
 	warm := fmt.Sprint(pods)
 	return harness.Quick(lab.NodeMode, lab.Options{
@@ -24,96 +26,88 @@ func roomy(pods int) lab.Options {
 	})
 }
 
-// An ADD whose daemon is killed in the middle of it succeeds with the next one: the
-// same ADD, which the runtime made once, and one address.
-func TestADDOutlivesItsDaemon(t *testing.T) {
+// TestCallsOutliveTheDaemon kills the daemon at the steps of an ADD and a DEL. The one call that the
+// runtime makes succeeds with the next daemon: with one address, and with nothing left.
+func TestCallsOutliveTheDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, roomy(3))
 	n := l.Nodes()[0]
-	for _, name := range harness.Sample(t, 5, named("daemon.add.")) {
-		t.Run(name, func(t *testing.T) {
+	for _, name := range slices.Concat(harness.Sample(t, 5, named("daemon.add.")), harness.Sample(t, 5, named("daemon.del."))) {
+		verb := strings.ToUpper(strings.Split(name, ".")[1])
+		t.Run(verb+"/"+name, func(t *testing.T) {
 			ctx := harness.Deadline(t, patience)
-			restarted := killTimes(ctx, t, n, name+"=kill", 1)
+			var restarted <-chan error
+			kill := func(of string) {
+				if of == verb {
+					restarted = killTimes(ctx, t, n, name+"=kill", 1)
+				}
+			}
+			kill("ADD")
 			p, err := n.AddPod(ctx, "pod", node.PodOptions{Once: true})
 			harness.OK(t, err)
-			harness.OK(t, <-restarted)
 			if len(p.Addrs) != 1 {
 				t.Errorf("the pod has the addresses %v, want one", p.Addrs)
 			}
-			harness.Settle(t, l) // one lease, one record, one link
+			if verb == "ADD" {
+				harness.OK(t, <-restarted)
+				harness.Settle(t, l) // one lease, one record, one link
+			}
+			kill("DEL")
+			if verb == "DEL" {
+				harness.OK(t, n.DelAgain(ctx, p)) // by one call
+				harness.OK(t, <-restarted)
+			}
 			harness.OK(t, n.DelPod(ctx, "pod"))
 			harness.Settle(t, l)
 		})
 	}
 }
 
-// So does a DEL, and what it began is finished.
-func TestDELOutlivesItsDaemon(t *testing.T) {
+// TestBurstOutlivesTheDaemon restarts the daemon in the middle of a burst of ADDs, in order or by
+// kills, and no ADD fails: no pod waits until its kubelet tries again. The times are for the log.
+func TestBurstOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, roomy(3))
+	const pods = 30
+	l := harness.Raise(t, roomy(pods))
 	n := l.Nodes()[0]
-	for _, name := range harness.Sample(t, 5, named("daemon.del.")) {
-		t.Run(name, func(t *testing.T) {
-			ctx := harness.Deadline(t, patience)
-			p, err := n.AddPod(ctx, "pod", node.PodOptions{Once: true})
-			harness.OK(t, err)
-			restarted := killTimes(ctx, t, n, name+"=kill", 1)
-			harness.OK(t, n.DelAgain(ctx, p)) // by one call
+	for _, tc := range []struct {
+		name    string
+		starts  int // of daemons
+		restart func(ctx context.Context, t *testing.T) <-chan error
+	}{
+		{"restarted", 1, func(context.Context, *testing.T) <-chan error {
+			restarted := make(chan error, 1)
+			go func() {
+				err := n.Stop(patience)
+				if err == nil {
+					err = n.Start()
+				}
+				restarted <- err
+			}()
+			return restarted
+		}},
+		{"killed twice", 3, func(ctx context.Context, t *testing.T) <-chan error {
+			return killTimes(ctx, t, n, "daemon.add.wired=kill@8", 2)
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx, before := harness.Deadline(t, patience), n.Starts()
+			restarted := tc.restart(ctx, t)
+			slowest := burst(ctx, t, n, pods)
 			harness.OK(t, <-restarted)
-			harness.OK(t, n.DelPod(ctx, "pod"))
+			if got := n.Starts() - before; got != tc.starts {
+				t.Errorf("%d daemons were started, want %d", got, tc.starts)
+			}
+			t.Logf("slowest of %d ADDs: %v", pods, slowest.Round(time.Millisecond))
+			harness.Settle(t, l)
+			harness.RemoveAll(t, n)
 			harness.Settle(t, l)
 		})
 	}
 }
 
-// A restart in order, in the middle of a burst, fails no ADD either.
-func TestBurstWhileTheDaemonIsRestarted(t *testing.T) {
-	t.Parallel()
-	const pods = 30
-	l := harness.Raise(t, roomy(pods))
-	n := l.Nodes()[0]
-	ctx := harness.Deadline(t, patience)
-	restarted := make(chan error, 1)
-	go func() {
-		if err := n.Stop(patience); err != nil {
-			restarted <- err
-			return
-		}
-		restarted <- n.Start()
-	}()
-	burst(ctx, t, n, pods)
-	harness.OK(t, <-restarted)
-	harness.Settle(t, l)
-}
-
-// In a burst of ADDs the daemon is killed twice, and none of them fails: no pod
-// waits for a kubelet to try again. The times are for the log; a restart takes
-// what a start takes.
-func TestBurstWhileTheDaemonIsKilled(t *testing.T) {
-	t.Parallel()
-	const pods = 30
-	l := harness.Raise(t, roomy(pods))
-	n := l.Nodes()[0]
-	ctx := harness.Deadline(t, patience)
-	for _, kills := range []int{0, 2} {
-		before := n.Starts()
-		restarted := killTimes(ctx, t, n, "daemon.add.wired=kill@8", kills)
-		slowest := burst(ctx, t, n, pods)
-		harness.OK(t, <-restarted)
-		if got := n.Starts() - before - min(kills, 1); got != kills {
-			t.Errorf("the daemon was restarted %d times, want %d", got, kills)
-		}
-		t.Logf("%d kills: slowest of %d ADDs %v", kills, pods, slowest.Round(time.Millisecond))
-		harness.Settle(t, l)
-		for i := range pods {
-			harness.OK(t, n.DelPod(ctx, fmt.Sprintf("pod-%d", i)))
-		}
-		harness.Settle(t, l)
-	}
-}
-
-// burst adds pods at once, each by one ADD, wants an address of its own for each, and
-// returns how long the slowest took.
+// burst adds pods at the same time, each by one ADD, checks that their addresses differ, and returns
+// the time of the slowest.
 func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest time.Duration) {
 	t.Helper()
 	var mu sync.Mutex // guards slowest and addrs
@@ -139,16 +133,11 @@ func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest t
 	return slowest
 }
 
-// killTimes starts the daemon anew, armed to end at a failpoint, and so do the ones
-// after it, until so many have ended. The channel has nil when the one is started
-// that lives on.
+// killTimes restarts the daemon with a failpoint that kills it, so many times, and then without. The
+// channel gets nil when the last one runs.
 func killTimes(ctx context.Context, t *testing.T, n *node.Node, points string, kills int) <-chan error {
 	t.Helper()
 	restarted := make(chan error, 1)
-	if kills == 0 {
-		restarted <- nil
-		return restarted
-	}
 	env := map[string]string{failpoint.EnvVar: points}
 	harness.OK(t, n.Stop(patience))
 	n.Env = env

@@ -268,7 +268,7 @@ func (o *observer) limitsDue(now time.Time) bool {
 	return !o.instance.limitsKnown() && !o.retries.blocked(activityLimits, now)
 }
 
-// findLimits asks what the instance type allows, and first for the type, unless the cloud has told it:
+// findLimits asks what the instance type allows, and first for the type, unless the cloud has named it:
 // whoever asks for ENIs does not decide how many there may be.
 func (o *observer) findLimits(ctx context.Context) {
 	start := o.cfg.Clock.Now()

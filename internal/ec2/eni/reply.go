@@ -82,10 +82,12 @@ func (c *replies) created(e cloud.ENI, q cloud.CreateENI) error {
 	const op = "CreateNetworkInterface"
 	// Unsorted, so that an address that is named twice is found.
 	pods := held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
-	asked := cmp.Or(q.Type, cloud.InterfaceOrdinary)
-	switch {
-	case e.Type != "" && e.Type != asked:
-		return badReply(op, "%s is of type %s, asked for %s", e.ID, e.Type, asked)
+	q.Type = cmp.Or(q.Type, cloud.InterfaceOrdinary)
+	switch property, got, want := q.Differs(e); {
+	case property == "interfaceType":
+		return badReply(op, "%s is of type %s, asked for %s", e.ID, got, want)
+	case property != "":
+		return badReply(op, "%s has the %s %s, asked for %s", e.ID, property, got, want)
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case e.Attachment != nil && e.Attachment.InstanceID != c.instance:

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/kernel/nft"
 	"github.com/berthnet/berth/internal/kernel/rtnl"
 )
 
@@ -111,7 +112,7 @@ func (u VPC) direct(family int) []netip.Prefix {
 	if family == unix.AF_INET6 {
 		all = append(all, netip.MustParsePrefix("fe80::/10")) // never leaves the link
 	}
-	return disjoint(all, family == unix.AF_INET)
+	return nft.Disjoint(all, family)
 }
 
 // links is the primary ENI's.

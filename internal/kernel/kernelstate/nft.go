@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 
@@ -16,25 +15,25 @@ import (
 // maxElements is the most elements of a set that are written.
 const maxElements = 2048
 
-// Nftables writes the tables of all families, with chains, rules and sets. A rule is written as its comment and its
+// nftablesText has the tables of all families, with chains, rules and sets. A rule is written as its comment and its
 // expressions, as by `nft --debug=netlink`.
-func Nftables(w io.Writer) error {
+func nftablesText() (t text, err error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return nil, fmt.Errorf("open nftables: %w", err)
 	}
 	tables, err := conn.ListTables()
 	if err != nil {
-		return fmt.Errorf("list tables: %w", err)
+		return nil, fmt.Errorf("list tables: %w", err)
 	}
 	chains, err := conn.ListChains()
 	if err != nil {
 		err = fmt.Errorf("list chains: %w", err)
 	}
-	for _, t := range tables {
-		err = errors.Join(err, writeTable(w, conn, t, chains))
+	for _, table := range tables {
+		err = errors.Join(err, t.table(conn, table, chains))
 	}
-	return err
+	return t, err
 }
 
 var nftFamilies = map[nftables.TableFamily]string{
@@ -42,28 +41,26 @@ var nftFamilies = map[nftables.TableFamily]string{
 	nftables.TableFamilyARP: "arp", nftables.TableFamilyNetdev: "netdev", nftables.TableFamilyBridge: "bridge",
 }
 
-func writeTable(w io.Writer, conn *nftables.Conn, t *nftables.Table, chains []*nftables.Chain) error {
-	name := nftFamilies[t.Family] + " " + t.Name
-	if _, err := fmt.Fprintf(w, "table %s { # flags %#x\n", name, t.Flags); err != nil {
-		return err
-	}
-	sets, err := conn.GetSets(t)
+func (t *text) table(conn *nftables.Conn, table *nftables.Table, chains []*nftables.Chain) error {
+	name := nftFamilies[table.Family] + " " + table.Name
+	t.line("table %s { # flags %#x", name, table.Flags)
+	sets, err := conn.GetSets(table)
 	if err != nil {
 		err = fmt.Errorf("list sets of %s: %w", name, err)
 	}
 	for _, s := range sets {
-		err = errors.Join(err, writeSet(w, conn, s))
+		err = errors.Join(err, t.set(conn, s))
 	}
 	for _, c := range chains {
-		if c.Table.Name == t.Name && c.Table.Family == t.Family {
-			err = errors.Join(err, writeChain(w, conn, t, c))
+		if c.Table.Name == table.Name && c.Table.Family == table.Family {
+			err = errors.Join(err, t.chain(conn, table, c))
 		}
 	}
-	_, writeErr := fmt.Fprintln(w, "}")
-	return errors.Join(err, writeErr)
+	t.line("}")
+	return err
 }
 
-func writeSet(w io.Writer, conn *nftables.Conn, s *nftables.Set) error {
+func (t *text) set(conn *nftables.Conn, s *nftables.Set) error {
 	elements, err := conn.GetSetElements(s)
 	if err != nil {
 		err = fmt.Errorf("elements of set %s: %w", s.Name, err)
@@ -77,12 +74,10 @@ func writeSet(w io.Writer, conn *nftables.Conn, s *nftables.Set) error {
 	line.add("interval", s.Interval)
 	line.add("timeout", s.Timeout)
 	line.add("comment", s.Comment)
-	line = append(line, fmt.Sprintf("{ # %d elements", len(elements)))
-	writeErr := line.line(w)
+	t.words(append(line, fmt.Sprintf("{ # %d elements", len(elements))))
 	for i, e := range elements {
 		if i == maxElements {
-			_, more := fmt.Fprintf(w, "    # and %d more\n", len(elements)-i)
-			writeErr = errors.Join(writeErr, more)
+			t.line("    # and %d more", len(elements)-i)
 			break
 		}
 		line := words{"    " + hex.EncodeToString(e.Key)}
@@ -94,13 +89,13 @@ func writeSet(w io.Writer, conn *nftables.Conn, s *nftables.Set) error {
 		}
 		line.add("expires", e.Expires)
 		line.add("comment", e.Comment)
-		writeErr = errors.Join(writeErr, line.line(w))
+		t.words(line)
 	}
-	_, endErr := fmt.Fprintln(w, "  }")
-	return errors.Join(err, writeErr, endErr)
+	t.line("  }")
+	return err
 }
 
-func writeChain(w io.Writer, conn *nftables.Conn, t *nftables.Table, c *nftables.Chain) error {
+func (t *text) chain(conn *nftables.Conn, table *nftables.Table, c *nftables.Chain) error {
 	line := words{"  chain", c.Name, "{"}
 	if c.Hooknum != nil && c.Priority != nil {
 		line = append(line, fmt.Sprintf("type %s hook %d priority %d", c.Type, *c.Hooknum, *c.Priority))
@@ -109,24 +104,23 @@ func writeChain(w io.Writer, conn *nftables.Conn, t *nftables.Table, c *nftables
 		}
 		line.add("device", c.Device)
 	}
-	writeErr := line.line(w)
-	rules, err := conn.GetRules(t, c)
+	t.words(line)
+	rules, err := conn.GetRules(table, c)
 	if err != nil {
-		err = fmt.Errorf("rules of %s %s %s: %w", nftFamilies[t.Family], t.Name, c.Name, err)
+		err = fmt.Errorf("rules of %s %s %s: %w", nftFamilies[table.Family], table.Name, c.Name, err)
 	}
 	for _, r := range rules {
 		line := words{fmt.Sprintf("    # handle %d", r.Handle)}
 		if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
 			line = append(line, fmt.Sprintf("%q", comment))
 		}
-		writeErr = errors.Join(writeErr, line.line(w))
+		t.words(line)
 		for _, e := range r.Exprs {
-			_, exprErr := fmt.Fprintln(w, "     ", expression(e))
-			writeErr = errors.Join(writeErr, exprErr)
+			t.line("      %s", expression(e))
 		}
 	}
-	_, endErr := fmt.Fprintln(w, "  }")
-	return errors.Join(err, writeErr, endErr)
+	t.line("  }")
+	return err
 }
 
 // expression is the name of an expression with those of its fields that are set.

@@ -3,20 +3,17 @@ package kernelstate
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// Links writes links with their addresses and counters.
-func Links(w io.Writer) error {
+// links has links with their addresses and counters.
+func links() (t text, err error) {
 	links, err := dump(netlink.LinkList)
 	for _, l := range links {
-		if err := writeLink(w, l.Attrs(), l.Type()); err != nil {
-			return err
-		}
+		t.link(l.Attrs(), l.Type())
 		addresses, addrErr := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		err = errors.Join(err, addrErr)
 		for _, a := range addresses {
@@ -25,15 +22,13 @@ func Links(w io.Writer) error {
 			line.add("scope", netlink.Scope(a.Scope))
 			line.add("flags", flags(a.Flags, addressFlags))
 			line.add("label", a.Label)
-			if err := line.line(w); err != nil {
-				return err
-			}
+			t.words(line)
 		}
 	}
-	return err
+	return t, err
 }
 
-func writeLink(w io.Writer, a *netlink.LinkAttrs, kind string) error {
+func (t *text) link(a *netlink.LinkAttrs, kind string) {
 	line := words{fmt.Sprintf("%d:", a.Index), a.Name, "type", kind}
 	line.add("mtu", a.MTU)
 	line.add("state", a.OperState)
@@ -51,31 +46,26 @@ func writeLink(w io.Writer, a *netlink.LinkAttrs, kind string) error {
 		line = append(line, fmt.Sprintf("rx %d packets %d bytes %d dropped %d errors; tx %d packets %d bytes %d dropped %d errors",
 			s.RxPackets, s.RxBytes, s.RxDropped, s.RxErrors, s.TxPackets, s.TxBytes, s.TxDropped, s.TxErrors))
 	}
-	return line.line(w)
+	t.words(line)
 }
 
-// Routes writes the routes of all tables.
-func Routes(w io.Writer) (err error) {
+// routes has the routes of all tables.
+func routes() (t text, err error) {
 	names := linkNames()
 	for _, f := range families {
 		routes, listErr := dump(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(f.family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		err = errors.Join(err, of(f.name, listErr))
-		if _, err := fmt.Fprintf(w, "# %s: %d routes\n", f.name, len(routes)); err != nil {
-			return err
-		}
+		t.line("# %s: %d routes", f.name, len(routes))
 		for _, r := range routes {
-			if err := writeRoute(w, r, names); err != nil {
-				return err
-			}
+			t.words(routeWords(r, names))
 		}
 	}
-	return err
+	return t, err
 }
 
-func writeRoute(w io.Writer, r netlink.Route, names map[int]string) error {
-	var line words
+func routeWords(r netlink.Route, names map[int]string) (line words) {
 	if kind := routeTypes[r.Type]; kind != "" {
 		line = words{kind}
 	}
@@ -96,7 +86,7 @@ func writeRoute(w io.Writer, r netlink.Route, names map[int]string) error {
 		line.add("via", hop.Gw)
 		line.add("dev", names[hop.LinkIndex])
 	}
-	return line.line(w)
+	return line
 }
 
 // destination of a route; the default route has none, or all addresses.
@@ -115,24 +105,20 @@ var routeTypes = map[int]string{
 	unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw", unix.RTN_NAT: "nat",
 }
 
-// Rules writes the policy rules.
-func Rules(w io.Writer) (err error) {
+// rules has the policy rules.
+func rules() (t text, err error) {
 	for _, f := range families {
 		rules, listErr := dump(func() ([]netlink.Rule, error) { return netlink.RuleList(f.family) })
 		err = errors.Join(err, of(f.name, listErr))
-		if _, err := fmt.Fprintf(w, "# %s\n", f.name); err != nil {
-			return err
-		}
+		t.line("# %s", f.name)
 		for _, r := range rules {
-			if err := writeRule(w, r); err != nil {
-				return err
-			}
+			t.words(ruleWords(r))
 		}
 	}
-	return err
+	return t, err
 }
 
-func writeRule(w io.Writer, r netlink.Rule) error {
+func ruleWords(r netlink.Rule) words {
 	line := words{fmt.Sprintf("%d:", max(0, r.Priority))}
 	if r.Invert {
 		line = append(line, "not")
@@ -158,7 +144,7 @@ func writeRule(w io.Writer, r netlink.Rule) error {
 	line.add("lookup", r.Table)
 	line.add("proto", r.Protocol)
 	line.add("type", routeTypes[int(r.Type)])
-	return line.line(w)
+	return line
 }
 
 func orAll(n *net.IPNet) string {
@@ -168,28 +154,24 @@ func orAll(n *net.IPNet) string {
 	return n.String()
 }
 
-// Neighbours writes neighbours, proxies too.
-func Neighbours(w io.Writer) (err error) {
+// neighbours has neighbours, proxies too.
+func neighbours() (t text, err error) {
 	names := linkNames()
 	for _, f := range families {
-		neighbours, listErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, f.family) })
+		list, listErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, f.family) })
 		proxies, proxyErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, f.family) })
 		err = errors.Join(err, of(f.name, errors.Join(listErr, proxyErr)))
-		if _, err := fmt.Fprintf(w, "# %s\n", f.name); err != nil {
-			return err
-		}
-		for _, n := range append(neighbours, proxies...) {
+		t.line("# %s", f.name)
+		for _, n := range append(list, proxies...) {
 			line := words{n.IP.String()}
 			line.add("dev", names[n.LinkIndex])
 			line.add("lladdr", n.HardwareAddr)
 			line.add("state", flags(n.State, neighbourStates))
 			line.add("flags", flags(n.Flags, neighbourFlags))
-			if err := line.line(w); err != nil {
-				return err
-			}
+			t.words(line)
 		}
 	}
-	return err
+	return t, err
 }
 
 // linkNames are the names of links by index; empty if links cannot be listed.

@@ -1,6 +1,7 @@
 package nodetemplate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// What is watched, in logs and in paths of the API.
+// Watched resources, in logs and in paths of the API.
 const (
 	templates = "nodenetworktemplates"
 	nodes     = "nodes"
@@ -81,12 +82,8 @@ func newFollower(cfg Config, rc *rest.Config) (*Follower, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	f := &Follower{
 		cfg: cfg, api: api, log: cfg.Logger, sync: kubeapi.NewSync(), news: retry.NewSignal(), awaited: retry.NewSignal(),
 		templates: map[types.NamespacedName]v1alpha1.NodeNetworkTemplate{},

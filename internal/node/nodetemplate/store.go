@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/statefile"
 )
 
-// What is in the state directory, in one form.
+// Files in the state directory, of one form.
 const (
 	choiceFile = "template.json"         // the last choice
 	countsFile = "template-counted.json" // the last one that could be had

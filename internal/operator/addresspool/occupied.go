@@ -252,7 +252,6 @@ func explain(others []ownedRange) string {
 	return "no pod gets " + strings.Join(texts, ", ") + ": give the pool subnets in which nothing else has addresses"
 }
 
-// piece are the addresses of a block.
 func piece(b *v1alpha1.AddressBlock) (out block.Block) {
 	for _, c := range cidrs(b) {
 		if c.Addr().Is4() {

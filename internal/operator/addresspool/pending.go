@@ -114,7 +114,6 @@ func (r *pending) wait() {
 
 func older(a, b *pending) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
 
-// leave ends waiting.
 func (r *pending) leave() {
 	switch r.place {
 	case waiting:

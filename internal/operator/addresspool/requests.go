@@ -188,7 +188,6 @@ func (c *requests) create(ctx context.Context, b *v1alpha1.AddressBlock) (outcom
 
 func blockName(pool string, index int64) string { return fmt.Sprintf("%s-%d", pool, index) }
 
-// newBlock is the block to create for an offer.
 func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 	yes := true
 	b := &v1alpha1.AddressBlock{

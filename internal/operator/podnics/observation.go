@@ -381,7 +381,6 @@ func precedes(a, b *v1alpha1.PodNIC, port string) bool {
 	return cmp.Or(cmp.Compare(needs(a), needs(b)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID)) < 0
 }
 
-// desire decides what the NIC is to have.
 func (s *observation) desire(cluster string, n nic) {
 	uid := string(s.o.UID)
 	d := nicplan.Desired{

@@ -297,7 +297,6 @@ func (r *podReconciler) make(ctx context.Context, p *corev1.Pod, vpc string, n n
 	return fmt.Errorf("create PodNIC %s: %w", key, err)
 }
 
-// age is how long ago a pod was created.
 func age(p *corev1.Pod, now time.Time) time.Duration {
 	return max(0, now.Sub(p.CreationTimestamp.Time))
 }

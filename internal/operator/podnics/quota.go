@@ -126,7 +126,6 @@ func (q *quotas) wakeWaiting(of *quota, most int) {
 	}
 }
 
-// forget drops a NIC.
 func (q *quotas) forget(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -89,7 +89,6 @@ func nicOf(spec v1alpha1.PodNICSpec) nicrequest.NIC {
 	return n
 }
 
-// named finds a NIC by its name in the pod.
 func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	i := slices.IndexFunc(nics, func(n nicrequest.NIC) bool { return n.Name == name })
 	if i < 0 {

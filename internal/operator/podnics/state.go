@@ -260,14 +260,12 @@ func (s *nicStates) ports() map[string]bool {
 	return ids
 }
 
-// count is how many NICs are known.
 func (s *nicStates) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.nics)
 }
 
-// has tells whether a NIC is known.
 func (s *nicStates) has(uid types.UID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

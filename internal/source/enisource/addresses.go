@@ -159,8 +159,15 @@ func (a *addresses) linksChanged(changed map[string]source.LinkChange) {
 	}
 }
 
-// ownAddressFreed reports whether one of some free addresses is an ENI's own: the data path may have to
-// change.
+// end drops the lease of a key whose addresses the allocator took back, and serves others. own: one of
+// them is an ENI's own, so the data path may have to change.
+func (a *addresses) end(key attachment.Key, had ipam.Addresses, now time.Time) (own bool) {
+	delete(a.leases, key)
+	a.serve(now)
+	return a.ownAddressFreed(had)
+}
+
+// ownAddressFreed reports whether one of some free addresses is an ENI's own.
 func (a *addresses) ownAddressFreed(l ipam.Addresses) bool {
 	for _, e := range a.enis.published {
 		if e.PrimaryIPv4.IsValid() && slices.Contains(l.List(), e.PrimaryIPv4) {

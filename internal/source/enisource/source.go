@@ -189,7 +189,7 @@ func (s *Source) NodeAddresses() []netip.Addr { return nil }
 func (s *Source) Annotations() []string { return nil }
 
 // CheckOptions implements source.Source.
-func (s *Source) CheckOptions(w source.PodOptions) error { return w.CheckNetworkPool() }
+func (s *Source) CheckOptions(w source.PodOptions) error { return source.CheckNetworkPool(w) }
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
@@ -232,11 +232,9 @@ func (s *Source) Release(key attachment.Key) {
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	if a, ok := s.addresses.alloc.Release(key, now); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
+		if s.addresses.end(key, a, now) { // without a cooling period the address is free at once
 			s.program.Set()
 		}
-		s.addresses.serve(now) // without a cooling period the address is free at once
 		s.cooled.Set()
 		s.supply.Kick()
 	}
@@ -247,11 +245,9 @@ func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if a, ok := s.addresses.alloc.Cancel(key); ok {
-		delete(s.addresses.leases, key)
-		if s.addresses.ownAddressFreed(a) {
+		if s.addresses.end(key, a, s.clock.Now()) {
 			s.program.Set()
 		}
-		s.addresses.serve(s.clock.Now())
 		s.supply.Kick()
 	}
 }

@@ -118,7 +118,7 @@ func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
 // The pod's annotation comes with the ADD, because the runtime can impersonate the pods of its node anyway. Reading it
 // from the API server would require permission to read every pod of the cluster.
 
-// assumed returns a wish with what is assumed of annotations that the runtime does not pass.
+// assumed returns options with what is assumed of annotations that the runtime does not pass.
 func (p policy) assumed(w source.PodOptions) source.PodOptions {
 	w.AnnotationsKnown = w.AnnotationsKnown || p.ignoreUntold
 	return w
@@ -126,7 +126,7 @@ func (p policy) assumed(w source.PodOptions) source.PodOptions {
 
 // choose returns the name of a pod's pool. It is empty while the pool is not known; err then says why, in case nothing
 // changes in time. final: nothing that the API server may still send changes the result.
-func (p *pools) choose(pod attachment.Pod, wish source.PodOptions) (name string, final bool, err *source.Exhausted) {
+func (p *pools) choose(pod attachment.Pod, options source.PodOptions) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not pass the pod's name (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), which determines its pool")
 	}
@@ -135,10 +135,10 @@ func (p *pools) choose(pod attachment.Pod, wish source.PodOptions) (name string,
 		return "", false, exhausted("namespace-unknown", "the API server has not listed namespace %s yet, which determines the pool of its pods", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
-	asked, by, change := wish.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
-	if wish.NetworkPool != "" {
-		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
-	} else if !wish.AnnotationsKnown {
+	asked, by, change := options.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
+	if options.NetworkPool != "" {
+		asked, by, change = options.NetworkPool, "pool of the network's configuration", "it there"
+	} else if !options.AnnotationsKnown {
 		return p.chooseWithoutAnnotations(pod.Namespace, given)
 	}
 	if asked == "" || asked == given {

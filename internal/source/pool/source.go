@@ -98,12 +98,11 @@ func newGuarded(n *holdings, clk clock.Clock) *guarded {
 
 // change changes the holdings, hands out addresses that become free by that, and wakes the requester.
 func (g *guarded) change(do func(n *holdings, now time.Time)) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	now := g.clock.Now()
-	do(g.holdings, now)
-	g.holdings.serveAll(now)
-	g.wake.Set()
+	g.with(func(n *holdings, now time.Time) {
+		do(n, now)
+		n.serveAll(now)
+		g.wake.Set()
+	})
 }
 
 // with calls do with the lock held.
@@ -191,7 +190,7 @@ func (s *Source) CheckOptions(w source.PodOptions) error {
 	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
 		return err
 	}
-	return w.CheckNetworkPool()
+	return source.CheckNetworkPool(w)
 }
 
 // Kick implements source.Source.

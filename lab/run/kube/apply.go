@@ -18,8 +18,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// Apply makes the objects of the *.yaml files what the files say, in the order
-// of the files' names, as an administrator does with kubectl apply.
+// Apply applies the objects of the *.yaml files in the order of their names, as kubectl apply does.
 func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	objects, err := readObjects(files)
 	if err != nil {
@@ -50,8 +49,7 @@ func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured
 	return nil
 }
 
-// mapping is the resource of a kind. The API's kinds are listed once, and again when one is not
-// among them.
+// mapping returns the resource of a kind. Kinds are listed once, and again if one is missing.
 func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	if kinds := c.kinds.Load(); kinds != nil {
 		if m, err := (*kinds).RESTMapping(kind.GroupKind(), kind.Version); err == nil {

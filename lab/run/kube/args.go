@@ -12,8 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// ServiceCIDRs are where Services have their addresses, by family, as far as the cluster has
-// the family; the API server's own Service has the first of the first family.
+// ServiceCIDRs are the addresses of Services, by family. The API server's own Service has the first one.
 var ServiceCIDRs = [ipfamily.Number]netip.Prefix{
 	ipfamily.IPv4: netip.MustParsePrefix("10.96.0.0/16"),
 	ipfamily.IPv6: netip.MustParsePrefix("fd00:96::/112"),
@@ -53,7 +52,7 @@ func (o Options) apiServerArgs(port uint16) []string {
 		"--tls-private-key-file=" + serverKey,
 		"--client-ca-file=" + caCert,
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + tokenPublicKey,
+		"--service-account-key-file=" + tokenKey,
 		"--service-account-signing-key-file=" + tokenKey,
 		"--service-cluster-ip-range=" + o.serviceCIDRs(),
 		"--allow-privileged",
@@ -103,11 +102,7 @@ func (o Options) controllerArgs() []string {
 }
 
 func (o Options) schedulerArgs() []string {
-	return append([]string{
-		"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig),
-		"--leader-elect=false",
-		"--secure-port=0",
-	}, o.SchedulerArgs...)
+	return []string{"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig), "--leader-elect=false", "--secure-port=0"}
 }
 
 // The ports to choose from lie below those that the kernel hands out by itself

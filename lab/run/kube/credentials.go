@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
@@ -29,7 +31,6 @@ const (
 	serverCert      = "apiserver.crt"
 	serverKey       = "apiserver.key"
 	tokenKey        = "tokens.key" // signs service accounts' tokens
-	tokenPublicKey  = "tokens.pub"
 	adminKubeconfig = "admin.kubeconfig"
 
 	kubeletClientCert = "kubelet-client.crt" // by which the API server asks kubelets
@@ -67,12 +68,12 @@ func (c *ControlPlane) writeCredentials() error {
 	if err != nil {
 		return fmt.Errorf("make the API server's certificate for kubelets: %w", err)
 	}
-	signer, public, err := newTokenKey()
+	signer, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return fmt.Errorf("make the key of tokens: %w", err)
 	}
 	for name, data := range map[string][]byte{
-		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer, tokenPublicKey: public,
+		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer,
 		kubeletClientCert: kubeletClient, kubeletClientKey: kubeletKey,
 	} {
 		if err := os.WriteFile(filepath.Join(c.Dir, name), data, 0o600); err != nil {
@@ -85,15 +86,13 @@ func (c *ControlPlane) writeCredentials() error {
 	return WriteKubeconfig(filepath.Join(c.Dir, adminKubeconfig), c.admin)
 }
 
-// Config is an administrator's, for clients of the starter's. It does not limit
-// the rate of requests.
+// Config is an administrator's configuration without a rate limit.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // AdminKubeconfig is a file with what Config returns, for other programs.
 func (o Options) AdminKubeconfig() string { return filepath.Join(o.Dir, adminKubeconfig) }
 
-// CA is the certificate, as PEM, by which the control plane and its users know each
-// other.
+// CA is the PEM certificate of the control plane's authority.
 func (c *ControlPlane) CA() []byte { return c.ca.pem }
 
 // ConfigFor is that of a user with groups, who may what RBAC says.
@@ -138,8 +137,7 @@ func dialer(netns string, to netip.AddrPort) func(ctx context.Context, network, 
 	}
 }
 
-// WriteKubeconfig writes a file from which other programs read cfg, as far as
-// this package makes one.
+// WriteKubeconfig writes a configuration that this package has made as a kubeconfig.
 func WriteKubeconfig(file string, cfg *rest.Config) error {
 	const name = "vpclab"
 	k := clientapi.NewConfig()
@@ -163,28 +161,19 @@ func newAuthority() (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "vpclab"},
-		IsCA:                  true,
-		BasicConstraintsValid: true,
-		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	stamp(template)
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	ca, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: "vpclab", NotBefore: time.Now().Add(-time.Hour)}, key)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, err
-	}
-	return &authority{cert: cert, key: key, pem: encode("CERTIFICATE", der)}, nil
+	return &authority{cert: ca, key: key, pem: encode(ca.Raw)}, nil
 }
 
 // issue signs a certificate for a new key and returns both as PEM.
 func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	stamp(template)
+	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
+	template.NotBefore = time.Now().Add(-time.Hour)
+	template.NotAfter = time.Now().Add(lifetime)
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -193,35 +182,10 @@ func (a *authority) issue(template *x509.Certificate) (cert, key []byte, err err
 	if err != nil {
 		return nil, nil, err
 	}
-	private, err := x509.MarshalECPrivateKey(k)
-	if err != nil {
-		return nil, nil, err
-	}
-	return encode("CERTIFICATE", der), encode("EC PRIVATE KEY", private), nil
+	key, err = keyutil.MarshalPrivateKeyToPEM(k)
+	return encode(der), key, err
 }
 
-func stamp(template *x509.Certificate) {
-	template.SerialNumber = new(big.Int).SetBytes([]byte(rand.Text()))
-	template.NotBefore = time.Now().Add(-time.Hour)
-	template.NotAfter = time.Now().Add(lifetime)
-}
-
-func newTokenKey() (private, public []byte, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, err
-	}
-	priv, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return nil, nil, err
-	}
-	pub, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return nil, nil, err
-	}
-	return encode("EC PRIVATE KEY", priv), encode("PUBLIC KEY", pub), nil
-}
-
-func encode(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
 }

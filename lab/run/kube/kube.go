@@ -57,13 +57,12 @@ type Options struct {
 	CRDs fs.FS
 
 	// Further arguments of the programs, which win over those that are given here.
-	APIServerArgs, ControllerArgs, SchedulerArgs []string
+	APIServerArgs, ControllerArgs []string
 }
 
-// Workloads are the options of a control plane whose Deployments and such have pods that a caller
-// runs who is no kubelet: with controllers, but for the one that wants to hear of each node every
-// ten seconds and takes the taint off that new nodes get, which they do not get therefore, and a
-// scheduler; pods need no service account.
+// Workloads are options for a control plane with controllers and a scheduler whose pods are run by a caller that is no
+// kubelet. The node lifecycle controller, which wants heartbeats, and the taint that it would remove are off. Pods
+// need no service account.
 func (o Options) Workloads() Options {
 	o.Controllers, o.Scheduler, o.Families = true, true, ipfamily.Dual
 	o.ControllerArgs = append(o.ControllerArgs, "--controllers=*,-node-lifecycle-controller")
@@ -95,10 +94,9 @@ type ControlPlane struct {
 	programs  *programs
 }
 
-// Start raises a control plane and returns once it is ready to be used: what the API server makes
-// by itself is there, and with Controllers pods of namespace "default" are admitted. It starts
-// from a snapshot where Dir has no data, which spares it the definitions and the bootstrap of RBAC.
-// When ctx ends first, or a program fails, nothing is left running.
+// Start raises a control plane and returns once it can be used: the objects that the API server creates by itself
+// exist and, with Controllers, namespace "default" admits pods. Without data in Dir it starts from a snapshot, which
+// saves the CRDs and the bootstrap of RBAC. On failure nothing is left running.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -176,8 +174,7 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 	return c.waitForController(ctx)
 }
 
-// raiseAPI starts etcd and the API server, and returns when all that the API server makes
-// by itself is there.
+// raiseAPI starts etcd and the API server, and waits for the objects that the API server creates by itself.
 func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
@@ -211,8 +208,7 @@ func (c *ControlPlane) raiseAPI(ctx context.Context) error {
 // URL is the API server's.
 func (c *ControlPlane) URL() string { return c.admin.Host }
 
-// StartAPIServer starts the API server again, on the same port and with the
-// same data, and returns when it is ready.
+// StartAPIServer starts the API server again, on the same port and with the same data, and waits until it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	if c.remote {
 		return errRemote
@@ -227,12 +223,11 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	}
 }
 
-// starts is how often an API server is started that ends by itself before it is
-// ready: one that gets no processor misses deadlines of its own.
+// starts limits the attempts to start an API server, which exits if it gets no processor time.
 const starts = 3
 
-// KillAPIServer ends the API server at once, as a crash does: connections are
-// reset and the port refuses new ones. Etcd and the others keep running.
+// KillAPIServer kills the API server: connections are reset, and the port refuses new ones. The other programs keep
+// running.
 func (c *ControlPlane) KillAPIServer() error {
 	if c.remote {
 		return errRemote
@@ -240,8 +235,8 @@ func (c *ControlPlane) KillAPIServer() error {
 	return c.APIServer.Kill()
 }
 
-// Stop ends every program and returns when all have exited. The directory stays. A
-// graceful end takes an API server more than a minute, so they are killed.
+// Stop kills every program and waits until all have exited. The directory stays. (Terminating an API server takes more
+// than a minute.)
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.
 	var errs []error
@@ -288,9 +283,8 @@ func (s *programs) until(ctx context.Context, what string, is func() error) erro
 // Endpoint is where the API server listens.
 func (c *ControlPlane) Endpoint() netip.AddrPort { return c.address }
 
-// Export writes what Remote reads into dir, for programs that reach the API server by
-// another address, at the same port. It returns the file, which is an administrator's
-// kubeconfig.
+// Export writes what Remote reads into dir, for programs that reach the API server at another address and the same
+// port. It returns the administrator's kubeconfig.
 func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, err error) {
 	cfg := c.Config()
 	cfg.Host = "https://" + netip.AddrPortFrom(via, c.address.Port()).String()
@@ -299,12 +293,11 @@ func (c *ControlPlane) Export(dir string, via netip.Addr) (kubeconfig string, er
 	return kubeconfig, WriteKubeconfig(kubeconfig, cfg)
 }
 
-// errRemote is for what only the process can do that started the control plane.
+// errRemote is the error of methods that only the starting process can use.
 var errRemote = errors.New("the control plane is another process's")
 
-// Remote is a control plane that another process runs, and wrote down in dir (Export),
-// such as one of the host for a virtual machine. It has users with tokens, but none with
-// certificates, and cannot be started or killed; Stop leaves it alone.
+// Remote is a control plane that another process runs and has exported to dir, such as the host of a virtual machine.
+// It issues no certificates, and cannot be started or killed; Stop does nothing.
 func Remote(dir string) (*ControlPlane, error) {
 	c := newControlPlane(Options{Dir: dir})
 	c.remote = true
@@ -323,8 +316,8 @@ func Remote(dir string) (*ControlPlane, error) {
 // RemoteDir names an environment variable with a folder for Remote.
 const RemoteDir = "BERTH_CONTROL_PLANE"
 
-// In is the control plane as programs in a network namespace reach it, by an address there
-// at which a forwarder carries their connections to it.
+// In is the control plane for programs in a network namespace, at an address there from which a forwarder carries
+// connections.
 func (c *ControlPlane) In(netns string, address netip.AddrPort) *ControlPlane {
 	other := &ControlPlane{Options: c.Options, address: address, ca: c.ca, remote: c.remote, restored: c.restored, APIServer: c.APIServer, programs: c.programs}
 	other.Netns = netns

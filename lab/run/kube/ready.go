@@ -32,8 +32,7 @@ func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	})
 }
 
-// waitForBootstrap waits for the objects that the API server makes by itself, some of them after
-// it has called itself ready.
+// waitForBootstrap waits for the objects that the API server creates by itself, some of them after it is ready.
 func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
@@ -53,8 +52,7 @@ func (c *ControlPlane) waitForBootstrap(ctx context.Context) error {
 	})
 }
 
-// waitForController waits, with Controllers, for the default service account of namespace
-// "default", without which no pod is admitted there.
+// waitForController waits, with Controllers, for the service account without which namespace "default" admits no pod.
 func (c *ControlPlane) waitForController(ctx context.Context) error {
 	if !c.Controllers {
 		return nil
@@ -71,8 +69,7 @@ func (c *ControlPlane) waitForController(ctx context.Context) error {
 
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
-// returns when objects of their kinds can be created.
+// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files, and waits until their objects can be created.
 func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	return c.installCRDs(ctx, files, false)
 }
@@ -123,10 +120,8 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 	}
 }
 
-// creationPause is how long after a CRD was established the API server delays
-// each creation of its objects (apiextensions-apiserver, serveResource: two
-// seconds, for other API servers that may not know the CRD yet). A condition's
-// time is in whole seconds.
+// creationPause is how long the API server delays the creation of objects after their CRD was established
+// (apiextensions-apiserver, serveResource). Conditions have whole seconds.
 const creationPause = 2 * time.Second
 
 // established waits until the CRD is established, and returns since when.
@@ -154,8 +149,8 @@ func (s *programs) established(ctx context.Context, api dynamic.Interface, name 
 // plugin/policy). It calls that forbidden, or invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
-// Unavailable reports whether an error is of an API server that cannot answer, such as one that is starved or
-// waits for etcd, from one that refuses.
+// Unavailable reports whether an error is of an API server that cannot answer, such as one that waits for etcd. Others
+// are rejections.
 func Unavailable(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
@@ -166,8 +161,7 @@ func Unavailable(err error) bool {
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
-// Retry retries a request while the API server is Unavailable and
-// ctx lasts. What names it in the error.
+// Retry retries a request while the API server is Unavailable. Errors begin with what.
 func Retry(ctx context.Context, what string, do func() error) error {
 	if err := poll.Retry(ctx, do, Unavailable); err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -1,16 +1,15 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -25,12 +24,11 @@ import (
 // snapshotAge is how long a snapshot is kept; then it is made anew. A cache has no users to ask.
 const snapshotAge = 7 * 24 * time.Hour
 
-// restoredPatience is how long a control plane may take that starts from a snapshot, before
-// it is started from nothing: etcd may hang on data that is damaged.
+// restoredPatience limits a start from a snapshot: etcd may hang on damaged data.
 const restoredPatience = time.Minute
 
-// restore makes the data of a new control plane from a snapshot, and the snapshot first if it is missing.
-// It reports whether it did: without a snapshot, for whatever reason, a control plane starts from nothing.
+// restore copies a snapshot, which it makes if it is missing, to the data of a new control plane. It reports whether
+// that succeeded; otherwise a control plane starts from nothing.
 func (o Options) restore(ctx context.Context) bool {
 	if o.Kubelets { // the API server's endpoints, with leases, are in the data
 		return false
@@ -126,8 +124,8 @@ func (o Options) snapshot() (string, error) {
 // errBusy says that another process makes the snapshot.
 var errBusy = errors.New("another process makes it")
 
-// makeSnapshot starts a control plane and keeps its data as a snapshot. It does not wait for
-// another process that does so.
+// makeSnapshot starts a control plane and keeps its data as a snapshot. If another process is doing so, it returns
+// errBusy.
 func (o Options) makeSnapshot(ctx context.Context, snapshot string) error {
 	cache := filepath.Dir(snapshot)
 	if err := os.MkdirAll(cache, 0o700); err != nil {
@@ -177,47 +175,16 @@ func removeOld(cache string) error {
 // copySparse copies a folder, and leaves out blocks that are zero: etcd reserves 64 MiB for its log. With
 // sync, the files are on the disk when it returns.
 func copySparse(to, from string, sync bool) error {
-	return fs.WalkDir(os.DirFS(from), ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			return os.MkdirAll(filepath.Join(to, name), 0o700)
-		}
-		return copySparseFile(filepath.Join(to, name), filepath.Join(from, name), sync)
-	})
-}
-
-func copySparseFile(to, from string, sync bool) (err error) {
-	src, err := os.Open(from)
+	if out, err := exec.Command("cp", "--recursive", "--sparse=always", "--", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	if !sync {
+		return nil
+	}
+	dir, err := os.Open(to)
 	if err != nil {
 		return err
 	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err == nil && sync {
-			err = dst.Sync()
-		}
-		err = errors.Join(err, dst.Close())
-	}()
-	block, zero := make([]byte, 64<<10), make([]byte, 64<<10)
-	for at := int64(0); ; {
-		n, err := io.ReadFull(src, block)
-		if !bytes.Equal(block[:n], zero[:n]) {
-			if _, err := dst.WriteAt(block[:n], at); err != nil {
-				return err
-			}
-		}
-		at += int64(n)
-		switch {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return dst.Truncate(at)
-		case err != nil:
-			return err
-		}
-	}
+	defer dir.Close()
+	return unix.Syncfs(int(dir.Fd()))
 }

@@ -13,10 +13,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Token returns one of a service account's tokens, as the kubelet asks for it
-// on behalf of a pod, and creates the account if it is missing. With a pod of
-// the account's namespace the token is bound to it and names its node; without
-// one (nil) it is bound to nothing.
+// Token returns a token of a service account, which it creates if it is missing. With a pod the token is bound to that
+// pod and names its node.
 func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, pod *corev1.Pod) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {
@@ -42,9 +40,8 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	return reply.Status.Token, nil
 }
 
-// NodeToken returns a token as the pod of a DaemonSet on a node has it. It
-// makes the account and such a pod, named account-node, if they are not there;
-// the node need not exist.
+// NodeToken returns a token as a DaemonSet's pod on a node has it. It creates the account and that pod, named account-
+// node, if they are missing; the node need not exist.
 func (c *ControlPlane) NodeToken(ctx context.Context, account types.NamespacedName, node string) (string, error) {
 	api, err := kubernetes.NewForConfig(c.Config())
 	if err != nil {

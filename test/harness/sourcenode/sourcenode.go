@@ -4,6 +4,7 @@ package sourcenode
 
 import (
 	"context"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -58,6 +59,22 @@ func New(t *testing.T) *Node {
 	t.Helper()
 	harness.KubeClean(t)
 	return &Node{T: t, Dir: t.TempDir(), API: harness.KubeClient(t), Config: Config(t, "berthd", Name), Log: sourcetest.NewLog(t)}
+}
+
+// Child is what a child of package crashsource has of its Node.
+type Child struct{ Kubeconfig, Dir string }
+
+// Leases are those that the child serves.
+func (c Child) Leases() crashsource.Leases {
+	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
+}
+
+// NewChild prepares a child that is the daemon's source, with its leases.
+func (n *Node) NewChild() (*crashsource.Process, crashsource.Leases) {
+	n.T.Helper()
+	c := Child{Kubeconfig: filepath.Join(n.Dir, "kubeconfig"), Dir: n.Dir}
+	harness.OK(n.T, kube.WriteKubeconfig(c.Kubeconfig, n.Config))
+	return crashsource.New(n.T, c, n.Log), c.Leases()
 }
 
 // Create makes an object, also where an API server does not know its policies yet.

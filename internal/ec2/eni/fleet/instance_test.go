@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/cloud/cloudfake"
+	"github.com/berthnet/berth/test/harness/check"
 )
 
 // instances answers EC2's questions about instances: all are in one state.
@@ -115,38 +116,8 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 	})
 }
 
-// A node that needs nothing makes no calls. That its instance was stopped, or runs again, is found by
-// one call for each suspicion.
-func TestSuspectedInstanceIsAskedFor(t *testing.T) {
-	bubble(t, 2, func(t *testing.T, w *world) {
-		ec2 := instancesIn("running")
-		p, n := w.suspect(ec2)
-		other := p.set(t, w.objects[1], settings(0, 8))
-		pass(minute)
-		ec2.calls.Store(0)
-		ec2.state.Store("stopped")
-		pass(minute)
-		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 0 {
-			t.Fatalf("%d calls for nothing: %+v", ec2.calls.Load(), s)
-		}
-		p.CheckInstance(n.name)
-		pass(5 * time.Second)
-		if s := n.last(); s.Class != cloud.Conflict || !strings.Contains(s.LastError, "stopped") || ec2.calls.Load() != 1 {
-			t.Errorf("after %d calls: %+v", ec2.calls.Load(), s)
-		}
-		ec2.state.Store("running")
-		p.CheckInstance(n.name) // long before it is asked for again by itself
-		pass(5 * time.Second)
-		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 2 {
-			t.Errorf("once it runs, after %d calls: %+v", ec2.calls.Load(), s)
-		}
-		if s := other.last(); s.LastError != "" {
-			t.Errorf("the other: %+v", s)
-		}
-	})
-}
-
-// Hundreds of nodes that are not ready cost a few calls, at first and later.
+// A node that needs nothing makes no calls: that its instance was stopped, or runs again, is found once it
+// is suspected. Hundreds of nodes that are not ready cost a few calls, at first and later.
 func TestSuspicionsShareCalls(t *testing.T) {
 	bubble(t, 300, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
@@ -154,12 +125,14 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		p.setAll(settings(0, 1))
 		pass(minute)
 		ec2.calls.Store(0)
+		ec2.state.Store("stopped")
 		for _, c := range []struct {
 			name, state string
 			wait        time.Duration
 			most        int32
 			trouble     cloud.Class
 		}{
+			{"stopped, which nobody suspects", "", minute, 0, cloud.Unknown},
 			{"stopped", "stopped", 5 * time.Second, 2, cloud.Conflict},
 			{"stopped for 5 min", "", 5 * minute, 12, cloud.Conflict},
 			{"run again", "running", 5 * time.Second, 2, cloud.Unknown},
@@ -176,9 +149,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 					t.Fatalf("%s: %s: %+v", c.name, n.name, s)
 				}
 			}
-			if n := ec2.calls.Swap(0); n > c.most {
-				t.Errorf("%s: %d calls, want %d at most", c.name, n, c.most)
-			}
+			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: calls", c.name)
 		}
 	})
 }
@@ -190,8 +161,7 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		_, n := w.suspect(ec2)
 		pass(10 * time.Second)
 		before := w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI")
-		n.run(1)
-		pass(20 * time.Second)
+		n.runFor(1, 20*time.Second)
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Front.Count("CreateENI", "AttachENI", "DeleteENI") != before {
 			t.Errorf("status %+v; calls %v", s, w.cloud.Front.Calls())
 		}
@@ -218,11 +188,8 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 			t.Errorf("status of the other: %+v", s)
 		}
 		before := w.cloud.Front.Count("Instances")
-		n.run(1)
-		pass(5 * minute)
-		if n := w.cloud.Front.Count("Instances") - before; n != 0 {
-			t.Errorf("%d calls for a vanished instance", n)
-		}
+		n.runFor(1, 5*minute)
+		check.Equal(t, w.cloud.Front.Count("Instances")-before, 0, "calls for a vanished instance")
 		w.cloud.State.AddInstance(n.instance, "m5.xlarge", "subnet-home")
 		pass(5 * minute)
 		if s := n.last(); s.Vanished || s.LastError != "" || n.available() < 8 {
@@ -279,20 +246,18 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 // type that the cloud names.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
-		t.Run(said, func(t *testing.T) {
-			bubble(t, 1, func(t *testing.T, w *world) { // of m5.xlarge
-				s := settings(0, 60)
-				s.InstanceType = said
-				n := w.operator(w.cloud).set(t, w.objects[0], s)
-				pass(30 * time.Second)
-				got := n.inventory()
-				if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
-					t.Errorf("status %+v", st)
-				}
-				if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
-					t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
-				}
-			})
-		})
+		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // of m5.xlarge
+			s := settings(0, 60)
+			s.InstanceType = said
+			n := w.operator(w.cloud).set(t, w.objects[0], s)
+			pass(30 * time.Second)
+			got := n.inventory()
+			if st := n.last(); st.InstanceType != "m5.xlarge" || st.LastError != "" || !st.AtCapacity {
+				t.Errorf("status %+v", st)
+			}
+			if got.InstanceType != "m5.xlarge" || got.Limits.MaxENIs != 4 || len(got.ENIs) > 4 || n.available() > 4*14 {
+				t.Errorf("%s with %d ENIs and %d addresses", got.InstanceType, len(got.ENIs), n.available())
+			}
+		}))
 	}
 }

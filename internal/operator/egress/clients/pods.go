@@ -244,7 +244,6 @@ func (c *pods) patch(o *v1alpha1.EgressClient, point string, what map[string]any
 	return target, nil
 }
 
-// remove deletes an EgressClient.
 func (c *pods) remove(ctx context.Context, o *v1alpha1.EgressClient, why string) error {
 	err := failpoint.Around("operator.egressclient.remove", func() error {
 		return client.IgnoreNotFound(c.writer.client.Delete(ctx, o.DeepCopy(), client.Preconditions{UID: &o.UID}))

@@ -156,7 +156,6 @@ func (s *state) fill(ctx context.Context, r *reader) error {
 	return nil
 }
 
-// all are all Egresses.
 func (s *state) all() clientplan.Egresses {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,7 +293,6 @@ func set(of map[types.NamespacedName]string, key types.NamespacedName, value str
 	return before != value
 }
 
-// isServed implements isServed.
 func (s *state) isServed(key types.NamespacedName, uid string) (bool, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -460,7 +458,6 @@ func (s *state) correctSlice(ref membership.Ref, name string, is sliceVersion) {
 	a.slices[name] = is
 }
 
-// podCount is how many pods are known.
 func (s *state) podCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -470,7 +467,6 @@ func (s *state) podCount() int {
 // counts are how many clients and slices an Egress has.
 type counts struct{ served, waiting, refused, slices int }
 
-// counts are those of all Egresses.
 func (s *state) counts() map[membership.Ref]counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -82,15 +82,8 @@ func Setup(mgr ctrl.Manager, o Options) error {
 }
 
 // all are the keys of the NICPolicies that options select.
-func (c *controller) all(ctx context.Context, in ...client.ListOption) (keys []client.ObjectKey) {
-	list, err := objects.List[v1alpha1.NICPolicyList](ctx, c.client, in...)
-	if err != nil {
-		return nil
-	}
-	for i := range list.Items {
-		keys = append(keys, client.ObjectKeyFromObject(&list.Items[i]))
-	}
-	return keys
+func (c *controller) all(ctx context.Context, in ...client.ListOption) []client.ObjectKey {
+	return objects.Keys(ctx, c.client, &v1alpha1.NICPolicyList{}, in...)
 }
 
 // reconcile writes into a NICPolicy whether it is in force.

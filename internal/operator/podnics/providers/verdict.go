@@ -95,7 +95,6 @@ func verdicts(p *problem, credentials, asked bool) [areas]verdict {
 	return out
 }
 
-// problemOf is the problem that a failed call shows.
 func problemOf(spec v1alpha1.VPCSpec, err error) *problem {
 	text := err.Error()
 	switch class := vpcport.ClassOf(err); class {

@@ -75,14 +75,13 @@ type Pool struct {
 type stocked struct {
 	vpc, uid string // the VPC object
 	port     vpcport.Port
-	kind     Kind      // zero: it serves no demand
-	since    time.Time // when it was known
-	found    bool      // an earlier operator created it, and may have deleted it since
-	doomed   bool      // its deletion was tried, or no NIC may have it
-	spare    time.Time // since when it is surplus; zero: it is not
-	deleting bool      // it is being deleted
-	until    time.Time // before which its deletion is not tried again
-	tries    int
+	kind     Kind          // zero: it serves no demand
+	since    time.Time     // when it was known
+	found    bool          // an earlier operator created it, and may have deleted it since
+	doomed   bool          // its deletion was tried, or no NIC may have it
+	spare    time.Time     // since when it is surplus; zero: it is not
+	deleting bool          // it is being deleted
+	again    retry.Backoff // of its deletion
 }
 
 // New returns a pool. It works while Run does.
@@ -226,7 +225,7 @@ type demand struct {
 	making  int             // ports that are being created
 	unclear []string        // devices of ports that a failed call may have created, to be asked for again
 	of      string          // the UID of their VPC object
-	failed  failure
+	failed  retry.Backoff
 }
 
 // Note adds or updates a NIC.

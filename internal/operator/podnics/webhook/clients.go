@@ -52,7 +52,7 @@ type clients struct {
 	known  map[netip.Addr]place
 	failed error     // why known was never read; an older known stays in use
 	stale  bool      // known could not be read again, which was logged
-	told   time.Time // when a refused connection was logged last
+	logged time.Time // when a refused connection was logged last
 }
 
 type place int
@@ -113,7 +113,6 @@ func (c *clients) find(a netip.Addr) (place, error) {
 	return c.known[a], c.failed
 }
 
-// run reads the addresses until ctx ends.
 func (c *clients) run(ctx context.Context) error {
 	for {
 		c.look(ctx, 0)
@@ -162,16 +161,15 @@ func (c *clients) look(ctx context.Context, within time.Duration) {
 	}
 }
 
-// refused counts and logs a refused connection.
 func (c *clients) refused(from netip.Addr) {
 	c.metrics.refused.Inc()
 	now := c.clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.told.IsZero() && now.Sub(c.told) < tellAgain {
+	if !c.logged.IsZero() && now.Sub(c.logged) < tellAgain {
 		return
 	}
-	c.told = now
+	c.logged = now
 	c.log.Warn("refused a connection to the webhook: its address is neither the API server's nor a node's; list it in --webhook-clients if the API server's requests come from there", "from", from)
 }
 
