@@ -191,10 +191,10 @@ func (m *Mirror) NoteOutcome(resource string, err error) {
 	}
 	switch {
 	case !before && now:
-		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "error", err)
+		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "err", err)
 	case before && !now:
 		m.Log.Info("the Kubernetes API can be used again", "what", resource)
 	case err != nil:
-		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "error", err)
+		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "err", err)
 	}
 }

@@ -149,7 +149,7 @@ func (n *NICs) change(do func(o *observed)) {
 	n.mu.Unlock()
 	n.report.Set()
 	for _, err := range invalid {
-		n.log.Error("an invalid PodNIC is not plugged", "error", err)
+		n.log.Error("an invalid PodNIC is not plugged", "err", err)
 	}
 }
 

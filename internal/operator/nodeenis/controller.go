@@ -163,7 +163,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	// It schedules the next reconciliation.
 	if err := n.write(ctx, everything, began); err != nil && !errors.Is(err, errForeign) {
-		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "error", err)
+		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "err", err)
 	}
 	return reconcile.Result{}, nil
 }

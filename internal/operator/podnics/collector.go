@@ -128,7 +128,7 @@ func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) err
 	now := c.o.Clock.Now()
 	all := now.Sub(l.looked) >= c.o.Orphans
 	if err := c.list(ctx, vpc, l.seen, all); err != nil {
-		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "error", err)
+		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "err", err)
 		return err
 	}
 	if all {
@@ -170,7 +170,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 	}
 	c.o.Metrics.strays(vpc, c.states.strays(byUID))
 	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
-		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "error", err)
+		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "err", err)
 	}
 	err = c.orphans(ctx, opened, byUID, c.states.vanished.in(vpc, byUID, began), seen, all)
 	return err

@@ -130,7 +130,7 @@ func (r *requester) end(o outcome) {
 	case o.err == nil:
 		w.Backoff = retry.Backoff{Until: now.Add(kubeapi.WatchDelay)}
 	case !kubeapi.Cancelled(o.err):
-		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
+		r.log.Warn("request to the API server failed, will try again", "what", o.kind, "name", o.name, "pool", o.pool, "err", o.err)
 		w.Fail(now, retry.First, retry.Most)
 	}
 	if o.kind == createRequest && !kubeapi.Cancelled(o.err) {

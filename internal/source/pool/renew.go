@@ -67,7 +67,7 @@ func (c *claimer) renew(ctx context.Context, blocks []blockFacts) {
 		result := "success"
 		if err != nil {
 			result = "error"
-			c.log.Warn("block not claimed", "block", b.name, "error", err)
+			c.log.Warn("block not claimed", "block", b.name, "err", err)
 		}
 		c.observer.Asked("renew-block", result, c.state.clock.Now().Sub(started))
 	}

@@ -169,7 +169,7 @@ func (f *foreign) complain(err error) {
 	f.said = err.Error()
 	f.mu.Unlock()
 	if news {
-		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "error", err)
+		f.log.Warn("reading the SecurityGroupPolicies of the cluster failed: those that were read before count", "err", err)
 	}
 }
 

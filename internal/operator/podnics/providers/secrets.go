@@ -124,7 +124,7 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 		_ = retry.Until(ctx, s.clock, retry.Policy{First: time.Second, Most: time.Minute, Spread: true}, func(ctx context.Context) error {
 			err := s.watchOnce(ctx, name)
 			if err != nil && !failed && ctx.Err() == nil {
-				s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "error", err)
+				s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "err", err)
 			}
 			failed = true
 			return err

@@ -29,7 +29,7 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 			err = w.Listed(call, name, list, began)
 		}
 		if err != nil && ctx.Err() == nil {
-			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "error", err)
+			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "err", err)
 			w.edit(func() { w.again[v.UID] = w.o.Clock.Now().Add(firstAgain) })
 		}
 		w.mu.Lock()
@@ -153,7 +153,7 @@ func (p *Pool) check(ctx context.Context, vpc string, v VPC) {
 			for _, o := range p.ports {
 				if o.kind == d.kind && (err != nil || !v.fits(o.port, d.kind.Host, r)) {
 					o.kind = Kind{}
-					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "error", err)
+					p.o.Logger.Warn("a warm port is not like new ports any more", "vpc", vpc, "port", o.port.ID, "groups", o.port.Groups, "expected", r.Groups, "err", err)
 				}
 			}
 		})
