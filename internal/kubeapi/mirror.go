@@ -22,7 +22,7 @@ type Sync struct {
 // NewSync returns one for which nothing was listed yet.
 func NewSync() *Sync { return &Sync{listed: map[string]bool{}, errs: map[string]error{}} }
 
-// Listed tells whether all of these resources were listed.
+// Listed reports whether all of these resources were listed.
 func (s *Sync) Listed(resources ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -216,7 +216,7 @@ func (l *Limited) leastOf(c *Conn) (found *Conn) {
 	return found
 }
 
-// gives tells whether a connection of a rank may be closed for c, as peers have n.
+// gives reports whether a connection of a rank may be closed for c, as peers have n.
 func (l *Limited) gives(o, c *Conn, rank int, n map[netip.Addr]int) bool {
 	switch {
 	case rank == preferred+working:
@@ -259,7 +259,7 @@ func (c *Conn) Working(yes bool) {
 	c.set(&c.working, yes)
 }
 
-// Preferred tells whether places are kept for the connection's peer.
+// Preferred reports whether places are kept for the connection's peer.
 func (c *Conn) Preferred() bool { return c.preferred }
 
 func (c *Conn) set(what *bool, yes bool) {
@@ -271,13 +271,13 @@ func (c *Conn) set(what *bool, yes bool) {
 	}
 }
 
-// idle tells whether the connection may give way. of.mu is held. A server that
+// idle reports whether the connection may give way. of.mu is held. A server that
 // has much to do reads late: who asked is not taken for one who is silent.
 func (c *Conn) idle() bool {
 	return !c.working && !c.opening && !(c.of.limits.Opening > 0 && hasInput(c.Conn))
 }
 
-// hasInput tells whether there is a byte to be read. It does not wait, and takes
+// hasInput reports whether there is a byte to be read. It does not wait, and takes
 // nothing away.
 func hasInput(c net.Conn) (yes bool) {
 	of, ok := c.(syscall.Conn)

@@ -169,7 +169,7 @@ func (t *text) iptablesNft() (failed error) {
 	return failed
 }
 
-// isXtables tells whether an expression is one that only iptables-nft makes.
+// isXtables reports whether an expression is one that only iptables-nft makes.
 func isXtables(e expr.Any) bool {
 	switch e.(type) {
 	case *expr.Match, *expr.Target:

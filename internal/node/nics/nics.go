@@ -41,7 +41,7 @@ type Config struct {
 
 	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
 
-	// Recorded tells whether a record of an attachment on the node has a port.
+	// Recorded reports whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
 	Clock   clock.Clock

@@ -229,7 +229,7 @@ func (c *Clients) Ended(rec attachment.Record) {
 	}
 }
 
-// mayBeClient tells whether an attachment is one by which a pod may use Egresses.
+// mayBeClient reports whether an attachment is one by which a pod may use Egresses.
 func mayBeClient(rec attachment.Record) bool {
 	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
 }

@@ -260,7 +260,7 @@ func ownEntry(entries []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
 	return nil
 }
 
-// byOperator tells whether an operator, this or another, wrote the object's
+// byOperator reports whether an operator, this or another, wrote the object's
 // spec.ipam.available last.
 func byOperator(o *v1alpha1.NodeNetwork) bool { return len(o.ManagedFields) > 0 }
 

@@ -253,7 +253,7 @@ func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid s
 	return nil
 }
 
-// madeByBerth tells whether Berth made a port with its marks, which a user's port carries too while a NIC
+// madeByBerth reports whether Berth made a port with its marks, which a user's port carries too while a NIC
 // uses it. It knows it by the MAC address or the name, which both depend on the PodNIC's UID, or by the name
 // of warm ports. A user's port is older than the PodNIC.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
@@ -288,7 +288,7 @@ func newVanished(c clock.Clock, settle time.Duration) *vanished {
 	return &vanished{clock: c, settle: settle, wake: retry.NewSignal(), all: map[types.UID]vanishedNIC{}}
 }
 
-// leaves tells whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if
+// leaves reports whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if
 // it carries the NIC's mark: without one it was never taken, or was given back.
 func (n *nic) leaves(uid types.UID) bool {
 	o := n.observed

@@ -54,7 +54,7 @@ func (e *podEvents) warn(p *corev1.Pod, subject, reason string, err error) {
 	e.recorder.Eventf(p, nil, corev1.EventTypeWarning, reason, "ProvideNICs", "%s", vpcport.Cut(note, maxNote))
 }
 
-// isNews remembers a note, and tells whether the last one about the subject was another.
+// isNews remembers a note, and reports whether the last one about the subject was another.
 func (e *podEvents) isNews(pod types.NamespacedName, uid types.UID, subject, note string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -66,7 +66,7 @@ func (c *committer) desired() (want, withdrawn []blockFacts, trusted bool) {
 	return want, withdrawn, trusted
 }
 
-// lacks tells whether a block is not marked as programmed, such as one that is back after it was gone.
+// lacks reports whether a block is not marked as programmed, such as one that is back after it was gone.
 func (c *committer) lacks(want []blockFacts) (lacks bool) {
 	c.state.with(func(n *holdings, _ time.Time) {
 		n.each(want, func(h *heldBlock) { lacks = lacks || !h.programmed })

@@ -52,13 +52,13 @@ func newHoldings(p policy) *holdings {
 	}
 }
 
-// nodeMissing tells whether there is no Node.
+// nodeMissing reports whether there is no Node.
 func (n *holdings) nodeMissing() bool { return n.sync.Listed(nodesResource) && n.node == "" }
 
-// mayChoose tells whether all that determines the pool of a pod was listed.
+// mayChoose reports whether all that determines the pool of a pod was listed.
 func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespacesResource) }
 
-// mayPlan tells whether the blocks, the requests and the Node are known. Nothing is requested before.
+// mayPlan reports whether the blocks, the requests and the Node are known. Nothing is requested before.
 func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
 
 // forget drops deleted pools that are no longer used here.

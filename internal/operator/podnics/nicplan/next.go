@@ -54,7 +54,7 @@ type Step struct {
 	Quiet bool
 }
 
-// Takes tells whether the step gives a port to a NIC of which recorded is the port so far (empty:
+// Takes reports whether the step gives a port to a NIC of which recorded is the port so far (empty:
 // none): it makes one, takes a warm one, or marks a user's.
 func (s Step) Takes(recorded string) bool {
 	marks := s.Kind == Change && s.Change.Device != nil && *s.Change.Device != ""

@@ -70,7 +70,7 @@ type Attempts struct {
 	NotBefore time.Time // of the next Look or Poll
 }
 
-// edited tells whether the NIC's desired state has changed in a way that makes a wait after the
+// edited reports whether the NIC's desired state has changed in a way that makes a wait after the
 // last failure pointless: it is not needed any more, or somebody had to change something and did.
 func (a Attempts) edited(d Desired) bool {
 	if d.Over != a.Asked.Over {

@@ -86,7 +86,7 @@ func (f *foreign) run(ctx context.Context) error {
 	}
 }
 
-// look tells whether the kind is installed.
+// look reports whether the kind is installed.
 func (f *foreign) look(ctx context.Context) (installed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

@@ -84,7 +84,7 @@ func (s *secrets) use(vpc, name string) {
 	s.begin(name)
 }
 
-// used tells whether some VPC uses a Secret. s.mu is held.
+// used reports whether some VPC uses a Secret. s.mu is held.
 func (s *secrets) used(name string) bool {
 	for _, u := range s.byVPC {
 		if u.name == name {

@@ -105,7 +105,7 @@ func (p *Pool) compare(v VPC, listed map[string]vpcport.Port, began time.Time) (
 	return unknown
 }
 
-// over tells whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
+// over reports whether a port was not taken, or was taken so long ago that the NIC would have recorded it. p.mu is
 // held.
 func (p *Pool) over(id string, now time.Time) bool {
 	at, taken := p.taken[id]
@@ -185,7 +185,7 @@ func (w *worker) find(ctx context.Context, d *demand, v VPC) (found bool, err er
 	return found, nil
 }
 
-// mayServe tells whether a port without a kind may be of a demand's.
+// mayServe reports whether a port without a kind may be of a demand's.
 func (o *stocked) mayServe(d *demand) bool {
 	return o.kind == Kind{} && o.vpc == d.kind.VPC && o.port.Host == d.kind.Host && !o.doomed && !o.found
 }

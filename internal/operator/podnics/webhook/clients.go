@@ -88,7 +88,7 @@ func addrOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// mayAsk tells whether the API server may have an address. For an unknown one the addresses are read again.
+// mayAsk reports whether the API server may have an address. For an unknown one the addresses are read again.
 func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	if from.IsLoopback() || slices.ContainsFunc(c.also, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -101,7 +101,7 @@ func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	return at != 0 || err != nil // pods of namespaces with policies could not be created otherwise
 }
 
-// preferred tells whether an address is known to be the API server's.
+// preferred reports whether an address is known to be the API server's.
 func (c *clients) preferred(from netip.Addr) bool {
 	at, _ := c.find(from)
 	return at == ofAPIServer
