@@ -157,14 +157,10 @@ func (s *reports) patchStatus(ctx context.Context, o *v1alpha1.NodeNetwork, ipam
 }
 
 func result(err error) string {
-	switch {
-	case err == nil:
-		return "success"
-	case apierrors.IsConflict(err):
+	if apierrors.IsConflict(err) {
 		return "conflict"
-	default:
-		return "error"
 	}
+	return metric.Result(err)
 }
 
 // status returns the daemon's part of the object as it should be now.

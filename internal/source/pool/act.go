@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -155,11 +156,7 @@ func (r *requester) act(ctx context.Context, a action) error {
 	case lookForBlock:
 		err = r.lookForBlock(ctx, a)
 	}
-	result := "success"
-	if err != nil {
-		result = "error"
-	}
-	r.observer.Asked(a.kind, result, r.state.clock.Now().Sub(started))
+	r.observer.Asked(a.kind, metric.Result(err), r.state.clock.Now().Sub(started))
 	return err
 }
 
