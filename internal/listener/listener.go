@@ -86,7 +86,7 @@ func (l *Limited) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &Conn{Conn: raw, of: l, peer: addrOf(raw.RemoteAddr())}
+		c := &Conn{Conn: raw, of: l, peer: AddrOf(raw.RemoteAddr())}
 		if l.limits.Allowed != nil && !l.limits.Allowed(c.peer) {
 			_ = raw.Close()
 			continue
@@ -106,7 +106,7 @@ func (l *Limited) Accept() (net.Conn, error) {
 // prefers reports whether a connection has priority. A connection of this machine to one of its own
 // addresses comes from the same address.
 func (l *Limited) prefers(c *Conn) bool {
-	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == addrOf(c.LocalAddr()) ||
+	return !c.peer.IsValid() || c.peer.IsLoopback() || c.peer == AddrOf(c.LocalAddr()) ||
 		l.limits.Preferred != nil && l.limits.Preferred(c.peer)
 }
 
@@ -315,7 +315,8 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-func addrOf(a net.Addr) netip.Addr {
+// AddrOf returns the IP address of a TCP connection's end; the zero Addr for any other.
+func AddrOf(a net.Addr) netip.Addr {
 	if a, ok := a.(*net.TCPAddr); ok {
 		return a.AddrPort().Addr().Unmap()
 	}

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 )
 
 // wakes is how many NICs that wait for a place are reconciled when one becomes free. Without a bound
@@ -209,7 +210,7 @@ func (q *quotas) holds(each *quotaNIC) bool {
 	if each.taking || each.port.has {
 		return true
 	}
-	late := q.clock.Now().Sub(later(q.began, each.port.unclear)) >= q.settle
+	late := q.clock.Now().Sub(nicplan.Later(q.began, each.port.unclear)) >= q.settle
 	return each.port.may && (!each.port.looked || !late)
 }
 

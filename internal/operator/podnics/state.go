@@ -211,7 +211,7 @@ func (s *nicStates) drop(key types.NamespacedName) {
 
 // late reports whether a look that began at a moment shows all that was asked for before. s.mu is held.
 func (s *nicStates) late(n *nic, at time.Time) bool {
-	return at.Sub(later(s.began, n.history.unclear)) >= s.settle
+	return at.Sub(nicplan.Later(s.began, n.history.unclear)) >= s.settle
 }
 
 // scheduling is what is known of the scheduling of the pod of a NIC without a node.
@@ -371,10 +371,3 @@ func (n *nic) learn(c call, r nicplan.Reply, now time.Time) {
 
 // onGrid rounds a time up to pollGrid.
 func onGrid(t time.Time) time.Time { return t.Add(pollGrid - 1).Truncate(pollGrid) }
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}

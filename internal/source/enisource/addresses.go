@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/ec2/cloud"
 	"github.com/berthnet/berth/internal/ec2/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/ipfamily"
@@ -90,12 +91,7 @@ func (a *addresses) idle(list []netip.Prefix) (out []netip.Prefix) {
 	for v := range a.alloc.Busied() {
 		out = slices.DeleteFunc(out, func(p netip.Prefix) bool { return p.Contains(v.Addr) })
 	}
-	return sorted(out)
-}
-
-func sorted(list []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(list, netip.Prefix.Compare)
-	return slices.Compact(list)
+	return cloud.SortPrefixes(out)
 }
 
 // confirm takes over an inventory from the supplier.

@@ -61,7 +61,7 @@ func (r *requester) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		todo, next := r.pass()
 		var due <-chan time.Time
-		if next = earlier(next, r.start(ctx, todo)); !next.IsZero() {
+		if next = retry.Earliest(time.Time{}, next, r.start(ctx, todo)); !next.IsZero() {
 			due = r.state.clock.After(next.Sub(r.state.clock.Now()))
 		}
 		select {
@@ -86,7 +86,7 @@ func (r *requester) pass() (todo []action, next time.Time) {
 		todo, next = n.plan(r.nodeName, now)
 		n.serveAll(now)
 		n.forget()
-		next = earlier(next, n.pools.nextExpiry())
+		next = retry.Earliest(time.Time{}, next, n.pools.nextExpiry())
 		if n.blocks.uncommitted() {
 			r.state.commit.Set()
 		}
@@ -113,7 +113,7 @@ func (r *requester) start(ctx context.Context, todo []action) (next time.Time) {
 		}
 		started, at := r.actions.Start(a.key(), now)
 		if started == nil {
-			next = earlier(next, at)
+			next = retry.Earliest(time.Time{}, next, at)
 			continue
 		}
 		if limited {

@@ -407,11 +407,3 @@ func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 	}
 	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
 }
-
-// earlier returns the earlier of two times; zero stands for none.
-func earlier(x, y time.Time) time.Time {
-	if x.IsZero() || !y.IsZero() && y.Before(x) {
-		return y
-	}
-	return x
-}

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -83,7 +84,7 @@ func (p *pools) drop(name string) {
 func (p *pools) nextExpiry() (at time.Time) {
 	for _, s := range p.byName {
 		if t, ok := s.alloc.NextExpiry(); ok {
-			at = earlier(at, t)
+			at = retry.Earliest(time.Time{}, at, t)
 		}
 	}
 	return at

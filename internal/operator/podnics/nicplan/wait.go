@@ -132,7 +132,7 @@ func (a Attempts) until(s Step, d Desired) time.Time {
 		until = time.Time{}
 	}
 	if s.Kind == Poll || s.Kind == Look && a.Looks > 0 {
-		until = later(until, a.NotBefore)
+		until = Later(until, a.NotBefore)
 	}
 	return until
 }
@@ -162,7 +162,7 @@ func (s Scheduling) wait(now time.Time) time.Duration {
 		since = now
 	}
 	last := since.Add(UnscheduledMost)
-	due := later(since, s.Placed).Add(Unscheduled)
+	due := Later(since, s.Placed).Add(Unscheduled)
 	if due.After(last) {
 		due = last
 	}
@@ -172,7 +172,8 @@ func (s Scheduling) wait(now time.Time) time.Duration {
 	return max(due.Sub(now), min(now.Sub(since)/2, last.Sub(now)))
 }
 
-func later(a, b time.Time) time.Time {
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}

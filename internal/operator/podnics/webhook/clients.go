@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
 )
 
 // Anybody who reaches the webhook's port could ask what pods of any namespace would get. It therefore answers only
@@ -72,20 +72,13 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 			with.GetConfigForClient, with.ClientAuth, with.ClientCAs = nil, tls.RequireAndVerifyClientCert, pool
 			return with, nil
 		}
-		from, to := addrOf(hello.Conn.RemoteAddr()), addrOf(hello.Conn.LocalAddr())
+		from, to := listener.AddrOf(hello.Conn.RemoteAddr()), listener.AddrOf(hello.Conn.LocalAddr())
 		if from == to || c.mayAsk(hello.Context(), from) {
 			return nil, nil
 		}
 		c.refused(from)
 		return nil, errNotAsked
 	}
-}
-
-func addrOf(a net.Addr) netip.Addr {
-	if a, ok := a.(*net.TCPAddr); ok {
-		return a.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
 }
 
 // mayAsk reports whether the API server may have an address. For an unknown one the addresses are read again.
