@@ -30,9 +30,12 @@ type Rule struct {
 // NewRule returns a rule of some parts.
 func NewRule(comment string, parts ...Exprs) Rule { return Rule{comment, Join(parts...)} }
 
-// UserData is the encoded comment of a rule, followed by the tag of its table.
+// Tagged is the comment of a rule in the kernel, which ends with the tag of its table.
+func (r Rule) Tagged(tag string) string { return r.Comment + " #" + tag }
+
+// UserData is Tagged as the kernel stores it.
 func (r Rule) UserData(tag string) []byte {
-	return userdata.AppendString(nil, userdata.TypeComment, r.Comment+" #"+tag)
+	return userdata.AppendString(nil, userdata.TypeComment, r.Tagged(tag))
 }
 
 // Chain is a chain and all of its rules. Table need not be set.
