@@ -24,7 +24,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
-	vpcports "github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // workers is how many NICPolicies are reconciled at once.
@@ -126,7 +126,7 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	case ReasonStarting:
 	default:
 		log.Warn("a NICPolicy is not in force", "because", is.message)
-		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcports.Cut(is.message, podnics.MaxNote))
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcport.Cut(is.message, podnics.MaxNote))
 	}
 }
 
