@@ -136,7 +136,7 @@ func (r *nicReconciler) act(ctx context.Context, s *observation, n nic) (reconci
 		next = nicplan.Next(s.desired, n.observed, c, n.attempts)
 	}
 	if next.Kind == nicplan.Create && (!next.Waits || next.Quiet) {
-		r.states.creates(s.o.UID, s.unscheduled(), s.desired.Port.Host != "")
+		r.states.noteCreating(s.o.UID, s.unscheduled(), s.desired.Port.Host != "")
 	}
 	if next.Waits {
 		return r.wait(ctx, s, n, next)
@@ -193,7 +193,7 @@ func (r *nicReconciler) report(ctx context.Context, s *observation, n nic, step 
 	if same {
 		return again, nil
 	}
-	return r.wait(ctx, s, n, step.After(max(n.attempts.Failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
+	return r.wait(ctx, s, n, step.Deferred(max(n.attempts.Failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
 }
 
 // take has a NIC take a warm port, and reports whether there was one.
@@ -242,7 +242,7 @@ func (r *nicReconciler) completeQuota(ctx context.Context, o *v1alpha1.PodNIC) b
 // call has a call made, if the namespace's quota and the failures of others allow it.
 func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step nicplan.Step, c nicplan.Constraints) (reconcile.Result, error) {
 	if step.Takes(n.observed.Recorded) && !r.enter(ctx, s) {
-		return r.wait(ctx, s, n, step.After(r.states.quotas.settles(), s.desired, c))
+		return r.wait(ctx, s, n, step.Deferred(r.states.quotas.settles(), s.desired, c))
 	}
 	var failed nicplan.Failure
 	passed := false
@@ -256,7 +256,7 @@ func (r *nicReconciler) call(ctx context.Context, s *observation, n nic, step ni
 		if n.attempts.Failed.Message == "" {
 			n.attempts.Failed = failed
 		}
-		return r.wait(ctx, s, n, step.After(max(failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
+		return r.wait(ctx, s, n, step.Deferred(max(failed.Until.Sub(c.Now), time.Millisecond), s.desired, c))
 	}
 	r.calls.submit(s.o.Spec.VPC, s.opened.Provider, call{uid: s.o.UID, step: step, desired: s.desired, observed: n.observed})
 	return reconcile.Result{RequeueAfter: slow}, nil

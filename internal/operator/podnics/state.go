@@ -221,8 +221,8 @@ func (s *nicStates) scheduling(n nic) nicplan.Scheduling {
 	return nicplan.Scheduling{Pending: true, Since: n.unscheduled, Placed: s.placed[n.vpc]}
 }
 
-// creates notes that a NIC is to get a port now, and whether that waits for its pod's node.
-func (s *nicStates) creates(uid types.UID, pending, hasHost bool) {
+// noteCreating records that a NIC is to get a port now, and whether that waits for its pod's node.
+func (s *nicStates) noteCreating(uid types.UID, pending, hasHost bool) {
 	s.edit(uid, func(n *nic) {
 		switch now := s.clock.Now(); {
 		case !pending:

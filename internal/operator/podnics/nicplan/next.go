@@ -64,7 +64,7 @@ func (s Step) Takes(recorded string) bool {
 // Next is the next step of a NIC, and whether it is to wait.
 func Next(d Desired, o Observed, c Constraints, a Attempts) Step {
 	if c.Closed && !o.Kept {
-		return Step{}.After(0, d, c) // nothing starts for a VPC that may never open
+		return Step{}.Deferred(0, d, c) // nothing starts for a VPC that may never open
 	}
 	if !d.Over && c.Claimed && o.Kept {
 		return Step{Kind: Claim}

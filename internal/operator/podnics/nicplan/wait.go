@@ -88,10 +88,10 @@ func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 		if c.NodeFull {
 			s.Wait = NodeFull
 		}
-		return s.After(s.Wait, d, c)
+		return s.Deferred(s.Wait, d, c)
 	case Impossible:
 		if a.Failed.Message == s.Why && c.Now.Before(a.Failed.Until) {
-			return s.After(a.Failed.Until.Sub(c.Now), d, c)
+			return s.Deferred(a.Failed.Until.Sub(c.Now), d, c)
 		}
 		return s
 	}
@@ -103,13 +103,13 @@ func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	cools := c.CoolUntil.Sub(c.Now)
 	switch {
 	case c.Closed:
-		return s.After(0, d, c)
+		return s.Deferred(0, d, c)
 	case c.Refused && s.Takes(o.Recorded):
-		return s.After(vpcport.PolicyOf(vpcport.Invalid).Last, d, c)
+		return s.Deferred(vpcport.PolicyOf(vpcport.Invalid).Last, d, c)
 	case d.Over && s.Kind == Delete && s.Port == o.Recorded && cools > 0:
-		return s.After(cools, d, c)
+		return s.Deferred(cools, d, c)
 	case s.Kind == Create && c.NeedsHost && d.Port.Host == "":
-		return s.After(0, d, c)
+		return s.Deferred(0, d, c)
 	case s.Kind == Create && c.Warm:
 		return Step{Kind: Take}
 	}
@@ -120,7 +120,7 @@ func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 		}
 	}
 	if wait := a.until(s, d).Sub(c.Now); wait > 0 {
-		return s.After(wait, d, c)
+		return s.Deferred(wait, d, c)
 	}
 	return s
 }
@@ -137,9 +137,9 @@ func (a Attempts) until(s Step, d Desired) time.Time {
 	return until
 }
 
-// After is the step put off: it is decided on again after wait (0: when something changes), or
+// Deferred is the step put off: it is decided on again after wait (0: when something changes), or
 // when a node's hold ends.
-func (s Step) After(wait time.Duration, d Desired, c Constraints) Step {
+func (s Step) Deferred(wait time.Duration, d Desired, c Constraints) Step {
 	if d.Held && !c.HeldUntil.IsZero() {
 		if left := max(c.HeldUntil.Sub(c.Now), time.Millisecond); wait == 0 || left < wait {
 			wait = left

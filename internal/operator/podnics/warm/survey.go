@@ -11,11 +11,11 @@ import (
 // surveyFirst lists a VPC's ports once before any is created in it, in a goroutine of its own.
 func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 	now := w.o.Clock.Now()
-	w.Pool.mu.Lock()
-	done := !w.found[v.UID].IsZero() || now.Before(w.again[v.UID])
-	w.Pool.mu.Unlock()
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	done := !w.found[v.UID].IsZero() || now.Before(w.again[v.UID])
+	w.mu.Unlock()
+	w.surveyMu.Lock()
+	defer w.surveyMu.Unlock()
 	if done || w.surveying[name] {
 		return
 	}
@@ -32,9 +32,9 @@ func (w *worker) surveyFirst(ctx context.Context, name string, v VPC) {
 			w.o.Logger.Warn("listing warm ports failed, will try again", "vpc", name, "err", err)
 			w.edit(func() { w.again[v.UID] = w.o.Clock.Now().Add(firstAgain) })
 		}
-		w.mu.Lock()
+		w.surveyMu.Lock()
 		delete(w.surveying, name)
-		w.mu.Unlock()
+		w.surveyMu.Unlock()
 		w.wake.Set()
 	})
 }

@@ -27,7 +27,7 @@ type worker struct {
 	*Pool
 	calls sync.WaitGroup
 
-	mu        sync.Mutex      // guards all below
+	surveyMu  sync.Mutex      // guards surveying
 	surveying map[string]bool // VPC objects by name
 }
 
