@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // addresses is what the node has for pods, who has it, and who waits for some: memory only. It is not
@@ -20,7 +20,7 @@ import (
 type addresses struct {
 	alloc   *ipam.Node[attachment.Key]
 	leases  map[attachment.Key]hold
-	waiters waiting.Queue
+	waiters addressqueue.Queue
 	enis    enis // their data paths and links
 
 	inv         eni.Inventory  // as the supplier, or the file, has it
@@ -57,7 +57,7 @@ func (a *addresses) serve(now time.Time) {
 }
 
 // wait queues a request behind those that came before, and serves whom it can.
-func (a *addresses) wait(req source.Request, now time.Time) *waiting.Waiter {
+func (a *addresses) wait(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := a.waiters.Push(req)
 	a.serve(now)
 	return w

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // policy is the settings that decide about blocks and addresses.
@@ -150,14 +150,14 @@ func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 
 // admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
 // pod can have no pool.
-func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
+func (n *holdings) admit(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := n.pools.undecided.Push(req)
 	n.decide(w, now)
 	return w
 }
 
 // decide moves a waiter to the queue of its pool, if the pool is known.
-func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
+func (n *holdings) decide(w *addressqueue.Waiter, now time.Time) {
 	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // chosen when the API server answered, which it does not now
