@@ -49,7 +49,7 @@ func (p *publisher) record(ctx context.Context) error {
 	}
 	if err := p.cfg.Node.Publish(ctx, p.inventory()); err != nil {
 		if ctx.Err() == nil { // else the program ends: the next one records it
-			p.cfg.Logger.Error("inventory not recorded", "error", err)
+			p.cfg.Logger.Error("inventory not recorded", "err", err)
 		}
 		return fmt.Errorf("record the inventory: %w", err)
 	}

@@ -102,7 +102,7 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	} else {
 		t.cfg.Shared.outage.answered(t, g, now)
 	}
-	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
+	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "err", err, "retryIn", wait.String())
 }
 
 // backOff is fail with the wait that follows from the class of the error and the number of failures.

@@ -150,7 +150,7 @@ func (k *known) attached(listed *cloud.Attachment) *cloud.Attachment {
 // correct applies the replies since a listing to what the listing says that the ENI holds.
 func (k *known) correct() {
 	held := without(k.held, func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
-	k.held = inOrder(slices.AppendSeq(held, maps.Keys(k.added)))
+	k.held = cloud.SortPrefixes(slices.AppendSeq(held, maps.Keys(k.added)))
 }
 
 // isReleasing reports whether an address or prefix is being released.

@@ -77,7 +77,7 @@ func (b blockFacts) prefixes() []netip.Prefix {
 	return []netip.Prefix{b.first}
 }
 
-// same tells whether both are the same object with the same addresses.
+// same reports whether both are the same object with the same addresses.
 func (b blockFacts) same(o blockFacts) bool {
 	return b.name == o.name && b.uid == o.uid && b.pool == o.pool && b.first == o.first && b.second == o.second
 }
@@ -135,13 +135,13 @@ type heldBlock struct {
 	unroutable bool        // the data path has other blocks, but not this one
 }
 
-// serves tells whether addresses of the block may be handed out.
+// serves reports whether addresses of the block may be handed out.
 func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// ends tells whether the block is being returned, deleted or was lost: nothing more is handed out from it.
+// ends reports whether the block is being returned, deleted or was lost: nothing more is handed out from it.
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
-// deleted tells whether the block is at some step of its deletion.
+// deleted reports whether the block is at some step of its deletion.
 func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
 
 // blocks is the node's blocks, by name.
@@ -159,7 +159,7 @@ func (b *blocks) holding(a netip.Addr) (*heldBlock, netip.Addr) {
 	return nil, netip.Addr{}
 }
 
-// uncommitted tells whether the file or the data path differs from desired.
+// uncommitted reports whether the file or the data path differs from desired.
 func (b *blocks) uncommitted() bool {
 	for _, h := range b.byName {
 		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
@@ -208,7 +208,7 @@ func (b *blocks) given(r *request) *heldBlock {
 	return nil
 }
 
-// answered tells whether nothing more will come of a request.
+// answered reports whether nothing more will come of a request.
 func (b *blocks) answered(r *request) bool { return r.spent || b.given(r) != nil }
 
 // supplyOf sums up what this node has of a pool, and which blocks are idle. Blocks that are being returned count until

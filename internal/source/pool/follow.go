@@ -83,7 +83,7 @@ func namesOf[T any](byName map[string]T) (all []types.NamespacedName) {
 func (s *Source) putBlock(n *holdings, o *v1alpha1.AddressBlock) {
 	f, err := readBlock(o)
 	if err != nil {
-		s.log.Warn("invalid block ignored", "block", o.Name, "error", err)
+		s.log.Warn("invalid block ignored", "block", o.Name, "err", err)
 		return
 	}
 	before, had := n.blocks.byName[f.name]

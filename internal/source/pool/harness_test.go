@@ -344,7 +344,7 @@ func (m *machine) untilAllInUse(blocks int) {
 	})
 }
 
-// empty tells whether nothing is left of blocks.
+// empty reports whether nothing is left of blocks.
 func (m *machine) empty() bool {
 	return len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // policy is the settings that decide about blocks and addresses.
@@ -52,13 +52,13 @@ func newHoldings(p policy) *holdings {
 	}
 }
 
-// nodeMissing tells whether there is no Node.
+// nodeMissing reports whether there is no Node.
 func (n *holdings) nodeMissing() bool { return n.sync.Listed(nodesResource) && n.node == "" }
 
-// mayChoose tells whether all that determines the pool of a pod was listed.
+// mayChoose reports whether all that determines the pool of a pod was listed.
 func mayChoose(s *kubeapi.Sync) bool { return s.Listed(poolsResource, namespacesResource) }
 
-// mayPlan tells whether the blocks, the requests and the Node are known. Nothing is requested before.
+// mayPlan reports whether the blocks, the requests and the Node are known. Nothing is requested before.
 func mayPlan(s *kubeapi.Sync) bool { return s.Listed(blocksResource, requestsResource, nodesResource) }
 
 // forget drops deleted pools that are no longer used here.
@@ -150,14 +150,14 @@ func (n *holdings) restoreCooling(a netip.Addr, since, now time.Time) {
 
 // admit queues a request, and serves it at once if an address is free and nobody waits before it. It fails at once if the
 // pod can have no pool.
-func (n *holdings) admit(req source.Request, now time.Time) *waiting.Waiter {
+func (n *holdings) admit(req source.Request, now time.Time) *addressqueue.Waiter {
 	w := n.pools.undecided.Push(req)
 	n.decide(w, now)
 	return w
 }
 
 // decide moves a waiter to the queue of its pool, if the pool is known.
-func (n *holdings) decide(w *waiting.Waiter, now time.Time) {
+func (n *holdings) decide(w *addressqueue.Waiter, now time.Time) {
 	name, final, why := n.pools.choose(w.Request.Pod, n.policy.assumed(w.Request.Options))
 	if before := n.pools.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // chosen when the API server answered, which it does not now
@@ -406,12 +406,4 @@ func (n *holdings) withhold(h *heldBlock) []netip.Addr {
 		}
 	}
 	return n.pools.get(h.pool).alloc.Withhold(h.name, places)
-}
-
-// earlier returns the earlier of two times; zero stands for none.
-func earlier(x, y time.Time) time.Time {
-	if x.IsZero() || !y.IsZero() && y.Before(x) {
-		return y
-	}
-	return x
 }

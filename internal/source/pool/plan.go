@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Requests to the API server. A reply changes nothing in the holdings: an action is wanted until the watch shows its
@@ -62,7 +63,7 @@ func (n *holdings) plan(nodeName string, now time.Time) (todo []action, next tim
 }
 
 // again has the next plan made at a moment at the latest.
-func (p *planning) again(at time.Time) { p.next = earlier(p.next, at) }
+func (p *planning) again(at time.Time) { p.next = retry.Earliest(time.Time{}, p.next, at) }
 
 // pool plans for one pool.
 func (p *planning) pool(s *poolState) {

@@ -18,8 +18,8 @@ import (
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 	"github.com/berthnet/berth/internal/source/confirm"
-	"github.com/berthnet/berth/internal/source/waiting"
 )
 
 var _ = failpoint.Register(
@@ -254,11 +254,11 @@ func (s *Source) NodeAddresses() (out []netip.Addr) {
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	n, now := s.state.holdings, s.cfg.Clock.Now
-	return waiting.Acquirer{
+	return addressqueue.Acquirer{
 		Lock:    &s.state.mu,
 		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
-		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },
-		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
+		Admit:   func(req source.Request) *addressqueue.Waiter { return n.admit(req, now()) },
+		Why:     func(w *addressqueue.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
 		Changed: s.state.wake.Set,
 	}.Acquire(ctx, req)
 }

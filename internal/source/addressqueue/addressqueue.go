@@ -1,5 +1,5 @@
-// Package waiting queues requests for addresses in the order of arrival. It implements Acquire for all address sources.
-package waiting
+// Package addressqueue queues requests for addresses in the order of arrival. It implements Acquire for all address sources.
+package addressqueue
 
 import (
 	"container/list"
