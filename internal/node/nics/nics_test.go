@@ -454,6 +454,11 @@ func TestReady(t *testing.T) {
 	default:
 		t.Error("no check of the plugs is due")
 	}
+	var ports []string
+	m.Until("all plugs are to be checked", func() bool { some, all := m.TakeDrift(); ports = append(ports, some...); return all }, func() string { return fmt.Sprint(ports) })
+	if !slices.Equal(ports, []string{changedPort}) {
+		t.Errorf("the plugs of %v are to be checked, want that of %s", ports, changedPort)
+	}
 }
 
 // A PodNIC that went to another node is not written.
