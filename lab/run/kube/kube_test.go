@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -70,22 +71,41 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-func TestCRDsAreUsableAtOnce(t *testing.T) {
+func TestAControlPlane(t *testing.T) {
 	c := up(t, Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte("# comment\n---" + crd)}}})
-	api, err := dynamic.NewForConfig(c.Config())
-	ok(t, err)
-	thing := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
-	}}
-	things := api.Resource(schema.GroupVersionResource{Group: "test.berth.dev", Version: "v1", Resource: "things"})
-	began := time.Now()
-	_, err = things.Create(t.Context(), thing, metav1.CreateOptions{})
-	ok(t, err)
-	since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
-	ok(t, err)
-	if age := began.Sub(since); age < creationPause {
-		t.Errorf("the first object had to wait: its kind was known for %v", age)
-	}
+
+	t.Run("CRDs are usable at once", func(t *testing.T) {
+		api, err := dynamic.NewForConfig(c.Config())
+		ok(t, err)
+		thing := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
+		}}
+		things := api.Resource(schema.GroupVersionResource{Group: "test.berth.dev", Version: "v1", Resource: "things"})
+		began := time.Now()
+		_, err = things.Create(t.Context(), thing, metav1.CreateOptions{})
+		ok(t, err)
+		since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
+		ok(t, err)
+		if age := began.Sub(since); age < creationPause {
+			t.Errorf("the first object had to wait: its kind was known for %v", age)
+		}
+	})
+
+	t.Run("RBAC decides", func(t *testing.T) {
+		nobody, err := c.ConfigFor("nobody", "testers")
+		ok(t, err)
+		_, err = client(t, nobody).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
+			t.Errorf("a user without a role lists nodes: %v", err)
+		}
+	})
+
+	t.Run("strangers are refused", func(t *testing.T) {
+		if resp, err := http.Get(c.URL() + "/api"); err == nil {
+			resp.Body.Close()
+			t.Error("a client that does not know the authority was served")
+		}
+	})
 }
 
 func TestStartFails(t *testing.T) {
