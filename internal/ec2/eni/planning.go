@@ -117,7 +117,7 @@ func (p *planning) eniState(k *known, u ENIUsage, now time.Time) plan.ENI {
 		PrimaryServes: p.cfg.primaryServes() && !primary(k.Attachment) && k.ours(),
 		Amount:        cloud.AmountOf(k.kept()), Withdrawn: cloud.AmountOf(sortedKeys(k.releasing)).Plus(k.disputed), OwnIPv6: k.ownIPv6,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
-		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.noStock(k.ID, now),
+		Refused: k.refusals >= attachTries, NoLink: p.view.lookups.links.ignoresAddresses(k.ID, now),
 	}
 	if _, ok := p.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
 		e.Phase = plan.Detaching // its detachment may be in flight: no supply, and not asked for twice
