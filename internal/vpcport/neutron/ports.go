@@ -286,7 +286,7 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		var links []struct {
 			Rel string `json:"rel"`
 		}
-		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
+		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil || items == nil { // null is no empty list
 			return nil, rest.BadReply(r.Op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {

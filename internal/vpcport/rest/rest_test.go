@@ -356,6 +356,7 @@ func TestRepliesAreChecked(t *testing.T) {
 			{"a long MAC address", one, port, swap(p.MAC.String(), "02:00:00:00:00:00:00:01")},
 			{"an address with a zone", one, port, swap(p.Addresses[0].IP.String(), "fe80::1%eth0")},
 			{"no list", list, ports, instead(`{}`)},
+			{"null for a list", list, ports, instead(`{"ports":null}`)},
 			{"a bare list", list, ports, instead(`[]`)},
 			{"a list of another type", list, ports, instead(`{"ports":[1]}`)},
 			{"a list with an invalid address", list, ports, swap("192.168.0.", "192.168.999.")},
