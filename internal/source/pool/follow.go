@@ -21,7 +21,7 @@ const (
 	namespacesResource = "namespaces"
 )
 
-// mirror keeps the holdings up to date with the API server.
+// mirror keeps the holdings up to date with the API server. The functions of its stores are called by Update.
 func (s *Source) mirror() *kubeapi.Mirror {
 	n, node := s.state.holdings, s.cfg.NodeName
 	m := &kubeapi.Mirror{API: s.api, Sync: n.sync, Log: s.log, Update: func(change func()) {

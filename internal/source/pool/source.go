@@ -89,9 +89,9 @@ type guarded struct {
 	wake   retry.Signal // wakes the requester: something changed
 	commit retry.Signal // wakes the committer: what the file and the data path are to have may have changed
 
-	mu       sync.Mutex // guards all below; memory only: what calls others is an effect
-	holdings *holdings
-	effects  []func() // of the present change; called when the lock is free
+	mu       sync.Mutex // guards all below, and is taken by with alone; memory only: what calls others is an effect
+	holdings *holdings  // never replaced: what has kept the pointer is called by with or change
+	effects  []func()   // of the present change; called when the lock is free
 }
 
 func newGuarded(n *holdings, clk clock.Clock) *guarded {
@@ -269,7 +269,7 @@ func (s *Source) NodeAddresses() (out []netip.Addr) {
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	n, now := s.state.holdings, s.cfg.Clock.Now
 	return waiting.Acquirer{
-		Lock:    &s.state.mu,
+		With:    func(do func()) { s.state.with(func(*holdings, time.Time) { do() }) },
 		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := n.leases.byKey[key]; return h.Lease, ok },
 		Admit:   func(req source.Request) *waiting.Waiter { return n.admit(req, now()) },
 		Why:     func(w *waiting.Waiter) *source.Exhausted { return n.at(now()).waits(w) },
