@@ -72,9 +72,8 @@ func (p *planning) pool(s *poolState) {
 	names, next := toReturn(have, p.n.policy.watermark, empty, p.n.policy.releaseDelay, p.now)
 	p.again(next)
 	for _, h := range p.n.blocks.byName {
-		if returning := slices.Contains(names, h.name); h.pool == s.name && h.returning != returning {
-			h.returning = returning
-			p.n.refresh(h)
+		if h.pool == s.name {
+			h.setReturning(slices.Contains(names, h.name))
 		}
 	}
 	for _, name := range names {
