@@ -131,7 +131,7 @@ func (a *actor) attach(ctx context.Context, p *step, k *known) error {
 	}
 	now := a.cfg.Clock.Now()
 	a.view.attached(k, cloud.Attachment{ID: id, InstanceID: a.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}, now)
-	a.view.freshness.replied = now
+	a.view.freshness.given(now)
 	a.refusals.attached(p.Kind)
 	a.creations.end()
 	a.publisher.changed()
@@ -153,7 +153,7 @@ func (a *actor) assign(ctx context.Context, p *step, k *known) error {
 	p.reserved.End(p.Weight())
 	now := a.cfg.Clock.Now()
 	k.assigned(given, now)
-	a.view.freshness.replied = now
+	a.view.freshness.given(now)
 	a.publisher.changed()
 	return nil
 }

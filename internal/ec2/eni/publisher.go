@@ -113,7 +113,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		return t
 	}
 	inv.At = past(inv.At)
-	r.view.freshness.replied = inv.At
+	r.view.freshness.given(inv.At)
 	r.instance.seed(inv.InstanceType, inv.Limits)
 	for _, e := range inv.ENIs {
 		native := !e.PrimaryIPv4.IsValid() && len(e.SubnetIPv6) > 0

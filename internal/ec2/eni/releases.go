@@ -120,12 +120,10 @@ func (s *releases) cancelDetach(id string) {
 
 // cancelForPods cancels a throttled step that would take what pods are waiting for by now.
 func (s *releases) cancelForPods() {
-	p := s.retries.throttled[activityShrink]
-	if p == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
+	if s.retries.toRepeat(activityShrink) == nil || s.cfg.process.sharesNode || s.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	delete(s.retries.throttled, activityShrink)
-	s.undo(p)
+	s.undo(s.retries.take(activityShrink))
 }
 
 // unassignFailed keeps what was withdrawn out of use while the call may have taken effect: until now,
@@ -163,7 +161,7 @@ func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 		return nil
 	}
 	s.adoptCommitted(now)
-	if s.retries.blocked(activityShrink, now) || s.retries.throttled[activityShrink] != nil {
+	if s.retries.blocked(activityShrink, now) || s.retries.toRepeat(activityShrink) != nil {
 		return nil
 	}
 	for _, k := range s.view.list() {
