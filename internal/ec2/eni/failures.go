@@ -103,7 +103,7 @@ func (a *actor) failed(p *step, class cloud.Class, now time.Time) {
 		a.view.lookups.schedule(p.ENI, now)
 		a.view.attachmentUnresolved(p.ENI)
 		if k, ok := a.view.enis[p.ENI]; ok && lost {
-			k.attachReplyLost = now
+			k.attachLost(now)
 		}
 		if class == cloud.LimitReached {
 			a.refusals.instanceFull(p.Kind, now)
