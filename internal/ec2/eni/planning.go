@@ -203,7 +203,7 @@ func (p *planning) waits(a plan.Action, now time.Time) bool {
 // growthWaits reports whether an unfinished step of growth must be resolved before more addresses are
 // asked for.
 func (p *planning) growthWaits() bool {
-	return p.view.lookups.blockGrowth() || p.retries.throttled[activityGrow] != nil
+	return p.view.lookups.blockGrowth() || p.retries.toRepeat(activityGrow) != nil
 }
 
 // prepare readies a step: what leaves is withdrawn from the node first, a creation is recorded first.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
@@ -79,7 +78,7 @@ func TestAcquire(t *testing.T) {
 			var queue addressqueue.Queue
 			changed := 0
 			d := addressqueue.Acquirer{
-				Lock: &sync.Mutex{},
+				With: func(do func()) { do() },
 				Held: func(attachment.Key) (source.Lease, bool) { return lease, c.held },
 				Admit: func(r source.Request) *addressqueue.Waiter {
 					w := queue.Push(r)

@@ -198,7 +198,12 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
 	return addressqueue.Acquirer{
-		Lock: &s.mu, Held: s.addresses.held, Changed: s.supply.Kick,
+		With: func(do func()) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			do()
+		},
+		Held: s.addresses.held, Changed: s.supply.Kick,
 		Admit: func(req source.Request) *addressqueue.Waiter { return s.addresses.wait(req, s.clock.Now()) },
 		Why:   func(*addressqueue.Waiter) *source.Exhausted { return s.whyNone() },
 	}.Acquire(ctx, req)

@@ -117,18 +117,18 @@ func (c *committer) committed(want, withdrawn []blockFacts, err error) {
 	}
 	c.state.change(func(n *holdings, _ time.Time) {
 		if !ok {
-			n.each(want, func(h *heldBlock) { h.down = err.Error() })
+			n.each(want, func(h *heldBlock) { h.failed(err.Error(), false) })
 			return
 		}
 		n.each(want, func(h *heldBlock) {
 			if no := partly.Failed[h.name]; no != nil {
-				h.down, h.unroutable = no.Error(), true
+				h.failed(no.Error(), true)
 				return
 			}
-			h.programmed, h.down, h.unroutable = true, "", false
+			h.program()
 		})
 		if partly.Left == nil {
-			n.each(withdrawn, func(h *heldBlock) { h.release = max(h.release, cleared) })
+			n.each(withdrawn, (*heldBlock).clear)
 		}
 	})
 }

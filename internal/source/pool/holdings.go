@@ -248,28 +248,22 @@ func (n *holdings) setBlock(f blockFacts, listed bool, now time.Time) {
 		ok = false
 	}
 	if !ok {
-		h = &heldBlock{}
+		h = &heldBlock{blockFacts: f, listed: listed, changed: n.refresh}
 		n.blocks.byName[f.name] = h
-	}
-	sameWithheld := ok && slices.Equal(h.withheld, f.withheld)
-	h.blockFacts, h.listed, h.lost = f, listed, false
-	switch {
-	case !ok:
 		n.addToAllocator(h, now)
-	case !sameWithheld:
+		return
+	}
+	sameWithheld := slices.Equal(h.withheld, f.withheld)
+	if h.found(f, listed); !sameWithheld {
 		n.withhold(h)
 	}
-	n.refresh(h)
 }
 
-// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool.
+// addToAllocator adds a block's addresses to its pool's allocator, first those that are already used or cool. Nothing is
+// added of a block that has addresses of another.
 func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
-	h.conflict = ""
-	for _, name := range n.blocks.names() {
-		if o := n.blocks.byName[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
-			h.conflict = name
-			return
-		}
+	if n.blocks.findConflict(h); h.conflict != "" {
+		return
 	}
 	s := n.pools.get(h.pool)
 	for key, lease := range n.leases.byKey {
@@ -290,9 +284,10 @@ func (n *holdings) addToAllocator(h *heldBlock, now time.Time) {
 	}
 	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
 	n.withhold(h)
+	n.refresh(h)
 }
 
-// refresh tells the allocator whether a block's addresses may be handed out.
+// refresh tells the allocator whether a block's addresses may be handed out. It follows each transition of the block.
 func (n *holdings) refresh(h *heldBlock) {
 	if h.conflict != "" {
 		return
@@ -309,8 +304,7 @@ func (n *holdings) loseBlock(name string, now time.Time) (pods int) {
 		return 0
 	}
 	if pods = n.pools.usedIn(h); pods > 0 {
-		h.listed, h.lost, h.finalizers = false, true, nil
-		n.refresh(h)
+		h.lose()
 		return pods
 	}
 	n.removeBlock(name, now)
@@ -328,7 +322,6 @@ func (n *holdings) removeBlock(name string, now time.Time) {
 	for _, other := range n.blocks.names() {
 		if o := n.blocks.byName[other]; o.conflict == name {
 			n.addToAllocator(o, now)
-			n.refresh(o)
 		}
 	}
 }
@@ -367,19 +360,11 @@ func (n *holdings) review(now time.Time) {
 			c := n.pools.counts(h)
 			busy = c.Used + c.Cooling
 		}
-		switch {
-		case busy > 0:
-			h.emptySince = time.Time{}
-		case h.lost:
+		if busy == 0 && h.lost {
 			n.removeBlock(name, now)
 			continue
-		case h.emptySince.IsZero():
-			h.emptySince = now
 		}
-		if busy == 0 && h.draining && h.listed && h.release == notReleased {
-			h.release = withdrawn
-			n.refresh(h)
-		}
+		h.setBusy(busy > 0, now)
 	}
 }
 
@@ -388,7 +373,6 @@ func (n *holdings) each(list []blockFacts, do func(*heldBlock)) {
 	for _, b := range list {
 		if h, ok := n.blocks.byName[b.name]; ok && h.same(b) {
 			do(h)
-			n.refresh(h)
 		}
 	}
 }

@@ -51,8 +51,8 @@ func (b *testNode) give(f blockFacts) {
 // commit is the file and the data path.
 func (b *testNode) commit() {
 	want, gone := b.blocks.desired(), b.blocks.withdrawn()
-	b.each(want, func(h *heldBlock) { h.programmed = true })
-	b.each(gone, func(h *heldBlock) { h.release = cleared })
+	b.each(want, (*heldBlock).program)
+	b.each(gone, (*heldBlock).clear)
 	b.serveAll(b.now)
 }
 

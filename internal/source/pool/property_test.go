@@ -133,8 +133,8 @@ func (l *simulation) putInPlace() (want, gone []blockFacts) {
 
 func (l *simulation) commit() {
 	want, gone := l.putInPlace()
-	l.each(want, func(h *heldBlock) { h.programmed = true })
-	l.each(gone, func(h *heldBlock) { h.release = cleared })
+	l.each(want, (*heldBlock).program)
+	l.each(gone, (*heldBlock).clear)
 	l.serveAll(l.now)
 }
 

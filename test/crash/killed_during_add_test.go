@@ -26,9 +26,9 @@ func roomy(pods int) lab.Options {
 	})
 }
 
-// TestCallsOutliveTheDaemon kills the daemon at the steps of an ADD and a DEL. The one call that the
+// TestADDAndDELOutliveAKilledDaemon kills the daemon at the steps of an ADD and a DEL. The one call that the
 // runtime makes succeeds with the next daemon: with one address, and with nothing left.
-func TestCallsOutliveTheDaemon(t *testing.T) {
+func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, roomy(3))
 	n := l.Nodes()[0]
