@@ -146,7 +146,7 @@ type Acquirer struct {
 func (d Acquirer) Acquire(ctx context.Context, req source.Request) (l source.Lease, err error) {
 	var w *Waiter // nil: the key has a lease already
 	d.With(func() {
-		held := false
+		var held bool
 		if l, held = d.Held(req.Key); !held {
 			w = d.Admit(req)
 			d.Changed()
