@@ -112,6 +112,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	}
 	defer done()
 	var conn client.Client
+	var last error // of an attempt: it tells more than the end of ctx
 	err = retry.Until(ctx, clock.Real{}, retry.Policy{First: 50 * time.Millisecond, Most: 2 * time.Second}, func(ctx context.Context) (err error) {
 		if conn, err = c.current(); err != nil {
 			return retry.Stop(err)
@@ -119,6 +120,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 			return nil
 		}
 		conn, err = c.dial(ctx)
+		last = err
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
@@ -126,6 +128,9 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		}
 		return err
 	})
+	if err != nil && ctx.Err() != nil && last != nil {
+		err = last
+	}
 	if err != nil && !errors.Is(err, plug.ErrUnreachable) {
 		err = fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 	}
