@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-operator")) }
 
-// A name or a prefix chooses groups, and only programs that these need are built.
+// A name or a prefix selects groups, and only the programs that these need are built.
 func TestGroupsAreChosenByName(t *testing.T) {
 	lab := "./bench/null ./cmd/berth ./cmd/berthd reference-plugins"
 	for only, want := range map[string]struct{ groups, needs string }{
@@ -37,18 +37,18 @@ func TestGroupsAreChosenByName(t *testing.T) {
 		chosen, err := choose(only)
 		harness.OK(t, err)
 		if got := strings.Join(names(chosen), " "); got != want.groups {
-			t.Errorf("-only %q chooses %s, want %s", only, got, want.groups)
+			t.Errorf("-only %q selects %s, want %s", only, got, want.groups)
 		}
 		if got := strings.Join(needed(chosen), " "); got != want.needs {
 			t.Errorf("-only %q needs %s, want %s", only, got, want.needs)
 		}
 	}
 	if _, err := choose("scale,nope"); err == nil {
-		t.Error("-only takes the name of no group")
+		t.Error("-only accepts a name that is not a group's")
 	}
 }
 
-// Groups that need the virtual machine's kernel are measured there, by a bench of the same groups inside.
+// Groups that need the virtual machine's kernel are measured there, by another bench process.
 func TestGroupsAreMeasuredWhereTheyCanBe(t *testing.T) {
 	chosen, err := choose("exec,egress")
 	harness.OK(t, err)
@@ -59,7 +59,7 @@ func TestGroupsAreMeasuredWhereTheyCanBe(t *testing.T) {
 		here, machine := (&bench{options: options{inside: inside}}).split(chosen)
 		got := [2]string{strings.Join(names(here), " "), strings.Join(names(machine), " ")}
 		if got != want {
-			t.Errorf("inside=%v: measured here and in the virtual machine are %q, want %q", inside, got, want)
+			t.Errorf("inside=%v: split into here and virtual machine is %q, want %q", inside, got, want)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Every budget is of a figure in the file, under its name.
+// Every budget names a figure in results.json.
 func TestBudgetsAreOfFigures(t *testing.T) {
 	results, err := read("results.json")
 	harness.OK(t, err)
@@ -110,12 +110,12 @@ func TestBudgetsAreOfFigures(t *testing.T) {
 	}
 }
 
-// Figures that were not measured this time stay, in their places.
+// Results that were not measured in this run keep their values and positions.
 func TestEarlierResultsStay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.json")
 	now := []Result{{Name: "b", Value: 5}, {Name: "c", Value: 6}}
 	if got, err := merge(path, now); err != nil || !slices.Equal(got, now) {
-		t.Errorf("without a file: %+v, %v", got, err)
+		t.Errorf("merge without a file: %+v, %v", got, err)
 	}
 	harness.OK(t, write(path, []Result{{Name: "a", Value: 1}, {Name: "b", Value: 2}, {Name: "d", Value: 3}}))
 	got, err := merge(path, now)
@@ -125,22 +125,22 @@ func TestEarlierResultsStay(t *testing.T) {
 	}
 	harness.OK(t, os.WriteFile(path, []byte("no list"), 0o644))
 	if _, err := merge(path, now); err == nil {
-		t.Error("a file that cannot be read is overwritten")
+		t.Error("merge replaced a file that it cannot parse")
 	}
 }
 
-// TestPools does a small run of each group of figures of pools: nothing is said of how long anything takes.
+// TestPools runs each group of pool figures at a small scale, and checks no durations.
 func TestPools(t *testing.T) {
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 	}
-	// Debian's containernetworking-plugins are in /usr/lib/cni.
+	// Debian installs containernetworking-plugins in /usr/lib/cni.
 	b := &bench{options: options{binDir: harness.BinDir, refDir: "/usr/lib/cni", assets: assets, rounds: 1}}
 	t.Cleanup(func() { harness.OK(t, b.close()) })
 	var results []Result
 	for _, g := range []group{
-		{"pools-book", "", nothing, poolBook},
+		{"pools-book", "", nothing, poolAllocation},
 		{"pools-requests", "", controlPlanePrograms, func(ctx context.Context, b *bench) []Result { return b.blockRequests(ctx, 1, 40, 40) }},
 		{"pools-add", "", poolModeLab, poolAdds},
 	} {
@@ -156,19 +156,18 @@ func TestPools(t *testing.T) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	// The CPU time of an operator's start is subtracted, and varies by more
-	// than so few requests cost.
+	// Not checked against 0: the CPU time of an operator's start is subtracted, and varies by more than
+	// so few requests cost.
 	if _, ok := find(results, "pool-requests-cpu"); !ok {
-		t.Error("there is no pool-requests-cpu")
+		t.Error("no result pool-requests-cpu")
 	}
 	if r, _ := find(results, "pool-requests-writes"); r.Value != 2 || r.Ratio != 1 {
 		t.Errorf("API writes for a block: %+v, want 2: its creation, and the answer", r)
 	}
 }
 
-// TestColdStartInTheLab has Berth do one of the workloads of the comparison with
-// the Amazon VPC CNI, alone: a whole berthd makes as many EC2 calls until its
-// first addresses are warm as TestColdStartIsFourCalls says.
+// TestColdStartInTheLab runs one workload of the comparison with the Amazon VPC CNI for Berth only: until
+// its first addresses are warm, berthd makes as many EC2 calls as TestColdStartIsFourCalls expects.
 func TestColdStartInTheLab(t *testing.T) {
 	o := vpccni.Order{BinDir: harness.BinDir, Assets: os.Getenv("KUBEBUILDER_ASSETS")}
 	got, err := vpccni.ColdStart.Run(t.Context(), o, vpccni.Berth)

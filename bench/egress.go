@@ -21,24 +21,24 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// So many pods there are, of which a tenth use one of ten Egresses, and ten of these a
-// second are replaced by others; and the same with a tenth of pods, clients and Egresses, so that
-// slices are as large.
+// The cluster has 10,000 pods, of which 1,000 use one of ten Egresses, and ten of these clients are
+// replaced per second. The baseline has a tenth of the pods, clients, Egresses and replacements per
+// second, so its EgressClientSlices have the same size.
 const (
 	egressPods, egressClients, egresses = 10000, 1000, 10
 	egressChanges, egressPerSecond      = 100, 10
 	egressRuns                          = 3
 )
 
-// egressClientFigures measures what clients that are replaced by others cost.
+// egressClientFigures measures the cost of replacing clients of Egresses.
 func egressClientFigures(ctx context.Context, b *bench) []Result {
-	run := func(parts int) egressclients.Outcome {
+	run := func(divisor int) egressclients.Outcome {
 		o := egressclients.Order{
-			Pods: egressPods / parts, Clients: egressClients / parts, Egresses: egresses / parts,
-			Changes: egressChanges, PerSecond: egressPerSecond / parts,
+			Pods: egressPods / divisor, Clients: egressClients / divisor, Egresses: egresses / divisor,
+			Changes: egressChanges, PerSecond: egressPerSecond / divisor,
 		}
 		out := must.Get(egressclients.Job.Run(ctx, o, b.profile(fmt.Sprintf("egress-clients-%d", o.Pods))))
-		say("  %d pods, %d clients: %v a client, %v another pod, known within %v; %d objects, %.0f B/s; writes %v", o.Pods, o.Clients, out.CPU, out.Idle, out.Known, out.Objects, out.Bytes, out.Writes)
+		say("  %d pods, %d clients: %v per client, %v per other pod, served within %v; %d objects, %.0f B/s; writes %v", o.Pods, o.Clients, out.CPU, out.Idle, out.Known, out.Objects, out.Bytes, out.Writes)
 		return out
 	}
 	s := series{}
@@ -61,7 +61,7 @@ func egressClientFigures(ctx context.Context, b *bench) []Result {
 	}
 }
 
-// The Egresses of the lab, each with two gateways: tunnels lead to these themselves, or to the Service.
+// The Egresses of the lab, each with two gateways. Tunnels lead to the gateways, or to the Service.
 var (
 	directEgress  = types.NamespacedName{Namespace: "egress", Name: "direct"}
 	serviceEgress = types.NamespacedName{Namespace: "egress", Name: "service"}
@@ -69,14 +69,14 @@ var (
 
 const (
 	egressReplicas  = 2
-	clientNamespace = "clients" // their namespace
-	// egressPatience only ends what hangs: there is no KVM in the virtual machine.
+	clientNamespace = "clients"
+	// egressPatience is generous because there is no KVM in the virtual machine.
 	egressPatience = 3 * time.Minute
 )
 
-// raiseEgress raises a lab of address pools with two nodes and two Egresses.
+// raiseEgress starts a lab in pool mode with two nodes and two Egresses.
 func (b *testbed) raiseEgress(ctx context.Context) {
-	say("raising a lab with gateways")
+	say("starting a lab with gateways")
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
 	const bits = 8
@@ -100,10 +100,10 @@ func (b *testbed) raiseEgress(ctx context.Context) {
 	b.installBerth()
 }
 
-// egressBed measures pods that use Egresses, on a testbed that raiseEgress raised.
+// egressBed measures pods that use Egresses, on a testbed that raiseEgress started.
 type egressBed struct{ *testbed }
 
-// ready waits until an Egress has all its gateways and no other, and none that ends.
+// ready waits until an Egress has all of its gateways, and none that terminates.
 func (b egressBed) ready(ctx context.Context, key types.NamespacedName) {
 	egress := &v1alpha1.Egress{}
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
@@ -114,26 +114,26 @@ func (b egressBed) ready(ctx context.Context, key types.NamespacedName) {
 		}
 		ends := slices.ContainsFunc(egress.Status.Gateways, func(g v1alpha1.EgressGateway) bool { return g.Ending })
 		if ends || len(egress.Status.Gateways) != egressReplicas || egress.Status.ReadyGateways != egressReplicas {
-			return fmt.Errorf("Egress %s has %d gateways, of which %d are ready: expected %d", key, len(egress.Status.Gateways), egress.Status.ReadyGateways, egressReplicas)
+			return fmt.Errorf("Egress %s has %d gateways, %d ready: expected %d, and none that terminates", key, len(egress.Status.Gateways), egress.Status.ReadyGateways, egressReplicas)
 		}
 		return nil
 	}))
 }
 
-// pod makes a Pod on the node, that names Egresses by annotation.
+// pod creates a Pod on the node with annotations that name Egresses.
 func (b egressBed) pod(ctx context.Context, name string, egresses ...types.NamespacedName) *corev1.Pod {
 	return b.benchPod(ctx, clientNamespace, name, egressAnnotations(egresses...))
 }
 
 func egressAnnotations(egresses ...types.NamespacedName) map[string]string {
-	of := map[string]string{"kubernetes.io/config.source": "api"}
+	annotations := map[string]string{"kubernetes.io/config.source": "api"}
 	for _, e := range egresses {
-		of[v1alpha1.AnnotationEgressPrefix+e.Namespace] = e.Name
+		annotations[v1alpha1.AnnotationEgressPrefix+e.Namespace] = e.Name
 	}
-	return of
+	return annotations
 }
 
-// waitKnown waits until the operator has made the EgressClients of pods.
+// waitKnown waits until the operator has created the EgressClients of pods.
 func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, egressPatience)
 	defer cancel()
@@ -144,18 +144,18 @@ func (b egressBed) waitKnown(ctx context.Context, pods []*corev1.Pod) {
 		}
 		for _, p := range pods {
 			if !slices.ContainsFunc(list.Items, func(c v1alpha1.EgressClient) bool { return c.Name == p.Name && len(c.Spec.Egresses) > 0 }) {
-				return fmt.Errorf("there is no EgressClient of pod %s yet", p.Name)
+				return fmt.Errorf("pod %s has no EgressClient with Egresses yet", p.Name)
 			}
 		}
 		return nil
 	}))
 }
 
-// egressAdds measures the whole ADD, from exec to result, of pods that use one Egress of both
-// families with two gateways, in turn with pods that use none: of Pods that the operator has seen,
-// as is usual (a kubelet prepares a Pod's volumes and sandbox before it calls the plugin), and of Pods that
-// are made when the ADD begins, which waits for the operator. Then the first connection, which begins
-// when the ADD ends: gateways serve a pod once they know of it.
+// egressAdds measures the whole ADD, from exec to result, of pods that use a dual-stack Egress with two
+// gateways. It alternates them with pods that use none. Usually the operator has seen a Pod before its
+// ADD, because the kubelet prepares volumes and the sandbox first. The at-once figure is for Pods that
+// are created when the ADD starts, so that the ADD waits for the operator. egressAdds also measures the
+// first connection from the moment the ADD returns, since gateways serve a pod once they learn of it.
 func egressAdds(ctx context.Context, b *bench) []Result {
 	bed := egressBed{b.bed}
 	defer bed.removePods(ctx)
@@ -196,9 +196,9 @@ func (b egressBed) addAndConnect(ctx context.Context, p *corev1.Pod, whose strin
 	note(whose+"del", b.berth.del(ctx, rt))
 }
 
-// removePods removes the Pods that were measured, so that egress-failover is alone.
+// removePods deletes the measured Pods, so that they do not disturb egress-failover.
 func (b egressBed) removePods(ctx context.Context) {
 	if err := b.lab.Kube.Client.DeleteAllOf(ctx, &corev1.Pod{}, kubeclient.InNamespace(clientNamespace), kubeclient.GracePeriodSeconds(0)); err != nil {
-		say("the pods that were measured stay: %v", err)
+		say("could not delete the measured pods: %v", err)
 	}
 }

@@ -29,19 +29,19 @@ import (
 )
 
 const (
-	// A connection begins so often, and times out after so long.
+	// The interval and the timeout of new connections.
 	dialInterval = 50 * time.Millisecond
 	dialTimeout  = 500 * time.Millisecond
 )
 
-// egressFailover measures the longest time in which no new connection of a client comes about when its
-// gateway goes: killed, so that its kubelet sees it and says so, by tunnels to gateways in turn with
-// tunnels to the Service; and gone with its node, which nobody reports. Affinity is ClientIP, the
-// default, so that all connections of a client go by the gateway that goes.
+// egressFailover measures the longest time in which no new connection of a client succeeds after its
+// gateway failed: killed, which its kubelet reports, with tunnels to gateways in turn with tunnels to the
+// Service; and lost with its node, which nobody reports. The affinity is ClientIP, the default, so all
+// connections of a client pass through the failed gateway.
 func egressFailover(ctx context.Context, b *bench) []Result {
 	proxy := startServiceProxy(b.bed.lab, serviceEgress, b.bed.few.Netns)
 	defer func() { _ = proxy.stop() }()
-	clients := map[types.NamespacedName]string{} // their network namespaces
+	clients := map[types.NamespacedName]string{} // network namespaces by Egress
 	for _, key := range []types.NamespacedName{directEgress, serviceEgress} {
 		bounded, cancel := context.WithTimeout(ctx, egressPatience)
 		defer cancel()
@@ -58,8 +58,8 @@ func egressFailover(ctx context.Context, b *bench) []Result {
 	return []Result{s.ratio("egress-failover", "s", "direct", "service"), measured("egress-failover-node", "s", s["node"]...)}
 }
 
-// failOver kills the gateway of a client's connections, and returns how many seconds the longest gap
-// is, once connections go by another. It deletes the gateway's Pod, so that the Egress gets another.
+// failOver kills the gateway of a client's connections, waits until connections pass through another, and
+// returns the longest gap in seconds. It deletes the gateway's Pod, so that the Egress gets a replacement.
 func (b egressBed) failOver(ctx context.Context, key types.NamespacedName, client string, kill func(*lab.Gateway) error) float64 {
 	b.ready(ctx, key)
 	bounded, cancel := context.WithTimeout(ctx, egressPatience)
@@ -71,11 +71,11 @@ func (b egressBed) failOver(ctx context.Context, key types.NamespacedName, clien
 	gateways := b.lab.Gateways(key)
 	i := slices.IndexFunc(gateways, func(g *lab.Gateway) bool { return slices.Contains(g.Pod.Addrs, by) })
 	if i < 0 {
-		must.OK(fmt.Errorf("connections to Egress %s come from %s, which is no gateway's", key, by))
+		must.OK(fmt.Errorf("connections through Egress %s come from %s, which is not the address of a gateway", key, by))
 	}
 	must.OK(kill(gateways[i]))
 	if _, err := d.until(bounded, func(a netip.Addr) bool { return a != by }); err != nil {
-		must.OK(fmt.Errorf("after gateway %s of Egress %s went: %w", gateways[i].Name, key, err))
+		must.OK(fmt.Errorf("after gateway %s of Egress %s failed: %w", gateways[i].Name, key, err))
 	}
 	gap := d.stop()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: gateways[i].Name}}
@@ -83,21 +83,21 @@ func (b egressBed) failOver(ctx context.Context, key types.NamespacedName, clien
 	return gap.Seconds()
 }
 
-// dialler begins connections from a client to the host outside, one after the other without waiting
-// for any.
+// dialler starts connections from a client to the host outside at an interval, without waiting for the
+// previous ones.
 type dialler struct {
-	client string // its namespace
+	client string // network namespace
 	cancel context.CancelFunc
 	all    sync.WaitGroup
 
-	mu   sync.Mutex // guards what is below
-	came []connected
+	mu        sync.Mutex // guards all below
+	succeeded []connected
 }
 
-// connected is a connection that came about.
+// connected is a successful connection.
 type connected struct {
 	at time.Time  // when it was answered
-	by netip.Addr // as the host outside sees it
+	by netip.Addr // source address that the host outside sees
 }
 
 func (d *dialler) start(ctx context.Context) {
@@ -121,19 +121,20 @@ func (d *dialler) dial(ctx context.Context) {
 	defer cancel()
 	r, err := echo.Ask(ctx, d.client, "tcp", netip.AddrPortFrom(site.OutsideHost, echo.Port), netip.Addr{}, "x")
 	if err != nil {
-		return // it is a gap that is looked for
+		return // failures are measured as gaps
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.came = append(d.came, connected{time.Now(), r.You})
+	d.succeeded = append(d.succeeded, connected{time.Now(), r.You})
 }
 
-// until waits for a connection that comes from an address, and some more that do.
+// until waits for several consecutive connections from addresses that by accepts, and returns the first
+// address.
 func (d *dialler) until(ctx context.Context, by func(netip.Addr) bool) (netip.Addr, error) {
 	const enough = 10
 	for {
 		d.mu.Lock()
-		last := d.came[max(0, len(d.came)-enough):]
+		last := d.succeeded[max(0, len(d.succeeded)-enough):]
 		ok := len(last) == enough && !slices.ContainsFunc(last, func(c connected) bool { return !by(c.by) })
 		d.mu.Unlock()
 		if ok {
@@ -141,37 +142,35 @@ func (d *dialler) until(ctx context.Context, by func(netip.Addr) bool) (netip.Ad
 		}
 		select {
 		case <-ctx.Done():
-			return netip.Addr{}, fmt.Errorf("no %d connections in a row come about: %w", enough, ctx.Err())
+			return netip.Addr{}, fmt.Errorf("no %d consecutive connections succeeded: %w", enough, ctx.Err())
 		case <-time.After(dialInterval):
 		}
 	}
 }
 
-// stop ends it, and returns the longest time between two connections that came about one after the
-// other.
+// stop stops the dialler, and returns the longest time between two consecutive successful connections.
 func (d *dialler) stop() (gap time.Duration) {
 	d.cancel()
 	d.all.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	slices.SortFunc(d.came, func(a, b connected) int { return a.at.Compare(b.at) })
-	for i := 1; i < len(d.came); i++ {
-		gap = max(gap, d.came[i].at.Sub(d.came[i-1].at))
+	slices.SortFunc(d.succeeded, func(a, b connected) int { return a.at.Compare(b.at) })
+	for i := 1; i < len(d.succeeded); i++ {
+		gap = max(gap, d.succeeded[i].at.Sub(d.succeeded[i-1].at))
 	}
 	return gap
 }
 
-// serviceProxy stands for kube-proxy on one node, for the IPv4 address of an Egress's Service: it
-// sends all to the first of the endpoints that are ready, as session affinity keeps a client at one
-// while that is ready, and forgets connections to one that no longer is. It does so at once, where
-// kube-proxy may wait for a second.
+// serviceProxy replaces kube-proxy on one node, for the IPv4 address of an Egress's Service: it sends
+// everything to one ready endpoint, as session affinity does for a client, and deletes the conntrack
+// entries of an endpoint that is no longer ready. It reacts at once, where kube-proxy may wait for a second.
 type serviceProxy struct {
 	lab   *lab.Lab
 	of    types.NamespacedName
 	netns string
-	// stop ends it, and returns its error.
+	// stop stops the proxy, and returns its error.
 	stop func() error
-	to   netip.Addr // to which packets are sent
+	to   netip.Addr // current endpoint
 }
 
 func startServiceProxy(l *lab.Lab, of types.NamespacedName, netns string) *serviceProxy {
@@ -192,7 +191,7 @@ func (p *serviceProxy) run(ctx context.Context) error {
 			kubeclient.InNamespace(p.of.Namespace), kubeclient.MatchingLabels{discoveryv1.LabelServiceName: p.of.Name})
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil //nolint:nilerr // it was ended
+				return nil //nolint:nilerr // stopped
 			}
 			return fmt.Errorf("watch EndpointSlices: %w", err)
 		}
@@ -210,7 +209,7 @@ func (p *serviceProxy) run(ctx context.Context) error {
 	return nil
 }
 
-// follow sends packets to another endpoint, if the one of before is not ready.
+// follow selects another endpoint if the current one is not ready.
 func (p *serviceProxy) follow(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
 	var ready []netip.Addr
 	for _, e := range slice.Endpoints {
@@ -236,14 +235,14 @@ func (p *serviceProxy) follow(ctx context.Context, slice *discoveryv1.EndpointSl
 	}
 	for _, text := range s.Spec.ClusterIPs {
 		if front, err := netip.ParseAddr(text); err == nil && front.Is4() {
-			return ns.Do(p.netns, func() error { return errors.Join(dnat(front, p.to), forget(front)) })
+			return ns.Do(p.netns, func() error { return errors.Join(dnat(front, p.to), deleteConnections(front)) })
 		}
 	}
-	return fmt.Errorf("Service %s has no address of IPv4: %v", p.of, s.Spec.ClusterIPs)
+	return fmt.Errorf("Service %s has no IPv4 address: %v", p.of, s.Spec.ClusterIPs)
 }
 
-// dnat sends what is for an address to another, in the calling thread's namespace; nowhere if that is
-// not valid.
+// dnat rewrites the destination front to another address, in the calling thread's network namespace. It
+// removes the rule if that address is not valid.
 func dnat(front, to netip.Addr) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -256,7 +255,7 @@ func dnat(front, to netip.Addr) error {
 	})
 	c.FlushChain(chain)
 	if to.IsValid() {
-		const destination = 16 // offset in the header of IPv4
+		const destination = 16 // offset in the IPv4 header
 		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
 			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: destination, Len: 4},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: front.AsSlice()},
@@ -265,19 +264,20 @@ func dnat(front, to netip.Addr) error {
 		}})
 	}
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("send %s to %s: %w", front, to, err)
+		return fmt.Errorf("redirect %s to %s: %w", front, to, err)
 	}
 	return nil
 }
 
-// forget has the calling thread's namespace forget the connections to an address.
-func forget(front netip.Addr) error {
+// deleteConnections deletes the conntrack entries of connections to an address, in the calling thread's
+// network namespace.
+func deleteConnections(front netip.Addr) error {
 	f := &netlink.ConntrackFilter{}
 	if err := f.AddIP(netlink.ConntrackOrigDstIP, front.AsSlice()); err != nil {
 		return err
 	}
 	if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, f); err != nil {
-		return fmt.Errorf("forget connections to %s: %w", front, err)
+		return fmt.Errorf("delete connections to %s: %w", front, err)
 	}
 	return nil
 }

@@ -29,23 +29,23 @@ import (
 
 const mebi = 1 << 20
 
-// sizes measures the plugin's size, and the memory of an idle daemon.
+// sizes measures the size of the plugin and the memory of an idle daemon.
 func sizes(_ context.Context, b *bench) []Result {
 	program := must.Get(os.Stat(filepath.Join(b.options.binDir, "berth")))
 	return []Result{single("plugin-size", "MiB", float64(program.Size())/mebi, 0), single("daemon-idle", "MiB", memoryOf(b.bed.idle), 0)}
 }
 
-// memoryOf is a daemon's private memory in MiB.
+// memoryOf returns a daemon's private memory in MiB.
 func memoryOf(n *node.Node) float64 { return float64(must.Get(usage.Memory(n.PID()))) / mebi }
 
-// execs measures ADD and DEL from exec to result, in turn with the reference and with the least that an
-// ADD can take.
+// execs measures ADD and DEL from exec to result, in turn with the reference and with the minimum of an
+// ADD.
 func execs(ctx context.Context, b *bench) []Result {
 	b.bed.installNull()
 	host := b.bed.nodeNetlink()
 	defer host.Close()
 	s := b.bed.execs(ctx, b.options.rounds, func(i int, note note) {
-		// The plugin that does nothing is the first, since the end of a link slows down what comes after it.
+		// The null plugin runs first, since the deletion of a link slows down subsequent calls.
 		null := b.bed.nullOnce(ctx)["add"]
 		note("null", null)
 		note("floor", null+b.bed.bareOnce(host, i))
@@ -53,14 +53,14 @@ func execs(ctx context.Context, b *bench) []Result {
 	return append(execResults(s, ""), s.ratio("exec-add-floor", "ms", "add", "floor"), measured("exec-null", "ms", s["null"]...))
 }
 
-// nullOnce measures ADD and DEL by the plugin that does nothing.
+// nullOnce measures ADD and DEL of the null plugin.
 func (b *testbed) nullOnce(ctx context.Context) map[string]float64 {
 	took := map[string]float64{}
 	b.null.addAndDel(ctx, b.null.sandbox(), "", func(of string, ms float64) { took[of] = ms })
 	return took
 }
 
-// execs calls Berth and the reference in turn, and between after Berth.
+// execs measures Berth and the reference in turn, and calls between after Berth.
 func (b *testbed) execs(ctx context.Context, n int, between func(i int, note note)) series {
 	return rounds(n, func(i int, note note) {
 		b.berth.addAndDel(ctx, b.berth.sandbox(), "", note)
@@ -73,7 +73,7 @@ func execResults(s series, prefix string) []Result {
 	return []Result{s.ratio(prefix+"exec-add", "ms", "add", "reference add"), s.ratio(prefix+"exec-del", "ms", "del", "reference del")}
 }
 
-// parallel measures the ADDs a second of 8 workers against one's.
+// parallel measures the ADDs per second of 8 workers, in turn with one worker.
 func parallel(ctx context.Context, b *bench) []Result {
 	const batch = 32
 	rates, berth := series{}, b.bed.berth
@@ -89,7 +89,7 @@ func parallel(ctx context.Context, b *bench) []Result {
 	return []Result{rates.ratio("parallel-add", "ADD/s", "8", "1")}
 }
 
-// eachOf calls do for 0 to n-1, so many at a time.
+// eachOf calls do for 0 to n-1 with the given number of workers.
 func eachOf(ctx context.Context, n, workers int, do func(ctx context.Context, i int)) {
 	must.OK(objects.Each(ctx, n, workers, func(ctx context.Context, i int) error {
 		do(ctx, i)
@@ -97,11 +97,11 @@ func eachOf(ctx context.Context, n, workers int, do func(ctx context.Context, i 
 	}))
 }
 
-// client calls one node's daemon without the plugin in between.
+// client calls one node's daemon directly, without the plugin.
 type client struct {
 	conn *grpc.ClientConn
 	rpc  rpc.NodeClient
-	pod  *rpc.Pod // that its ADDs are of; nil: of none that has a name
+	pod  *rpc.Pod // of its ADDs; nil: no named pod
 }
 
 func dial(n *node.Node) *client {
@@ -113,7 +113,7 @@ func key(rt *libcni.RuntimeConf) *rpc.Attachment {
 	return &rpc.Attachment{Network: "bench", ContainerId: rt.ContainerID, IfName: rt.IfName}
 }
 
-// addOnce measures one ADD in a daemon, in a new sandbox, and undoes it.
+// addOnce measures one ADD in a daemon, in a new sandbox, followed by a DEL.
 func (b *testbed) addOnce(ctx context.Context, c *client) float64 {
 	rt := b.sandboxes.sandbox()
 	start := time.Now()
@@ -125,9 +125,8 @@ func (b *testbed) addOnce(ctx context.Context, c *client) float64 {
 
 func daemonAdds(ctx context.Context, b *bench) []Result { return b.bed.daemonAdds(ctx, "daemon-add") }
 
-// daemonAdds measures a warm ADD in the daemon, by the daemon's own clock (its
-// histogram), against the netlink calls that it makes, replayed bare in the
-// same namespace.
+// daemonAdds measures a warm ADD in the daemon, by the daemon's own histogram, against the same netlink
+// calls, replayed in the same namespace.
 func (b *testbed) daemonAdds(ctx context.Context, name string) []Result {
 	c := dial(b.few)
 	defer c.conn.Close()
@@ -145,7 +144,7 @@ func (b *testbed) daemonAdds(ctx context.Context, name string) []Result {
 	return []Result{s.ratio(name, "ms", "daemon", "floor")}
 }
 
-// addSeconds is the time that all ADDs of a daemon took so far.
+// addSeconds returns the total time of a daemon's ADDs so far.
 func addSeconds(ctx context.Context, n *node.Node) float64 {
 	const name = "berth_add_duration_seconds_sum "
 	for line := range strings.SplitSeq(must.Get(n.Get(ctx, node.MetricsURL)), "\n") {
@@ -157,8 +156,7 @@ func addSeconds(ctx context.Context, n *node.Node) float64 {
 	return 0
 }
 
-// families measures AddPod of the data path with both families, and with IPv6 alone,
-// against IPv4.
+// families measures AddPod of the data path for dual-stack and IPv6-only pods, against IPv4-only pods.
 func families(ctx context.Context, b *bench) []Result {
 	n := must.Get(datapath.Open(b.bed.idle.Netns))
 	defer func() { _ = n.Close() }()
@@ -177,7 +175,7 @@ func families(ctx context.Context, b *bench) []Result {
 	}
 }
 
-// linkOnce measures one AddPod for a pod with addresses of these families.
+// linkOnce measures one AddPod for a pod with addresses of the given families.
 func (b *testbed) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipfamily.Set) float64 {
 	rt := b.sandboxes.sandbox()
 	pod := datapath.Pod{
@@ -197,7 +195,7 @@ func (b *testbed) linkOnce(ctx context.Context, n *datapath.Node, i int, set ipf
 	return millis(took)
 }
 
-// defaultMAC is the address of the link that has the default route of a namespace.
+// defaultMAC returns the MAC address of the link with a namespace's default route.
 func defaultMAC(netns string) (mac net.HardwareAddr, err error) {
 	err = ns.Do(netns, func() error {
 		routes, err := netlink.RouteGet(net.IPv4(198, 51, 100, 1))
@@ -213,7 +211,7 @@ func defaultMAC(netns string) (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-// manyPods compares a node with 10 pods and one with 250, then 500.
+// manyPods compares a node with 10 pods with one with 250, then 500.
 func manyPods(ctx context.Context, b *bench) []Result {
 	few, many := dial(b.bed.few), dial(b.bed.many)
 	defer few.conn.Close()
@@ -234,13 +232,13 @@ func manyPods(ctx context.Context, b *bench) []Result {
 	return append(results, packets.ratio("packets-250-pods", "packets/s", "many", "few"), adds.ratio("add-500-pods", "ms", "many", "few"))
 }
 
-// pod is one that stays.
+// pod is a pod that is not deleted.
 type pod struct {
 	netns string
 	addr  netip.Addr
 }
 
-// fill adds n pods that stay.
+// fill adds n pods that are not deleted.
 func (b *testbed) fill(ctx context.Context, c *client, n int) []pod {
 	all, pods := b.sandboxes.sandboxes(n), make([]pod, n)
 	eachOf(ctx, n, 4, func(ctx context.Context, i int) {
@@ -250,8 +248,8 @@ func (b *testbed) fill(ctx context.Context, c *client, n int) []pod {
 	return pods
 }
 
-// forwarded sends small UDP packets from one pod to another as fast as it can,
-// and returns how many a second arrived.
+// forwarded sends small UDP packets from one pod to another as fast as possible, and returns how many
+// arrived per second.
 func forwarded(from, to pod, d time.Duration) float64 {
 	const port = 9
 	in := must.Get(ns.ListenPacket(to.netns, netip.AddrPortFrom(to.addr, port)))
@@ -269,7 +267,7 @@ func forwarded(from, to pod, d time.Duration) float64 {
 func blast(out *net.UDPConn, end time.Time) {
 	conn, msgs := ipv4.NewPacketConn(out), messages()
 	for time.Now().Before(end) {
-		_, _ = conn.WriteBatch(msgs, 0) // what is lost is not counted
+		_, _ = conn.WriteBatch(msgs, 0) // lost packets are not counted
 	}
 }
 
@@ -285,7 +283,7 @@ func count(in *net.UDPConn) (packets int) {
 	}
 }
 
-// messages are a batch of small packets.
+// messages returns a batch of small packets.
 func messages() []ipv4.Message {
 	msgs := make([]ipv4.Message, 64)
 	for i := range msgs {

@@ -15,22 +15,22 @@ import (
 )
 
 const (
-	// deploymentPods are of a Deployment on three nodes.
+	// deploymentPods is the size of the Deployment on three nodes.
 	deploymentPods = 30
-	// burstPods are for one node at once.
+	// burstPods is the number of pods that are created at once on one node.
 	burstPods = 100
 )
 
-// podsReady measures how long a Deployment takes until its pods are Ready, in turn with
-// the reference plugins in the same cluster.
+// podsReady measures how long a Deployment takes until its pods are Ready, in turn with the
+// reference plugins in the same cluster.
 func podsReady(ctx context.Context, b *bench) []Result {
 	return takeTurns("pods-ready", max(1, b.options.rounds/2), func(n ready.Network) time.Duration {
 		return must.Get(b.cluster.Deployment(ctx, n, deploymentPods))
 	})
 }
 
-// burstReady measures how long the slowest but one of 100 pods takes that come to one
-// node at once. The node's addresses are there: as many are kept as it may have pods.
+// burstReady measures the second-slowest of 100 pods that are created at once on one node. The node has
+// warm addresses for as many pods as it may have.
 func burstReady(ctx context.Context, b *bench) []Result {
 	must.OK(b.cluster.Configure(ctx, map[string]any{"settings": map[string]any{"minimum-ip-target": ready.MaxPods, "warm-ip-target": 1}}))
 	return takeTurns("burst-ready", max(1, b.options.rounds/5), func(n ready.Network) time.Duration {
@@ -39,16 +39,15 @@ func burstReady(ctx context.Context, b *bench) []Result {
 	})
 }
 
-// takeTurns measures both networks so often, after a turn of each that does not
-// count. The second one is first in the next round, so that a machine that becomes
-// slower or faster all the time does so to both.
+// takeTurns measures both networks n times, after a warm-up of each. Their order alternates, so that a
+// machine that steadily becomes slower or faster affects both equally.
 func takeTurns(figure string, n int, measure func(ready.Network) time.Duration) []Result {
 	s := series{}
 	order := []ready.Network{ready.Berth, ready.Reference}
 	for i := range n + 1 {
 		for _, network := range order {
 			took := measure(network).Seconds()
-			say("  run %d of %d: %.2f s by %s", i, n, took, network)
+			say("  run %d of %d: %.2f s with %s", i, n, took, network)
 			if i > 0 {
 				s.add(string(network), took)
 			}
@@ -58,8 +57,8 @@ func takeTurns(figure string, n int, measure func(ready.Network) time.Duration) 
 	return []Result{s.ratio(figure, "s", string(ready.Berth), string(ready.Reference))}
 }
 
-// atATime is how many workloads that mostly wait are measured at the same time.
-const atATime = 3
+// maxConcurrent is how many workloads that mostly wait are measured concurrently.
+const maxConcurrent = 3
 
 // compareWithAmazon measures Berth against the Amazon VPC CNI.
 func compareWithAmazon(ctx context.Context, b *bench) []Result {
@@ -68,7 +67,7 @@ func compareWithAmazon(ctx context.Context, b *bench) []Result {
 	results := make([][]Result, len(vpccni.Workloads))
 	for _, alone := range []bool{true, false} {
 		g, ctx := errgroup.WithContext(ctx)
-		if g.SetLimit(atATime); alone {
+		if g.SetLimit(maxConcurrent); alone {
 			g.SetLimit(1)
 		}
 		for i, w := range vpccni.Workloads {
@@ -84,7 +83,7 @@ func compareWithAmazon(ctx context.Context, b *bench) []Result {
 	return slices.Concat(results...)
 }
 
-// compareAt measures both at one workload.
+// compareAt measures both systems with one workload.
 func compareAt(ctx context.Context, o vpccni.Order, w vpccni.Workload) (results []Result, err error) {
 	s := map[vpccni.System]series{vpccni.Berth: {}, vpccni.AmazonVPCCNI: {}}
 	for run := range w.Runs {
@@ -102,7 +101,7 @@ func compareAt(ctx context.Context, o vpccni.Order, w vpccni.Workload) (results 
 	}
 	for _, f := range w.Figures {
 		r := ratio(f.Name, f.Unit, s[vpccni.Berth][f.Name], s[vpccni.AmazonVPCCNI][f.Name])
-		if r.Reference == 0 { // as of failed ADDs, where there are none
+		if r.Reference == 0 { // such as failed ADDs, if there are none
 			r.Ratio = 0
 		}
 		results = append(results, r)
@@ -110,7 +109,7 @@ func compareAt(ctx context.Context, o vpccni.Order, w vpccni.Workload) (results 
 	return results, nil
 }
 
-// turn has both systems do a workload once, and returns what each measured.
+// turn runs a workload once with both systems, and returns the values of each.
 func turn(ctx context.Context, o vpccni.Order, w vpccni.Workload) (both [2][]float64, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	if w.Alone {

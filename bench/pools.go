@@ -14,15 +14,13 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// Requests for blocks at once, and how often each number is measured: a run
-// takes a minute.
+// Numbers of simultaneous block requests, and how often each is measured: a run takes a minute.
 const (
 	manyRequests, fewRequests = 5000, 1000
 	requestTurns              = 3
 )
 
-// blockRequests measures what nodes that all ask for a block at once cost the
-// operator and the API server.
+// blockRequests measures the cost of simultaneous block requests for the operator and the API server.
 func blockRequests(ctx context.Context, b *bench) []Result {
 	return b.blockRequests(ctx, requestTurns, manyRequests, fewRequests)
 }
@@ -30,7 +28,7 @@ func blockRequests(ctx context.Context, b *bench) []Result {
 func (b *bench) blockRequests(ctx context.Context, turns, many, few int) []Result {
 	s := series{}
 	sizes := []int{many, few}
-	if many == few { // a test, for which one cluster is enough
+	if many == few { // in a test, where one cluster is enough
 		sizes = sizes[:1]
 	}
 	for range turns {
@@ -55,16 +53,15 @@ func (b *bench) blockRequests(ctx context.Context, turns, many, few int) []Resul
 	}
 }
 
-// A pool of 1,048,576 blocks of 16 addresses, and how many of them are taken.
+// A pool of 1,048,576 blocks of 16 addresses, and how many of them are allocated.
 const (
 	wideBits             = 4
 	wide                 = "10.0.0.0/8"
 	muchTaken, someTaken = 1_000_000, 1_000
 )
 
-// poolBook measures what the operator keeps of a pool's blocks, and what it
-// takes to cut one more.
-func poolBook(context.Context, *bench) []Result {
+// poolAllocation measures the operator's memory for a pool's blocks, and the time to allocate one more.
+func poolAllocation(context.Context, *bench) []Result {
 	layout := must.Get(block.Parse(wideBits, []block.Subnet{{IPv4: netip.MustParsePrefix(wide)}}))
 	empty := bubble.LiveHeap()
 	many := taken(muchTaken)
@@ -83,7 +80,7 @@ func poolBook(context.Context, *bench) []Result {
 	}
 }
 
-// taken is a Carver of which the first n indexes are.
+// taken returns a Carver whose first n indexes are taken.
 func taken(n int64) *block.Carver {
 	c := block.NewCarver(0)
 	for range n {
@@ -92,11 +89,11 @@ func taken(n int64) *block.Carver {
 	return c
 }
 
-// carves is how many blocks are cut between two readings of the clock.
+// carves is how many blocks are allocated between two readings of the clock.
 const carves = 1000
 
-// carve cuts blocks, one after the other, and frees them afterwards. It
-// returns how many nanoseconds one took.
+// carve allocates blocks, one after the other, and frees them afterwards. It returns the nanoseconds per
+// block.
 func carve(c *block.Carver, l block.Layout) float64 {
 	first, limit := c.Next(), l.Blocks()
 	start := time.Now()
@@ -111,8 +108,8 @@ func carve(c *block.Carver, l block.Layout) float64 {
 	return float64(took.Nanoseconds()) / carves
 }
 
-// carveAgain frees one block and cuts it again, as the only one that the pool has free. It returns how
-// many nanoseconds that takes.
+// carveAgain frees one block and allocates it again, as the only free one of the pool. It returns the
+// nanoseconds per block.
 func carveAgain(c *block.Carver, l block.Layout) float64 {
 	limit, only := c.Taken(), c.Taken()/2
 	start := time.Now()
@@ -126,23 +123,23 @@ func carveAgain(c *block.Carver, l block.Layout) float64 {
 func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 	i, ok := c.Take(limit)
 	if !ok {
-		return fmt.Errorf("of %d blocks %d are taken, and no other is found", limit, c.Taken())
+		return fmt.Errorf("no free block found: %[2]d of %[1]d are taken", limit, c.Taken())
 	}
 	_, err := l.Block(i)
 	return err
 }
 
-// poolAdds measures ADD and DEL as execs and daemonAdds do, with berthd in pool
-// mode and a block that it has: the API server has no part in them.
+// poolAdds measures ADD and DEL as execs and daemonAdds do, with berthd in pool mode and a
+// block that it already has, so that the API server is not involved.
 func poolAdds(ctx context.Context, b *bench) []Result {
 	s := b.bed.execs(ctx, b.options.rounds, func(int, note) {})
 	return append(execResults(s, "pool-"), b.bed.daemonAdds(ctx, "pool-daemon-add")...)
 }
 
-// raisePoolMode raises a lab of address pools with one node, that has a block with
-// more addresses than are measured with, and a Pod.
+// raisePoolMode starts a lab in pool mode with one node, which has a Pod and a block with more addresses
+// than the measurements need.
 func (b *testbed) raisePoolMode(ctx context.Context) {
-	say("raising a lab of address pools with one node")
+	say("starting a lab in pool mode with one node")
 	const bits = 10
 	b.start(ctx, lab.Options{
 		Mode: lab.PoolMode, Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"})},

@@ -27,53 +27,53 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// A provider that takes 400 ms for a call and eight at a time, and how many pods ask for
-// ports of it at once. The default scheduler gives 50 pods a second a node (kube-scheduler's
+// A provider that takes 400 ms per call and serves eight calls concurrently, and how many pods request
+// ports of it at once. The default scheduler schedules 50 pods per second (kube-scheduler's
 // --kube-api-qps).
 const (
 	portPods, portNodes = 2000, 100
 	portLatency         = 400 * time.Millisecond
 	portCalls           = 8
 	portScheduled       = 50
-	// leastWrites are those that a PodNIC needs: its creation, the bound port, and the active one.
-	leastWrites = 3
+	// minWrites is the minimum per PodNIC: its creation, the bound port, and the active port.
+	minWrites = 3
 )
 
-// portBursts measures pods that get ports of a VPC at once.
+// portBursts measures pods that request ports of a VPC at once.
 func portBursts(ctx context.Context, b *bench) []Result {
-	run := func(what string, o ports.Order) ports.Outcome {
+	run := func(name string, o ports.Order) ports.Outcome {
 		o.Pods, o.Nodes, o.Latency, o.AtOnce = portPods, portNodes, portLatency, portCalls
 		out := must.Get(ports.Job.Run(ctx, o, b.profile(fmt.Sprintf("ports-%d", o.Pods))))
-		say("  %s: bound after %v, active after %v; calls %v, writes %v", what, out.Bound, out.Active, out.Calls, out.Writes)
+		say("  %s: bound after %v, active after %v; calls %v, writes %v", name, out.Bound, out.Active, out.Calls, out.Writes)
 		return out
 	}
 	calls := func(o ports.Outcome) float64 { return float64(o.TotalCalls()) / portPods }
-	reference := run("a call for each port", ports.Order{Naive: true})
-	atOnce := run("all have nodes at once", ports.Order{})
-	scheduled := run(fmt.Sprintf("%d have nodes each second", portScheduled), ports.Order{Scheduled: portScheduled})
-	late := run("all have nodes after a minute", ports.Order{Late: time.Minute})
+	reference := run("one call per port", ports.Order{Naive: true})
+	atOnce := run("all scheduled at once", ports.Order{})
+	scheduled := run(fmt.Sprintf("%d scheduled per second", portScheduled), ports.Order{Scheduled: portScheduled})
+	late := run("all scheduled after a minute", ports.Order{Late: time.Minute})
 	return []Result{
-		single("ports-2000-bound", "s", atOnce.Bound.Seconds(), atOnce.Forced.Seconds()),
-		single("ports-2000-active", "s", atOnce.Active.Seconds(), atOnce.ForcedActive.Seconds()),
+		single("ports-2000-bound", "s", atOnce.Bound.Seconds(), atOnce.MinBound.Seconds()),
+		single("ports-2000-active", "s", atOnce.Active.Seconds(), atOnce.MinActive.Seconds()),
 		single("ports-2000-each", "s", atOnce.Bound.Seconds(), reference.Bound.Seconds()),
 		single("ports-2000-calls", "calls/pod", calls(atOnce), calls(reference)),
-		single("ports-2000-writes", "writes/PodNIC", float64(atOnce.TotalWrites())/portPods, leastWrites),
+		single("ports-2000-writes", "writes/PodNIC", float64(atOnce.TotalWrites())/portPods, minWrites),
 		single("ports-2000-memory", "KiB/PodNIC", float64(atOnce.Heap)/1024/portPods, 0),
 		single("ports-2000-scheduled-bound", "s", scheduled.Bound.Seconds(), (scheduled.Scheduled + portLatency).Seconds()),
 		single("ports-2000-scheduled-calls", "calls/pod", calls(scheduled), calls(reference)),
-		single("ports-2000-late-bound", "s", (late.Bound - time.Minute).Seconds(), late.Forced.Seconds()),
+		single("ports-2000-late-bound", "s", (late.Bound - time.Minute).Seconds(), late.MinBound.Seconds()),
 		single("ports-2000-late-calls", "calls/pod", calls(late), calls(reference)),
 	}
 }
 
 const (
-	// branchPods come to one node at once,
+	// branchPods is the number of pods that are created at once on one node.
 	branchPods = 50
-	// so many times: what the limiter learns hangs on the moments of refusals.
+	// branchRuns is high because what the limiter learns depends on the timing of throttled calls.
 	branchRuns = 9
 )
 
-// branchBursts measures pods of one node whose branches are all to be made.
+// branchBursts measures pods of one node whose branch interfaces all have to be created.
 func branchBursts(ctx context.Context, b *bench) (results []Result) {
 	for _, each := range []struct {
 		name   string
@@ -82,27 +82,27 @@ func branchBursts(ctx context.Context, b *bench) (results []Result) {
 		s := series{}
 		for range branchRuns {
 			out := must.Get(branches.Job.Run(ctx, branches.Order{Pods: branchPods, Limits: each.limits}, b.profile(each.name)))
-			say("  %s: bound after %v, half of them after %v; calls %v, %d refused", each.name, out.Bound, out.Median, out.Calls, out.Throttled)
+			say("  %s: bound after %v, median %v; calls %v, %d throttled", each.name, out.Bound, out.Median, out.Calls, out.Throttled)
 			s.add("last", out.Bound.Seconds())
 			s.add("half", out.Median.Seconds())
-			s.add("forced", out.Forced.Seconds())
+			s.add("minimum", out.MinBound.Seconds())
 		}
-		results = append(results, s.ratio(each.name, "s", "last", "forced"), measured(each.name+"-median", "s", s["half"]...))
+		results = append(results, s.ratio(each.name, "s", "last", "minimum"), measured(each.name+"-median", "s", s["half"]...))
 	}
 	return results
 }
 
-// raisePortMode raises a lab of VPC ports with one node: the real OVN and Open vSwitch, and an
-// imitated Neutron.
+// raisePortMode starts a lab in port mode with one node: the real OVN and Open vSwitch, and a simulated
+// Neutron.
 func (b *testbed) raisePortMode(ctx context.Context) {
-	say("raising a lab of VPC ports with one node")
+	say("starting a lab in port mode with one node")
 	b.start(ctx, lab.Options{Mode: lab.PortMode, Nodes: 1, OperatorArgs: []string{"--leader-elect=false"}})
 	b.installBerth()
 }
 
-// raiseBranches raises a lab in operator mode with one node, which has a trunk.
+// raiseBranches starts a lab in operator mode with one node, which has a trunk.
 func (b *testbed) raiseBranches(ctx context.Context) {
-	say("raising a lab with a trunk")
+	say("starting a lab with a trunk")
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute) // there is no KVM in the virtual machine
 	defer cancel()
 	b.start(ctx, lab.Options{
@@ -113,8 +113,7 @@ func (b *testbed) raiseBranches(ctx context.Context) {
 	must.OK(poll.Until(ctx, func() error { return b.few.WaitReady(ctx) }))
 }
 
-// nicPod makes a pod with so many NICs in a VPC, and returns it with its PodNICs once all are bound to
-// the node.
+// nicPod creates a pod with NICs in a VPC, and returns it with its PodNICs once all are bound to the node.
 func (b *testbed) nicPod(ctx context.Context, name, vpc, text string, nics int) (*corev1.Pod, []v1alpha1.PodNIC) {
 	p := b.benchPod(ctx, podNamespace, name, map[string]string{v1alpha1.AnnotationVPC: vpc, v1alpha1.AnnotationNICs: text})
 	list := &v1alpha1.PodNICList{}
@@ -139,7 +138,7 @@ func (b *testbed) nicPod(ctx context.Context, name, vpc, text string, nics int) 
 	return p, list.Items
 }
 
-// bothWays measures a pod with NICs in two ways, each first in every other round, and deletes it.
+// bothWays measures a pod with NICs in two ways, in alternating order, and deletes it.
 func (b *testbed) bothWays(ctx context.Context, i int, p *corev1.Pod, ways ...func()) {
 	for j := range ways {
 		ways[(i+j)%len(ways)]()
@@ -147,13 +146,13 @@ func (b *testbed) bothWays(ctx context.Context, i int, p *corev1.Pod, ways ...fu
 	must.OK(b.lab.Kube.Client.Delete(ctx, p, kubeclient.GracePeriodSeconds(0)))
 }
 
-// branchAdds measures the whole ADD, from exec to result, of pods whose first interface is a branch that
-// is bound to the node already, in turn with pods that get a warm address of an ENI.
+// branchAdds measures the whole ADD, from exec to result, of pods whose first interface is a branch
+// interface that is already bound to the node, in turn with pods that get a warm address of an ENI.
 func branchAdds(ctx context.Context, b *bench) []Result {
 	berth := b.bed.berth
 	s := rounds(b.options.rounds, func(i int, note note) {
 		p, _ := b.bed.nicPod(ctx, fmt.Sprintf("branch-%d", i), lab.BranchVPC, "[{name: eth0}]", 1)
-		// This pod is not in the API server, so that the ADD asks for it and waits for nothing.
+		// This pod is not in the API server, so the ADD looks it up and waits for nothing.
 		ordinary := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: podNamespace, Name: fmt.Sprintf("ordinary-%d", i), UID: uuid.NewUUID()}}
 		b.bed.bothWays(ctx, i, p,
 			func() { berth.addAndDel(ctx, berth.sandboxOf(p), "branch ", note) },
@@ -162,10 +161,10 @@ func branchAdds(ctx context.Context, b *bench) []Result {
 	return []Result{s.ratio("branch-add", "ms", "branch add", "ordinary add"), s.ratio("branch-del", "ms", "branch del", "ordinary del")}
 }
 
-// portAdds measures ADD and DEL of pods whose ports are bound to the node already, from exec
-// to result with the ports' flows installed, with one NIC and with several. The reference is a plugin
-// that executes ovs-vsctl for the same ports, as OVN-Kubernetes' does, but that it waits for flows
-// by ovs-vsctl too, which is notified of them, instead of polling.
+// portAdds measures ADD and DEL of pods whose ports are already bound to the node, from exec to result
+// with the ports' flows installed, with one NIC and with several. The reference is a plugin that executes
+// ovs-vsctl for the same ports, as OVN-Kubernetes does, except that it also waits for flows with ovs-vsctl,
+// which is notified, instead of polling.
 func portAdds(ctx context.Context, b *bench) []Result {
 	bed := b.bed
 	results := []Result{single("port-daemon-idle", "MiB", memoryOf(bed.few), 0)}
@@ -195,7 +194,7 @@ func portAdds(ctx context.Context, b *bench) []Result {
 	return append(results, single("port-daemon-after", "MiB", memoryOf(bed.few), 0))
 }
 
-// addByVsctl measures a plugin that does nothing, and what one that executes ovs-vsctl does beyond that.
+// addByVsctl measures the null plugin, and adds the time of the ovs-vsctl calls.
 func (b *testbed) addByVsctl(ctx context.Context, v *vsctl, ports []v1alpha1.PodNIC, note note) {
 	null := b.nullOnce(ctx)
 	netns := b.sandboxes.sandbox().NetNS
@@ -229,7 +228,7 @@ func vsctlName(i int) string { return fmt.Sprintf("byvsctl%d", i) }
 
 func (v *vsctl) plug(ctx context.Context, path string, i int, o *v1alpha1.PodNIC) error {
 	if err := v.link(path, i, o); err != nil {
-		return fmt.Errorf("make the link of port %s: %w", o.Status.PortID, err)
+		return fmt.Errorf("create the link of port %s: %w", o.Status.PortID, err)
 	}
 	name := vsctlName(i)
 	err := v.run(ctx, "--may-exist", "add-port", o.Status.Plug.Bridge, name, "--", "set", "Interface", name,
@@ -237,8 +236,8 @@ func (v *vsctl) plug(ctx context.Context, path string, i int, o *v1alpha1.PodNIC
 	return errors.Join(err, v.run(ctx, "wait-until", "Interface", name, "external_ids:ovn-installed=true"))
 }
 
-// link makes the link of a port, with what the pod has of it: MAC address, MTU, address and, on
-// the first, the default route.
+// link creates the link of a port with its MAC address, MTU, addresses and, for the first port, the
+// default route.
 func (v *vsctl) link(path string, i int, o *v1alpha1.PodNIC) (err error) {
 	defer must.Catch(&err)
 	ns := must.Get(netns.GetFromPath(path))

@@ -12,36 +12,35 @@ import (
 	"time"
 )
 
-// Result is one figure of the bench, as it stands in results.json.
+// Result is one figure of the bench, as stored in results.json.
 type Result struct {
 	Name      string  `json:"name"`
 	Value     float64 `json:"value"`
-	Reference float64 `json:"reference"` // 0 where the value itself has the budget
-	Ratio     float64 `json:"ratio"`     // value over reference; 0 without one
+	Reference float64 `json:"reference"` // 0: none, the budget applies to the value
+	Ratio     float64 `json:"ratio"`     // value divided by reference; 0 without one
 	Unit      string  `json:"unit"`
-	Runs      int     `json:"runs"` // measurements behind each median
+	Runs      int     `json:"runs"` // measurements per median
 }
 
-// budget is what docs/design.md, "Budgets", allows for a figure: the ratio, or without a reference
-// the value, at most or at least limit.
+// budget is the limit of a figure in docs/design.md, "Budgets": an upper or lower limit of the ratio, or,
+// without a reference, of the value.
 type budget struct {
 	figure  string
 	limit   float64
 	atLeast bool
-	against string // what the reference is
+	against string // description of the reference
 }
 
-// budgets are the figures that have one, in the order of the report. All others
-// are reported only.
+// budgets lists the figures that have one, in the order of the report. All others are only reported.
 var budgets = []budget{
-	{"daemon-add", 1.5, false, "its netlink calls, bare"},
+	{"daemon-add", 1.5, false, "the same netlink calls alone"},
 	{"exec-add", 0.6, false, "ptp + host-local"},
 	// A goal, not reached yet.
-	{"exec-add-floor", 1.25, false, "a plugin that does nothing, and bare netlink calls"},
+	{"exec-add-floor", 1.25, false, "the null plugin, plus the netlink calls alone"},
 	{"exec-del", 0.5, false, "ptp + host-local"},
 	{"add-500-pods", 1.2, false, "10 pods"},
 	{"parallel-add", 1.2, true, "one at a time"},
-	{"pool-daemon-add", 1.5, false, "its netlink calls, bare"},
+	{"pool-daemon-add", 1.5, false, "the same netlink calls alone"},
 	{"pool-exec-add", 0.6, false, "ptp + host-local"},
 	{"pool-exec-del", 0.5, false, "ptp + host-local"},
 	{"pods-ready", 1.05, false, "ptp + host-local"},
@@ -54,53 +53,53 @@ var budgets = []budget{
 	{"daemon-250-pods", 60, false, ""},
 
 	{"join-1600-cpu", 2, false, ""},
-	{"join-growth", 2, false, "400 nodes instead of 10,000"}, // linear but for the noise of short runs; quadratic is 25
+	{"join-growth", 2, false, "400 nodes instead of 10,000"}, // linear growth plus the noise of short runs; quadratic growth is 25
 	{"operator-event", 1.5, false, "100 nodes instead of 2,000"},
 	{"operator-event-cpu", 1, false, ""},
-	{"fill-nodes", 1.1, false, "what EC2's limits force"},
-	{"fill-median", 0.6, false, "that bound for the last node"},
+	{"fill-nodes", 1.1, false, "the minimum by EC2's limits"},
+	{"fill-median", 0.6, false, "the minimum for the last node"},
 	{"fill-exposed", 150, false, ""},
-	{"fill-nodes-spread", 1.1, false, "what EC2's limits force"},
-	{"fill-subnets", 1.1, false, "what EC2's limits force"},
+	{"fill-nodes-spread", 1.1, false, "the minimum by EC2's limits"},
+	{"fill-subnets", 1.1, false, "the minimum by EC2's limits"},
 	{"fill-subnets-failed-creates", 0, false, ""},
-	{"throttled-create", 1.1, false, "the limiter's wait and the refused call"},
+	{"throttled-create", 1.1, false, "the limiter's wait plus the throttled call"},
 	{"throttled-assign-enis", 0, false, ""},
 	{"throttled-once-median", 2, false, "no throttled call"},
-	{"refused-1", 0.8, true, "99 % of those without refusals"},
-	{"refused-2", 0.8, true, "98 % of those"},
-	{"refused-5", 0.8, true, "95 % of those"},
-	{"refused-10", 0.8, true, "90 % of those"},
-	{"foreign-client-4", 1.5, false, "a share in proportion to the calls"},
-	{"foreign-client-5-5", 1.5, false, "a share in proportion to the calls"},
-	{"foreign-client-8", 1.5, false, "a share in proportion to the calls"},
-	{"peers-foreign-4", 1.5, false, "a share in proportion to the calls"},
-	{"peers-foreign-5-5", 1.5, false, "a share in proportion to the calls"},
-	{"peers-foreign-8", 1.5, false, "a share in proportion to the calls"},
-	{"peers-refused-1", 1.25, false, "none refused, at 99 % of the rate"},
-	{"peers-refused-5", 1.25, false, "none refused, at 95 % of the rate"},
-	{"peers-refused-10", 1.25, false, "none refused, at 90 % of the rate"},
+	{"refused-1", 0.8, true, "99 % of the rate without refusals"},
+	{"refused-2", 0.8, true, "98 % of that rate"},
+	{"refused-5", 0.8, true, "95 % of that rate"},
+	{"refused-10", 0.8, true, "90 % of that rate"},
+	{"foreign-client-4", 1.5, false, "a share proportional to the calls"},
+	{"foreign-client-5-5", 1.5, false, "a share proportional to the calls"},
+	{"foreign-client-8", 1.5, false, "a share proportional to the calls"},
+	{"peers-foreign-4", 1.5, false, "a share proportional to the calls"},
+	{"peers-foreign-5-5", 1.5, false, "a share proportional to the calls"},
+	{"peers-foreign-8", 1.5, false, "a share proportional to the calls"},
+	{"peers-refused-1", 1.25, false, "no refusals, at 99 % of the rate"},
+	{"peers-refused-5", 1.25, false, "no refusals, at 95 % of the rate"},
+	{"peers-refused-10", 1.25, false, "no refusals, at 90 % of the rate"},
 	{"operator-memory-2000", 300, false, ""},
 	{"operator-memory-10000", 1024, false, ""},
 
-	{"pool-requests-writes", 1, false, "a creation and an answer"},
-	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear but for noise
+	{"pool-requests-writes", 1, false, "one creation and one status write"},
+	{"pool-requests-cpu", 1.3, false, "1,000 requests instead of 5,000"}, // linear growth plus noise
 	{"pool-carve", 1.5, false, "1,000 blocks taken instead of 1,000,000"},
 
-	{"ports-2000-bound", 1.15, false, "what the VPC's API forces"},
-	{"ports-2000-active", 1.5, false, "that, what a node takes, and one look"},
+	{"ports-2000-bound", 1.15, false, "the minimum by the VPC's API"},
+	{"ports-2000-active", 1.5, false, "that, plus plugging and one lookup"},
 	{"ports-2000-each", 0.1, false, eachPort},
 	{"ports-2000-calls", 0.05, false, eachPort},
-	{"ports-2000-writes", 1.05, false, "made, bound, active"},
+	{"ports-2000-writes", 1.05, false, "creation, bound, active"},
 	{"ports-2000-memory", 16, false, ""},
-	{"ports-2000-scheduled-bound", 1.15, false, "the last pod's node, and a call"},
+	{"ports-2000-scheduled-bound", 1.15, false, "the last pod's scheduling, plus a call"},
 	{"ports-2000-scheduled-calls", 0.4, false, eachPort},
-	{"ports-2000-late-bound", 1.15, false, "what the VPC's API forces"},
+	{"ports-2000-late-bound", 1.15, false, "the minimum by the VPC's API"},
 	{"egress-throughput", 0.8, true, withoutTunnel},
 	{"egress-add", 1.6, false, "no Egress"},
-	{"branch-burst", 1.15, false, "what EC2's limits force"},
+	{"branch-burst", 1.15, false, "the minimum by EC2's limits"},
 	{"branch-add", 1.5, false, "a warm address of an ENI"},
 	{"egress-client-cpu", 1.3, false, fewerPods},
-	{"egress-other-pod-cpu", 2, false, fewerPods}, // so little that noise is half of it
+	{"egress-other-pod-cpu", 2, false, fewerPods}, // a value so small that half of it is noise
 	{"egress-client-told", 100, false, ""},
 	{"egress-gateway-objects", 0.001, false, "all pods"},
 	{"egress-gateway-bytes", 1.2, false, fewerPods},
@@ -125,31 +124,31 @@ var budgets = []budget{
 const (
 	amazon   = "the Amazon VPC CNI"
 	byVsctl  = "a plugin that executes ovs-vsctl"
-	eachPort = "a call that makes each port, and one that looks"
+	eachPort = "one create call and one lookup per port"
 
 	withoutTunnel = "the same hops without a tunnel"
 
-	fewerPods = "a tenth of pods, clients and Egresses"
+	fewerPods = "a tenth of the pods, clients and Egresses"
 )
 
-// series are measurements by what they are of.
+// series holds measurements by name.
 type series map[string][]float64
 
 // add adds a measurement.
 func (s series) add(of string, value float64) { s[of] = append(s[of], value) }
 
-// ratio makes a Result of two of them, taken in turn.
+// ratio returns the Result of two measurement series that were taken in turn.
 func (s series) ratio(name, unit, value, reference string) Result {
 	return ratio(name, unit, s[value], s[reference])
 }
 
-// note keeps a measurement of a round.
+// note records a measurement of a round.
 type note func(of string, value float64)
 
-// warmUp is how many first rounds are not counted.
+// warmUp is the number of initial rounds that are not counted.
 const warmUp = 5
 
-// rounds calls round n times, after some rounds that do not count, and returns what the others noted.
+// rounds calls round n times, after the warm-up rounds, and returns the measurements.
 func rounds(n int, round func(i int, note note)) series {
 	all := series{}
 	for i := range n + warmUp {
@@ -162,18 +161,18 @@ func rounds(n int, round func(i int, note note)) series {
 	return all
 }
 
-// ratio makes a Result of two sets of measurements taken in turn.
+// ratio returns the Result of two sets of measurements that were taken in turn.
 func ratio(name, unit string, value, reference []float64) Result {
 	v, r := median(value), median(reference)
 	return Result{Name: name, Value: v, Reference: r, Ratio: v / r, Unit: unit, Runs: len(value)}
 }
 
-// measured makes a Result of values without a reference.
+// measured returns the Result of values without a reference.
 func measured(name, unit string, values ...float64) Result {
 	return Result{Name: name, Value: median(values), Unit: unit, Runs: len(values)}
 }
 
-// single makes a Result of one measurement, against a reference if that is not 0.
+// single returns the Result of one measurement, with a reference unless that is 0.
 func single(name, unit string, value, reference float64) Result {
 	r := Result{Name: name, Value: value, Reference: reference, Unit: unit, Runs: 1}
 	if reference != 0 {
@@ -182,8 +181,8 @@ func single(name, unit string, value, reference float64) Result {
 	return r
 }
 
-// median of at least one measurement; that of an even number is the lower of
-// the two in the middle, so that it is always one that was seen.
+// median returns the median of at least one measurement. For an even number it is the lower of the two in
+// the middle, so that it is always a measured value.
 func median(xs []float64) float64 {
 	s := slices.Clone(xs)
 	slices.Sort(s)
@@ -192,7 +191,7 @@ func median(xs []float64) float64 {
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// met reports whether a result keeps its budget.
+// met reports whether a result is within the budget.
 func (b budget) met(r Result) bool {
 	got := r.Ratio
 	if r.Reference == 0 {
@@ -204,8 +203,7 @@ func (b budget) met(r Result) bool {
 	return got <= b.limit
 }
 
-// report prints the results as a table, those with a budget first, and returns
-// how many miss theirs.
+// report prints the results as a table, those with a budget first, and returns how many miss their budget.
 func report(w io.Writer, results []Result) (missed int) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(tw, "figure\tmedian\treference\tagainst\tratio\tbudget\truns\t")
@@ -255,8 +253,8 @@ func line(w io.Writer, r Result, against, budget, word string) {
 	fmt.Fprintf(w, "%s\t%.2f %s\t%s\t%s\t%s\t%s\t%d\t%s\n", r.Name, r.Value, r.Unit, ref, against, rat, budget, r.Runs, word)
 }
 
-// merge is the results of a file, with those that were measured now in place of earlier ones of the
-// same name. The file need not exist.
+// merge returns the results of a file, with measured results in place of earlier ones of the same name.
+// The file need not exist.
 func merge(path string, measured []Result) ([]Result, error) {
 	all, err := read(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -288,14 +286,14 @@ func read(path string) ([]Result, error) {
 	return all, nil
 }
 
-// write puts the results into a file as a JSON list.
+// write writes the results to a file as a JSON list.
 func write(path string, results []Result) error {
 	data, err := json.MarshalIndent(results, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode results: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("make the results' directory: %w", err)
+		return fmt.Errorf("create the results directory: %w", err)
 	}
 	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write results: %w", err)
@@ -303,8 +301,8 @@ func write(path string, results []Result) error {
 	return nil
 }
 
-// cilium is what Cilium 1.20's allocator took for the same work, where it was measured: with its own
-// in-memory mock of the EC2 API, on a machine like the one that this bench is meant for, single runs.
+// cilium lists measurements of Cilium 1.20's allocator for the same workloads: single runs with its own
+// in-memory mock of the EC2 API, on a comparable machine.
 var cilium = []struct{ figure, workload, took string }{
 	{"join-100-cpu", "100 nodes join, one assign each: CPU", "0.11 s"},
 	{"join-400-cpu", "400 nodes", "2.1 s"},
@@ -321,7 +319,7 @@ var cilium = []struct{ figure, workload, took string }{
 	{"throttled-assign-enis", "one throttled assign: ENIs made for it", "1"},
 }
 
-// beside prints the results beside Cilium's.
+// beside prints the results next to Cilium's.
 func beside(w io.Writer, results []Result) {
 	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
 	title := "\nbeside Cilium 1.20's allocator, measured elsewhere, single runs\nworkload\tCilium\tBerth\t"

@@ -16,17 +16,17 @@ import (
 	"github.com/berthnet/berth/lab/cloud/spec"
 )
 
-// Sizes of clusters, in nodes. Cilium's allocator was measured with up to 1,600.
+// Cluster sizes in nodes. Cilium's allocator was measured with up to 1,600.
 const (
 	small, medium, compared, large, huge = 100, 400, 1600, 2000, 10000
 )
 
 var clusterSizes = []int{small, medium, compared, large, huge}
 
-// turns is how often the two sides of a ratio of CPU times are run.
+// turns is the number of runs of each side of a ratio of CPU times.
 const turns = 5
 
-// scaleRun does one run.
+// scaleRun executes one run.
 func (b *bench) scaleRun(ctx context.Context, o scale.Order) scale.Outcome {
 	start := time.Now()
 	out := must.Get(scale.Job.Run(ctx, o, b.profile(fmt.Sprintf("%s-%d", o.Workload, o.Nodes))))
@@ -34,7 +34,7 @@ func (b *bench) scaleRun(ctx context.Context, o scale.Order) scale.Outcome {
 	return out
 }
 
-// summary is a run's outcome in a line.
+// summary returns a run's outcome as one line.
 func summary(o scale.Outcome) string {
 	var parts []string
 	if o.CPU > 0 {
@@ -44,7 +44,7 @@ func summary(o scale.Outcome) string {
 		parts = append(parts, fmt.Sprintf("%v of CPU a minute for repair", o.Repair.Round(10*time.Microsecond)))
 	}
 	if o.Last > 0 {
-		parts = append(parts, fmt.Sprintf("last node after %.2fs, median %.2fs, bound %.2fs, %d calls refused", o.Last.Seconds(), o.Median.Seconds(), o.Bound.Seconds(), o.Throttled))
+		parts = append(parts, fmt.Sprintf("last node after %.2fs, median %.2fs, lower bound %.2fs, %d calls throttled", o.Last.Seconds(), o.Median.Seconds(), o.Bound.Seconds(), o.Throttled))
 	}
 	if o.Heap > 0 {
 		parts = append(parts, fmt.Sprintf("%.1f MiB of heap", float64(o.Heap)/mebi))
@@ -55,10 +55,10 @@ func summary(o scale.Outcome) string {
 	return strings.Join(parts, ", ")
 }
 
-// outcomes are those of several runs.
+// outcomes are the outcomes of several runs.
 type outcomes []scale.Outcome
 
-// values are the values of outcomes.
+// values returns one value per outcome.
 func (all outcomes) values(value func(scale.Outcome) float64) (values []float64) {
 	for _, o := range all {
 		values = append(values, value(o))
@@ -70,10 +70,10 @@ func last(o scale.Outcome) float64   { return o.Last.Seconds() }
 func middle(o scale.Outcome) float64 { return o.Median.Seconds() }
 func bound(o scale.Outcome) float64  { return o.Bound.Seconds() }
 
-// perEvent is the CPU time of an event in ms.
+// perEvent returns the CPU time per event in ms.
 func perEvent(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
 
-// scaleTurns does runs in turn, and returns their outcomes by order.
+// scaleTurns executes runs in turn, and returns their outcomes by order.
 func (b *bench) scaleTurns(ctx context.Context, orders ...scale.Order) []outcomes {
 	all := make([]outcomes, len(orders))
 	for turn := range turns {
@@ -85,8 +85,8 @@ func (b *bench) scaleTurns(ctx context.Context, orders ...scale.Order) []outcome
 	return all
 }
 
-// bySize does a workload with clusters of all sizes, two of them in turn. It
-// returns the CPU time of an event with those two, and the last outcome by size.
+// bySize runs a workload with clusters of all sizes, two of them in turn. It returns the CPU time per
+// event for those two, and the last outcome by size.
 func (b *bench) bySize(ctx context.Context, w scale.Workload, many, few int) (ofMany, ofFew []float64, last map[int]scale.Outcome) {
 	both := b.scaleTurns(ctx, scale.Order{Workload: w, Nodes: many}, scale.Order{Workload: w, Nodes: few})
 	last = map[int]scale.Outcome{many: both[0][turns-1], few: both[1][turns-1]}
@@ -98,7 +98,7 @@ func (b *bench) bySize(ctx context.Context, w scale.Workload, many, few int) (of
 	return both[0].values(perEvent), both[1].values(perEvent), last
 }
 
-// joins measures what it costs until N nodes have their first addresses.
+// joins measures the cost of assigning the first addresses to N nodes.
 func joins(ctx context.Context, b *bench) []Result {
 	many, few, last := b.bySize(ctx, scale.Join, huge, medium)
 	results := []Result{ratio("join-growth", "ms/node", many, few)}
@@ -110,7 +110,7 @@ func joins(ctx context.Context, b *bench) []Result {
 	return results
 }
 
-// singleEvents measures what it costs when one node of N needs one address.
+// singleEvents measures the cost of assigning one address to one of N nodes.
 func singleEvents(ctx context.Context, b *bench) []Result {
 	many, few, last := b.bySize(ctx, scale.Event, large, small)
 	results := []Result{ratio("operator-event", "ms", many, few), measured("operator-event-cpu", "ms", many...)}
@@ -123,7 +123,7 @@ func singleEvents(ctx context.Context, b *bench) []Result {
 	return results
 }
 
-// memories measures what the allocator keeps of its nodes.
+// memories measures the allocator's memory for its nodes.
 func memories(ctx context.Context, b *bench) (results []Result) {
 	for _, n := range []int{large, huge} {
 		out := b.scaleRun(ctx, scale.Order{Workload: scale.Memory, Nodes: n})
@@ -132,17 +132,17 @@ func memories(ctx context.Context, b *bench) (results []Result) {
 	return results
 }
 
-// callDelay is how long each call to EC2 takes.
+// callDelay is the duration of each call to EC2.
 const callDelay = 100 * time.Millisecond
 
-// The EC2 side of the fills: all actions share one bucket, or have those that EC2 documents.
+// The EC2 limits of the fills: one bucket that all actions share, or the buckets that EC2 documents.
 var (
 	tight     = scale.Limits{Delay: callDelay, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
 	published = scale.Limits{Delay: callDelay, Published: true}
 )
 
-// fills measures how long it takes until all nodes have addresses, against what
-// EC2's limits alone force.
+// fills measures how long it takes until all nodes have addresses, against the minimum that EC2's limits
+// impose.
 func fills(ctx context.Context, b *bench) (results []Result) {
 	fill := func(name string, o scale.Order) scale.Outcome {
 		out := b.scaleRun(ctx, o)
@@ -163,7 +163,7 @@ func fills(ctx context.Context, b *bench) (results []Result) {
 	return results
 }
 
-// throttles measures what one throttled call delays.
+// throttles measures the delay that one throttled call causes.
 func throttles(ctx context.Context, b *bench) []Result {
 	with := func(w scale.Workload, nodes int) (hit, calm scale.Outcome) {
 		o := scale.Order{Workload: w, Nodes: nodes, Limits: scale.Limits{Delay: callDelay}}
@@ -171,7 +171,7 @@ func throttles(ctx context.Context, b *bench) []Result {
 		return hit, b.scaleRun(ctx, o)
 	}
 	delay := func(name string, hit, calm scale.Outcome) Result {
-		return single(name, "s", (hit.Last - calm.Last).Seconds(), (hit.Waited + callDelay).Seconds()) // the refused call took its time too
+		return single(name, "s", (hit.Last - calm.Last).Seconds(), (hit.Waited + callDelay).Seconds()) // the throttled call itself takes callDelay
 	}
 	create, noCreate := with(scale.ThrottledCreate, 1)
 	assign, noAssign := with(scale.ThrottledAssign, 1)
@@ -185,8 +185,8 @@ func throttles(ctx context.Context, b *bench) []Result {
 	}
 }
 
-// refusals measures how fast ENIs are created while some calls are refused at
-// random, against the share that is not refused of how fast they are without that.
+// refusals measures the rate of ENI creations while some calls are refused at random, against the rate
+// without refusals times the share of calls that are not refused.
 func refusals(ctx context.Context, b *bench) []Result {
 	rate := func(o scale.Outcome) float64 { return float64(o.ENIs) / last(o) }
 	order := scale.Order{Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: callDelay}}
@@ -196,7 +196,7 @@ func refusals(ctx context.Context, b *bench) []Result {
 	})
 }
 
-// byRefused does runs while such shares of calls are refused at random.
+// byRefused executes runs with the given percentages of calls refused at random.
 func (b *bench) byRefused(ctx context.Context, o scale.Order, percents []int, result func(percent int, refused float64, out outcomes) Result) (results []Result) {
 	for _, percent := range percents {
 		o.Limits.Refused = float64(percent) / 100
@@ -205,8 +205,8 @@ func (b *bench) byRefused(ctx context.Context, o scale.Order, percents []int, re
 	return results
 }
 
-// besideOthers measures how long runs take beside another client of the account
-// that never backs off, against what a share in proportion takes.
+// besideOthers measures how long runs take beside another client of the account that never backs off,
+// against the time with a proportional share of the rate.
 func (b *bench) besideOthers(ctx context.Context, figure string, o scale.Order) (results []Result) {
 	o.Limits = scale.Limits{Delay: callDelay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}}
 	for _, foreign := range []float64{4, 5.5, 8} {
@@ -223,11 +223,11 @@ func fillsBesideOthers(ctx context.Context, b *bench) []Result {
 	return b.besideOthers(ctx, "foreign-client-", scale.Order{Workload: scale.Fill, Nodes: small})
 }
 
-// peersBesideOthers measures four daemons in node mode, which draw on the same buckets and do not know
-// of each other: beside a client that never backs off, and while calls are refused at random, when
-// half of all calls have passed, against the share that is not refused of how fast
-// that is without. (The last call is that of the peer with the smallest share, which
-// the order decides.)
+// peersBesideOthers measures four daemons in node mode, which share the same buckets without knowing of
+// each other: beside a client that never backs off, and with calls refused at random. The latter figure is
+// the time until half of all calls have passed, against the time without refusals divided by the share of
+// calls that are not refused. (The last call would be that of the peer with the smallest share, which
+// depends on the order.)
 func peersBesideOthers(ctx context.Context, b *bench) []Result {
 	order := scale.Order{Workload: scale.Peers, Nodes: 4}
 	results := b.besideOthers(ctx, "peers-foreign-", order)
@@ -238,7 +238,7 @@ func peersBesideOthers(ctx context.Context, b *bench) []Result {
 	})...)
 }
 
-// wholeOperator runs the operator's process with so many nodes, and as many pods each.
+// wholeOperator runs the operator's process with the given numbers of nodes and of pods per node.
 func (b *bench) wholeOperator(ctx context.Context, nodes, pods int, limit spec.RateLimit, delay time.Duration) whole.Outcome {
 	return must.Get(whole.Run(ctx, whole.Order{
 		Nodes: nodes, Used: pods, Free: 8, Limit: limit, Delay: delay, Operator: filepath.Join(b.options.binDir, "berth-operator"),
@@ -246,9 +246,9 @@ func (b *bench) wholeOperator(ctx context.Context, nodes, pods int, limit spec.R
 	}))
 }
 
-// operators measures the operator's process: how fast it fills 500 nodes within
-// EC2's limits (twice the published ones, which accounts of that size have, and
-// half the time of a run), and its memory with 2,000 nodes of 10 pods.
+// operators measures the operator's process: how fast it fills 500 nodes within EC2's limits, and its
+// memory with 2,000 nodes of 10 pods. The limits are twice the published ones: accounts of that size have
+// such limits, and a run takes half the time.
 func operators(ctx context.Context, b *bench) []Result {
 	const several = 500
 	out := b.wholeOperator(ctx, several, 4, spec.RateLimit{Bucket: 100, Refill: 10}, callDelay)
@@ -264,7 +264,7 @@ func hugeOperator(ctx context.Context, b *bench) []Result {
 	return costs(huge, b.wholeOperator(ctx, huge, 10, spec.RateLimit{}, 0))
 }
 
-// costs are what the operator used for its nodes.
+// costs returns the operator's CPU time per node and its memory.
 func costs(nodes int, out whole.Outcome) []Result {
 	perNode := func(d time.Duration) float64 { return millis(d) / float64(nodes) }
 	return []Result{

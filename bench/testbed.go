@@ -27,28 +27,28 @@ import (
 const (
 	// nodeType has room for 15 × 49 pods.
 	nodeType = "m5.16xlarge"
-	// warmAddresses is how many of them are assigned before anything is measured.
+	// warmAddresses is how many addresses are assigned before the measurements.
 	warmAddresses = 620
-	// podNamespace is the namespace of Pods that are measured.
+	// podNamespace is the namespace of the measured Pods.
 	podNamespace = metav1.NamespaceDefault
 )
 
-// testbed is a lab with up to three nodes and, where a group compares with them, the reference plugins
-// in a namespace of their own.
+// testbed is a lab with up to three nodes and, if a group needs them, the reference plugins in a separate
+// network namespace.
 type testbed struct {
 	options options
 	dirs    dirs
 
 	lab              *lab.Lab
-	idle, few, many  *node.Node // a node that stays empty, one with few pods, one that is filled
-	podName          string     // the Pod in podNamespace that all sandboxes belong to; empty: none
+	idle, few, many  *node.Node // nodes without pods, with few pods, and with many pods
+	podName          string     // the Pod in podNamespace of all sandboxes; empty: none
 	refNetns         string
 	berth, reference *runtime
 	null             *runtime // a plugin that does nothing
-	sandboxes        *runtime // makes namespaces for measurements that call no plugin
+	sandboxes        *runtime // creates namespaces for measurements that call no plugin
 }
 
-// start starts the lab, with what all labs of the bench have in common.
+// start starts the lab, with the options that all labs of the bench have in common.
 func (b *testbed) start(ctx context.Context, o lab.Options) {
 	o.Dir, o.ID, o.BinDir = b.dirs.run, fmt.Sprintf("bench%d", os.Getpid()), b.options.binDir
 	o.DaemonArgs = append([]string{"--cni-chain=", "--log-level=warn"}, o.DaemonArgs...)
@@ -58,17 +58,17 @@ func (b *testbed) start(ctx context.Context, o lab.Options) {
 	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", "", nil)
 }
 
-// unlimited is a VPC with so many nodes whose API never refuses a call, and delays none: its pace is no
-// part of what is measured.
+// unlimited returns a VPC with the given number of nodes, whose API neither throttles nor delays calls, so
+// that EC2's pace does not affect the measurements.
 func unlimited(nodes int) *spec.Spec {
 	s := lab.DefaultSpec(nodes, nodeType)
 	s.Throttle, s.Delays, s.Consistency = "none", spec.Delays{}, spec.Consistency{}
 	return &s
 }
 
-// raiseNodeMode raises a lab in node mode with three nodes.
+// raiseNodeMode starts a lab in node mode with three nodes.
 func (b *testbed) raiseNodeMode(ctx context.Context) {
-	say("raising a lab with three %s nodes", nodeType)
+	say("starting a lab with three %s nodes", nodeType)
 	s := unlimited(3)
 	for i := range s.VPCs[0].Subnets { // with room for two full nodes each
 		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
@@ -91,7 +91,7 @@ func (b *testbed) raiseNodeMode(ctx context.Context) {
 	b.installBoth()
 }
 
-// waitWarm returns once a node has that many addresses to hand out.
+// waitWarm returns once a node has the given number of warm addresses.
 func waitWarm(ctx context.Context, n *node.Node, want int) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
@@ -136,7 +136,7 @@ func (b *testbed) installNull() {
 	b.null = newRuntime(b.few.Netns, b.lab.ID+"-n", filepath.Join(b.dirs.data, "cache-null"), b.dirs.plugins(), list)
 }
 
-// close ends the lab and everything on it, however far it came.
+// close removes the testbed, even if it was set up only partly.
 func (b *testbed) close() error {
 	var errs []error
 	for _, r := range []*runtime{b.berth, b.reference, b.null, b.sandboxes} {
@@ -153,7 +153,7 @@ func (b *testbed) close() error {
 	return errors.Join(append(errs, b.dirs.removeAll())...)
 }
 
-// benchPod is a Pod on the node, which no kubelet runs.
+// benchPod creates a Pod on the node. No kubelet runs it.
 func (b *testbed) benchPod(ctx context.Context, namespace, name string, annotations map[string]string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotations}}
 	p.Spec = corev1.PodSpec{NodeName: b.few.Name, Containers: []corev1.Container{{Name: "bench", Image: "bench"}}}
@@ -170,14 +170,14 @@ func (b *testbed) nodeNetlink() (host *netlink.Handle) {
 	return host
 }
 
-// bareOnce makes one pod link by its bare netlink calls, and returns how many ms that took.
+// bareOnce creates one pod link with bare netlink calls, and returns the duration in ms.
 func (b *testbed) bareOnce(host *netlink.Handle, i int) float64 {
 	rt := b.sandboxes.sandbox()
 	link := bare.Link{
 		Netns: rt.NetNS, IfName: rt.IfName, HostIf: fmt.Sprintf("bare%d", i),
 		HostMAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, PodMAC: net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)},
 		MTU: 9001, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 249, byte(i >> 8), byte(i)})},
-		Table: 4711, // nobody looks it up
+		Table: 4711, // no rule refers to it
 	}
 	start := time.Now()
 	must.OK(bare.Add(host, link))
@@ -191,7 +191,7 @@ type runtime struct {
 	netns  string // the node's
 	cni    *libcni.CNIConfig
 	list   *libcni.NetworkConfigList
-	prefix string      // of the names of sandboxes
+	prefix string      // of sandbox names
 	args   [][2]string // CNI_ARGS
 	made   []string
 }
@@ -200,7 +200,7 @@ func newRuntime(netns, prefix, cacheDir, pluginDir string, list *libcni.NetworkC
 	return &runtime{netns: netns, prefix: prefix, list: list, cni: libcni.NewCNIConfigWithCacheDir([]string{pluginDir}, cacheDir, nil)}
 }
 
-// sandbox makes a network namespace for one container.
+// sandbox creates a network namespace for one container.
 func (r *runtime) sandbox() *libcni.RuntimeConf {
 	name := fmt.Sprintf("%s%d", r.prefix, len(r.made))
 	must.OK(ns.Create(name))
@@ -211,7 +211,7 @@ func (r *runtime) sandbox() *libcni.RuntimeConf {
 	}
 }
 
-// sandboxOf makes the network namespace of a Pod.
+// sandboxOf creates the network namespace of a Pod.
 func (r *runtime) sandboxOf(p *corev1.Pod) *libcni.RuntimeConf {
 	rt := r.sandbox()
 	rt.Args = [][2]string{{"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", string(p.UID)}}
@@ -219,7 +219,7 @@ func (r *runtime) sandboxOf(p *corev1.Pod) *libcni.RuntimeConf {
 	return rt
 }
 
-// sandboxes makes n network namespaces.
+// sandboxes creates n network namespaces.
 func (r *runtime) sandboxes(n int) (all []*libcni.RuntimeConf) {
 	for range n {
 		all = append(all, r.sandbox())
@@ -227,7 +227,7 @@ func (r *runtime) sandboxes(n int) (all []*libcni.RuntimeConf) {
 	return all
 }
 
-// add runs ADD and returns how many ms it took, from exec to result.
+// add runs ADD and returns its duration in ms, from exec to result.
 func (r *runtime) add(ctx context.Context, rt *libcni.RuntimeConf) float64 {
 	return r.timed("ADD", rt, func() error {
 		_, err := r.cni.AddNetworkList(ctx, r.list, rt)
@@ -235,12 +235,12 @@ func (r *runtime) add(ctx context.Context, rt *libcni.RuntimeConf) float64 {
 	})
 }
 
-// del runs DEL and returns how many ms it took.
+// del runs DEL and returns its duration in ms.
 func (r *runtime) del(ctx context.Context, rt *libcni.RuntimeConf) float64 {
 	return r.timed("DEL", rt, func() error { return r.cni.DelNetworkList(ctx, r.list, rt) })
 }
 
-// timed runs a verb in the node's namespace.
+// timed runs a CNI verb in the node's network namespace, and returns its duration in ms.
 func (r *runtime) timed(verb string, rt *libcni.RuntimeConf, run func() error) float64 {
 	var took time.Duration
 	err := ns.Do(r.netns, func() error {
@@ -250,7 +250,7 @@ func (r *runtime) timed(verb string, rt *libcni.RuntimeConf, run func() error) f
 		return err
 	})
 	if err != nil {
-		must.OK(fmt.Errorf("%s %s by %s: %w", verb, rt.ContainerID, r.list.Name, err))
+		must.OK(fmt.Errorf("%s %s with %s: %w", verb, rt.ContainerID, r.list.Name, err))
 	}
 	return millis(took)
 }
@@ -271,21 +271,21 @@ func (r *runtime) close() error {
 	return errors.Join(errs...)
 }
 
-// dirs are the directories of a testbed on the media that they have on a node: on a disk, replacing a
-// record takes half of an ADD's time.
+// dirs are the directories of a testbed, on the same media as on a node: on a disk, replacing a record
+// would take half of an ADD's time.
 type dirs struct {
 	run, data string // on a tmpfs, like /run with Berth's records; on a disk, like /var/lib/cni with host-local's and libcni's
-	mounted   bool   // run is
+	mounted   bool   // whether run is mounted
 }
 
-// plugins is the plugins' directory, like /opt/cni/bin.
+// plugins returns the plugins' directory, like /opt/cni/bin.
 func (d *dirs) plugins() string { return filepath.Join(d.data, "bin") }
 
-// makeAll makes the directories and mounts the tmpfs.
+// makeAll creates the directories and mounts the tmpfs.
 func (d *dirs) makeAll() (err error) {
 	for _, dir := range []*string{&d.run, &d.data} {
 		if *dir, err = os.MkdirTemp("", "bench-"); err != nil {
-			return fmt.Errorf("make a directory for the lab: %w", err)
+			return fmt.Errorf("create a directory for the lab: %w", err)
 		}
 	}
 	if err := unix.Mount("tmpfs", d.run, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
@@ -295,7 +295,7 @@ func (d *dirs) makeAll() (err error) {
 	return nil
 }
 
-// removeAll undoes makeAll, however far it came.
+// removeAll undoes makeAll, even if that failed.
 func (d *dirs) removeAll() (err error) {
 	if d.mounted {
 		if err = unix.Unmount(d.run, unix.MNT_DETACH); err != nil {
@@ -307,9 +307,9 @@ func (d *dirs) removeAll() (err error) {
 	return err
 }
 
-// install copies plugins to one directory on a disk, as an installer does on a node. The directory and the
-// writer of a program matter: the kernel maps smaller pages of a file on a tmpfs, or of one as the linker
-// leaves it, and the same plugin then starts up to a tenth slower.
+// install copies plugins to one directory on a disk, as an installer does on a node. This matters: for a
+// file on a tmpfs, or one written by the linker, the kernel maps smaller pages, and the same plugin starts
+// up to a tenth slower.
 func (d *dirs) install(programs ...string) {
 	must.OK(os.MkdirAll(d.plugins(), 0o755))
 	dir := must.Get(os.OpenRoot(d.plugins()))

@@ -18,15 +18,15 @@ import (
 	"github.com/berthnet/berth/lab/network/ovn"
 )
 
-// world is what must be up for a group, besides the bench itself.
+// world is the environment that a group needs.
 type world struct {
-	// parts must be built before the bench starts: packages whose programs are in options.binDir, and
-	// the names below.
+	// parts must be available before the bench starts: packages whose programs are in options.binDir,
+	// and the names below.
 	parts []string
-	raise func(context.Context, *bench) // nil: the group raises what it needs
+	raise func(context.Context, *bench) // nil: the group sets up what it needs
 }
 
-// What groups need and is built elsewhere than from a package of this module.
+// Parts that are not programs of this module.
 const (
 	referencePlugins = "reference-plugins"
 	controlPlane     = "control-plane"
@@ -51,7 +51,7 @@ var (
 	machineBranches = &world{[]string{"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", virtualMachine, controlPlane}, onTestbed((*testbed).raiseBranches)}
 )
 
-// onTestbed raises a lab on a new testbed.
+// onTestbed returns a function that starts a lab on a new testbed.
 func onTestbed(raise func(*testbed, context.Context)) func(context.Context, *bench) {
 	return func(ctx context.Context, b *bench) {
 		b.bed = &testbed{options: b.options}
@@ -62,13 +62,13 @@ func onTestbed(raise func(*testbed, context.Context)) func(context.Context, *ben
 }
 
 func raiseCluster(ctx context.Context, b *bench) {
-	say("raising a cluster of whole machines")
+	say("starting a cluster of whole machines")
 	b.cluster = must.Get(ready.Raise(ctx, ready.Order{BinDir: b.options.binDir, Assets: b.options.assets, Images: filepath.SplitList(b.options.images), Say: say}))
 }
 
 type cluster = ready.Cluster
 
-// provide keeps a world up while it is needed, and only then.
+// provide sets up a world unless it is the current one, and removes the previous world.
 func (b *bench) provide(ctx context.Context, w *world) {
 	if w == b.up {
 		return
@@ -80,7 +80,7 @@ func (b *bench) provide(ctx context.Context, w *world) {
 	}
 }
 
-// close ends what is up.
+// close removes the current world.
 func (b *bench) close() (err error) {
 	if b.bed != nil {
 		err = b.bed.close()
@@ -92,7 +92,7 @@ func (b *bench) close() (err error) {
 	return err
 }
 
-// needed are the parts of groups, each once.
+// needed returns the parts that groups need, without duplicates.
 func needed(chosen []group) []string {
 	var all []string
 	for _, g := range chosen {
@@ -102,7 +102,7 @@ func needed(chosen []group) []string {
 	return slices.Compact(all)
 }
 
-// check looks for what the chosen groups need, and names what is missing.
+// check verifies that the parts of the chosen groups are available. Its error names the missing ones.
 func (b *bench) check(chosen []group) (err error) {
 	o := &b.options
 	var programs []string
@@ -116,7 +116,7 @@ func (b *bench) check(chosen []group) (err error) {
 	}
 	for _, part := range needed(chosen) {
 		if o.inside && (part == virtualMachine || part == controlPlane) {
-			continue // this is the machine, whose host has the control plane
+			continue // inside the machine; the control plane runs on its host
 		}
 		switch part {
 		case referencePlugins:
@@ -147,7 +147,7 @@ func (b *bench) check(chosen []group) (err error) {
 	return nil
 }
 
-// split parts groups into those that are measured here and those for a virtual machine.
+// split separates groups that are measured here from those that need a virtual machine.
 func (b *bench) split(chosen []group) (here, machine []group) {
 	for _, g := range chosen {
 		if !b.options.inside && slices.Contains(g.needs.parts, virtualMachine) {
@@ -165,8 +165,8 @@ const (
 	machineMemory = 4096 // MiB
 )
 
-// inMachine measures groups in one virtual machine: this program runs there, and writes its results
-// to a folder that the machine shares.
+// inMachine measures groups in one virtual machine: this program runs there, and writes its results to a
+// shared folder.
 func (b *bench) inMachine(ctx context.Context, chosen []group) (results []Result, err error) {
 	defer must.Catch(&err)
 	list := strings.Join(names(chosen), ",")

@@ -1,6 +1,6 @@
-// Package blocks has many nodes ask for a block of an address pool at once, and
-// measures what berth-operator, a process of its own, needs to answer. API
-// server, roles and admission policies are real; the nodes are objects.
+// Package blocks creates block requests of an address pool for many nodes at once, and measures the
+// resources that berth-operator, a separate process, needs to answer them. The API server, the roles and
+// the admission policies are real; the nodes are only Node objects.
 package blocks
 
 import (
@@ -31,27 +31,27 @@ type Order struct {
 
 // Outcome is what a run measured.
 type Outcome struct {
-	// Served is from the operator's start, with all requests there, until the
-	// last one was complete.
+	// Served is the time from the operator's start, with all requests created before, until the last
+	// request is complete.
 	Served time.Duration
-	// Bare is what the writes alone of so many requests take: as many workers,
-	// the same objects, and nothing else. It is reckoned from 1,000 of them.
+	// Bare is the time of the writes alone, by as many workers and with the same objects. It is
+	// extrapolated from up to 1,000 requests.
 	Bare time.Duration
-	// CPU is the operator's, until it rests, without that of an operator that
-	// starts where nobody asks.
+	// CPU is the operator's CPU time until it is idle, minus that of an operator that starts without
+	// requests.
 	CPU time.Duration
-	// Writes are the API server's requests to change something, by resource,
-	// whatever became of them, while the operator ran.
+	// Writes counts the write requests to the API server while the operator ran, including rejected
+	// ones, by resource.
 	Writes Writes
-	Memory int64 // the most private memory that the operator had, in bytes
+	Memory int64 // the operator's peak private memory, in bytes
 }
 
-// Run raises everything, measures, and takes it down.
+// Run sets up the cluster, measures, and tears it down.
 func Run(ctx context.Context, o Order) (out Outcome, err error) {
 	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	ctrllog.SetLogger(logr.Discard()) // of the clients; errors come as such
+	ctrllog.SetLogger(logr.Discard()) // of the clients; errors are returned
 	dir := must.Get(os.MkdirTemp("", "bench-"))
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	l := must.Get(lab.Start(ctx, lab.Options{
@@ -68,40 +68,40 @@ func Run(ctx context.Context, o Order) (out Outcome, err error) {
 	return out, nil
 }
 
-// subnet is the pool's: 32,768 blocks of 32 addresses of either family.
+// subnet has 32,768 blocks of 32 addresses of each family.
 var subnet = v1alpha1.PoolSubnet{IPv4: "10.0.0.0/12", IPv6: "fd02::/108"}
 
 const (
 	// poolName is the pool of all requests.
 	poolName      = v1alpha1.DefaultPool
 	blockSizeBits = 5
-	// patience is how long a run may take.
+	// patience limits a run.
 	patience = 15 * time.Minute
 )
 
-// run is what is up during a run.
+// run is the state of one run.
 type run struct {
 	Order
 	kube     *lab.Cluster
 	operator *lab.Operator
 }
 
-// measure does the run.
+// measure executes the run.
 func (r *run) measure(ctx context.Context) (out Outcome, err error) {
 	defer must.Catch(&err)
-	resting := r.startUp(ctx)
-	r.ask(ctx, "", r.Nodes)
+	idle := r.startUp(ctx)
+	r.createRequests(ctx, "", r.Nodes)
 	r.serve(ctx, &out)
-	out.CPU -= resting
+	out.CPU -= idle
 	r.check(ctx)
 	out.Bare = r.bare(ctx)
-	r.Say("  %d requests served in %v, by their bare writes %v; %v of CPU, %d MiB", r.Nodes,
+	r.Say("  %d requests served in %v, writes alone in %v; %v of CPU, %d MiB", r.Nodes,
 		out.Served.Round(100*time.Millisecond), out.Bare.Round(100*time.Millisecond), out.CPU, out.Memory>>20)
 	return out, nil
 }
 
-// startUp has an operator accept the pool while nobody asks for a block, ends
-// it, and returns what CPU time that took.
+// startUp starts an operator without block requests, so that it accepts the pool, stops it, and returns
+// its CPU time.
 func (r *run) startUp(ctx context.Context) time.Duration {
 	must.OK(r.operator.Start())
 	must.OK(r.operator.WaitReady(ctx))
@@ -110,7 +110,7 @@ func (r *run) startUp(ctx context.Context) time.Duration {
 	return cpu
 }
 
-// serve starts the operator, waits until all requests are complete, and ends it.
+// serve starts the operator, waits until all requests are complete, and stops it.
 func (r *run) serve(ctx context.Context, out *Outcome) {
 	before := r.counted(ctx, r.Nodes) // the requests
 	begin := time.Now()
@@ -128,7 +128,7 @@ func (r *run) serve(ctx context.Context, out *Outcome) {
 	must.OK(r.operator.Kill())
 }
 
-// waitUntilComplete returns once all requests are.
+// waitUntilComplete returns once all requests are complete.
 func (r *run) waitUntilComplete(ctx context.Context) {
 	done := map[string]bool{}
 	err := objects.Until(ctx, r.kube.Client, &v1alpha1.BlockRequestList{}, r.operator.Exited(), func(q *v1alpha1.BlockRequest) bool {
@@ -142,21 +142,21 @@ func (r *run) waitUntilComplete(ctx context.Context) {
 	}
 }
 
-// check requires that every request has a block of its own, and that there is no other block.
+// check verifies that every request got its own block, and that no other block exists.
 func (r *run) check(ctx context.Context) {
 	requests, blocks := &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}
 	must.OK(r.kube.Client.List(ctx, requests))
 	must.OK(r.kube.Client.List(ctx, blocks))
-	given := map[string]*v1alpha1.BlockRequest{}
+	byBlock := map[string]*v1alpha1.BlockRequest{}
 	for i := range requests.Items {
-		given[requests.Items[i].Status.AddressBlockName] = &requests.Items[i]
+		byBlock[requests.Items[i].Status.AddressBlockName] = &requests.Items[i]
 	}
 	for _, b := range blocks.Items {
-		if q := given[b.Name]; q == nil || q.UID != b.RequestUID || q.Spec.NodeName != b.NodeName {
-			must.OK(fmt.Errorf("block %s of %s is no request's, or another's", b.Name, b.NodeName))
+		if q := byBlock[b.Name]; q == nil || q.UID != b.RequestUID || q.Spec.NodeName != b.NodeName {
+			must.OK(fmt.Errorf("block %s of node %s does not belong to the request that names it", b.Name, b.NodeName))
 		}
 	}
-	if len(given) != r.Nodes || len(blocks.Items) != r.Nodes {
-		must.OK(fmt.Errorf("%d requests were given %d of %d blocks, expected one each", r.Nodes, len(given), len(blocks.Items)))
+	if len(byBlock) != r.Nodes || len(blocks.Items) != r.Nodes {
+		must.OK(fmt.Errorf("%d requests got %d of %d blocks, expected one each", r.Nodes, len(byBlock), len(blocks.Items)))
 	}
 }

@@ -19,13 +19,12 @@ import (
 	"github.com/berthnet/berth/internal/ipam/block"
 )
 
-// workers is how many requests the operator works on at once, and how many make
-// objects here.
+// workers is the number of the operator's workers, and of the workers that create objects here.
 const workers = 16
 
-// ask makes n nodes and a request of each, as an administrator: a daemon may do it
-// for its own node only.
-func (r *run) ask(ctx context.Context, prefix string, n int) {
+// createRequests creates n nodes and a block request for each, as an administrator: a daemon may create
+// one for its own node only.
+func (r *run) createRequests(ctx context.Context, prefix string, n int) {
 	must.OK(objects.Each(ctx, n, workers, func(ctx context.Context, i int) error {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%sbench-%05d", prefix, i)}}
 		must.OK(r.kube.Client.Create(ctx, n))
@@ -38,17 +37,17 @@ func (r *run) ask(ctx context.Context, prefix string, n int) {
 	}))
 }
 
-// operatorAccount is that of the chart.
+// operatorAccount is the operator's ServiceAccount in the chart.
 var operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 
-// sample is how many requests are answered by bare writes at most.
+// sample limits the requests that bare answers.
 const sample = 1000
 
-// bare answers further requests by their two writes and nothing else, with the rights of the operator,
-// and returns how long that takes for as many as the run has.
+// bare answers further requests with their two writes and nothing else, with the operator's permissions,
+// and returns the time extrapolated to the number of requests of the run.
 func (r *run) bare(ctx context.Context) time.Duration {
 	n := min(r.Nodes, sample)
-	r.ask(ctx, "bare-", n)
+	r.createRequests(ctx, "bare-", n)
 	list, p := &v1alpha1.BlockRequestList{}, &v1alpha1.AddressPool{}
 	must.OK(r.kube.Client.List(ctx, list))
 	open := slices.DeleteFunc(list.Items, func(q v1alpha1.BlockRequest) bool { return q.Status.AddressBlockName != "" })
@@ -63,10 +62,10 @@ func (r *run) bare(ctx context.Context) time.Duration {
 	return time.Since(begin) * time.Duration(r.Nodes) / time.Duration(n)
 }
 
-// answer makes a block for a request and completes it, with the objects as the
-// operator writes them.
+// answer creates a block for a request and completes the request, with the objects that the operator
+// writes.
 func (*run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool, l block.Layout, index int64, q *v1alpha1.BlockRequest) error {
-	piece, err := l.Block(index)
+	addresses, err := l.Block(index)
 	if err != nil {
 		return err
 	}
@@ -77,7 +76,7 @@ func (*run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool
 			Finalizers: []string{v1alpha1.FinalizerBlock},
 		},
 		PoolName: p.Name, NodeName: q.Spec.NodeName, Index: index, RequestUID: q.UID,
-		IPv4: piece.IPv4.String(), IPv6: piece.IPv6.String(),
+		IPv4: addresses.IPv4.String(), IPv6: addresses.IPv6.String(),
 	}
 	if err := controllerutil.SetControllerReference(p, b, c.Scheme()); err != nil {
 		return err

@@ -12,13 +12,13 @@ import (
 	"github.com/berthnet/berth/bench/must"
 )
 
-// Writes counts requests that change something, by resource.
+// Writes counts write requests by resource.
 type Writes map[string]int
 
-// Pools is how many were of the pool itself: its status.
+// Pools is the number of writes to the pool, which change its status.
 func (w Writes) Pools() int { return w["addresspools"] }
 
-// Others is how many were of everything else.
+// Others is the number of all other writes.
 func (w Writes) Others() (n int) {
 	for _, of := range w {
 		n += of
@@ -36,21 +36,21 @@ func (w Writes) since(before Writes) Writes {
 	return out
 }
 
-// counted is what the API server counted so far (its metric apiserver_request_total, with refused
-// requests), once that is at least so much besides writes of the pool: it counts a request after it has
-// answered it. Leases and the like, which it writes for itself, are left out.
-func (r *run) counted(ctx context.Context, least int) Writes {
+// counted returns the writes in the API server's metric apiserver_request_total, including rejected ones,
+// once there are at least atLeast besides those to the pool: the API server counts a request after it has
+// responded. Resources that it writes for itself, such as Leases, are left out.
+func (r *run) counted(ctx context.Context, atLeast int) Writes {
 	d := must.Get(discovery.NewDiscoveryClientForConfig(r.kube.Config()))
 	for {
 		text := must.Get(d.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx))
 		w := must.Get(countWrites(string(text)))
-		if w.Others() >= least {
+		if w.Others() >= atLeast {
 			return w
 		}
 		select {
 		case <-ctx.Done():
-			must.OK(fmt.Errorf("the API server has counted %v, expected %d at least: %w", w, least, ctx.Err()))
-		case <-time.After(50 * time.Millisecond): // another process's edge
+			must.OK(fmt.Errorf("the API server has counted %v, expected at least %d: %w", w, atLeast, ctx.Err()))
+		case <-time.After(50 * time.Millisecond): // another process's metrics can only be polled
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package memapi is a Kubernetes API in memory, for runs in virtual time, and a manager of
-// controllers over it. The controllers' writes are counted.
+// Package memapi is a Kubernetes API in memory, for runs in virtual time, and a controller manager on
+// top of it. It counts the controllers' writes.
 package memapi
 
 import (
@@ -43,28 +43,28 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// API is the Kubernetes API in memory, of which the operator's writes are counted. It is
-// used as whoever is not the operator.
+// API is the Kubernetes API in memory, for clients other than the operator. It counts the operator's
+// writes.
 type API struct {
 	client.WithWatch
 	scheme *runtime.Scheme
 	mapper meta.RESTMapper
 
-	mu     sync.Mutex // guards all below
-	made   int
-	writes map[string]int
+	mu     sync.Mutex     // guards all below
+	made   int            // objects
+	writes map[string]int // by verb and kind
 }
 
-// Kind is a kind of object that there may be.
+// Kind is a kind of object that an API serves.
 type Kind struct {
 	Object client.Object
-	// Cluster: it is cluster-scoped. Status: its status is a subresource.
+	// Cluster means that the kind is cluster-scoped, Status that its status is a subresource.
 	Cluster, Status bool
 }
 
-// New is an API without objects, of some kinds besides Events and Namespaces.
+// New returns an empty API that serves the given kinds, Events and Namespaces.
 func New(kinds ...Kind) (*API, error) {
-	// A watch of this API ends the program when nobody reads what it has to say.
+	// The tracker's watcher panics when its channel is full.
 	watch.DefaultChanSize = math.MaxInt16
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
@@ -87,14 +87,14 @@ func New(kinds ...Kind) (*API, error) {
 			withStatus = append(withStatus, k.Object)
 		}
 	}
-	// Without managed fields, which cost more than all else here.
+	// Without managed fields, which cost more than everything else here.
 	objects := testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	c := fake.NewClientBuilder().WithScheme(scheme).WithRESTMapper(mapper).WithObjectTracker(objects).
 		WithStatusSubresource(withStatus...).Build()
 	return &API{WithWatch: c, scheme: scheme, mapper: mapper, writes: map[string]int{}}, nil
 }
 
-// Create gives an object what an API server gives it.
+// Create creates an object with the metadata that an API server sets.
 func (a *API) Create(ctx context.Context, o client.Object, opts ...client.CreateOption) error {
 	a.mu.Lock()
 	a.made++
@@ -105,25 +105,25 @@ func (a *API) Create(ctx context.Context, o client.Object, opts ...client.Create
 	return a.WithWatch.Create(ctx, o, opts...)
 }
 
-// count notes a write.
-func (a *API) count(o client.Object, what string) {
+// count records a write.
+func (a *API) count(o client.Object, verb string) {
 	gvk, err := apiutil.GVKForObject(o, a.scheme)
 	if err != nil {
 		gvk.Kind = "unknown"
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.writes[what+" "+gvk.Kind]++
+	a.writes[verb+" "+gvk.Kind]++
 }
 
-// Written is how often the operator wrote what.
+// Written returns the number of the operator's writes by verb and kind.
 func (a *API) Written() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return maps.Clone(a.writes)
 }
 
-// listWatch lists and watches objects like one, for an informer.
+// listWatch returns a ListerWatcher for objects of the same kind, for an informer.
 func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	gvk, err := apiutil.GVKForObject(like, a.scheme)
 	if err != nil {
@@ -159,12 +159,12 @@ func (a *API) listWatch(like runtime.Object) (toolscache.ListerWatcher, error) {
 	}}, nil
 }
 
-// noStream makes informers list before they watch.
+// noStream makes informers list before they watch: the API does not support streaming lists.
 type noStream struct{ *toolscache.ListWatch }
 
 func (noStream) IsWatchListSemanticsUnSupported() bool { return true }
 
-// operatorClient is the API as the operator has it: it reads from its cache, and its writes are counted.
+// operatorClient returns the operator's client: it reads from the cache, and its writes are counted.
 func (a *API) operatorClient(cached client.Reader) client.Client {
 	return interceptor.NewClient(a, interceptor.Funcs{
 		Get: func(ctx context.Context, _ client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -193,7 +193,7 @@ func (a *API) operatorClient(cached client.Reader) client.Client {
 			a.count(o, sub+" of")
 			return c.SubResource(sub).Patch(ctx, o, p, opts...)
 		},
-		// A merge, since only one writer applies: this API has no managed fields.
+		// Apply is a merge patch here: only one writer applies, and this API has no managed fields.
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, what runtime.ApplyConfiguration, _ ...client.SubResourceApplyOption) error {
 			body, err := json.Marshal(what)
 			if err != nil {
@@ -209,8 +209,7 @@ func (a *API) operatorClient(cached client.Reader) client.Client {
 	})
 }
 
-// overAPI is a manager whose objects are in memory, also those that are read past its
-// cache.
+// overAPI is a manager whose uncached reader reads from memory as well.
 type overAPI struct {
 	manager.Manager
 	api *API
@@ -220,7 +219,7 @@ func (m overAPI) GetAPIReader() client.Reader { return m.api }
 
 func (m overAPI) GetEventRecorder(string) recorder.EventRecorder { return &events.FakeRecorder{} }
 
-// Operate runs controllers over an API until ctx ends.
+// Operate runs controllers against an API until ctx ends.
 func Operate(ctx context.Context, api *API, kinds []*watched.Kind, index func(context.Context, client.FieldIndexer) error, setup func(manager.Manager) error) error {
 	mgr, err := newManager(api, kinds)
 	if err != nil {
@@ -232,9 +231,9 @@ func Operate(ctx context.Context, api *API, kinds []*watched.Kind, index func(co
 	return mgr.Start(ctx)
 }
 
-// newManager is a manager over an API that keeps some kinds in memory.
+// newManager returns a manager on top of an API that caches the given kinds.
 func newManager(api *API, kinds []*watched.Kind) (manager.Manager, error) {
-	ctrllog.SetLogger(logr.Discard()) // errors come as such
+	ctrllog.SetLogger(logr.Discard()) // errors are returned
 	informer := func(_ toolscache.ListerWatcher, o runtime.Object, every time.Duration, by toolscache.Indexers) toolscache.SharedIndexInformer {
 		lw, err := api.listWatch(o)
 		if err != nil {
@@ -251,7 +250,7 @@ func newManager(api *API, kinds []*watched.Kind) (manager.Manager, error) {
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make a manager: %w", err)
+		return nil, fmt.Errorf("create a manager: %w", err)
 	}
 	return overAPI{mgr, api}, nil
 }

@@ -1,26 +1,27 @@
-// Package must ends a measurement at its first error, as testing.T ends a test: OK and Get panic
-// with the error, and Catch makes it the result of the function that began the measurement.
+// Package must stops a measurement at its first error, as testing.T stops a test: OK and Get panic with
+// the error, and Catch returns it from the function that started the measurement.
 package must
 
 import "errors"
 
-// failure is an error on its way to Catch.
+// failure is the value that OK panics with and Catch recovers.
 type failure struct{ err error }
 
-// OK returns if err is nil.
+// OK panics unless err is nil.
 func OK(err error) {
 	if err != nil {
 		panic(failure{err}) //nolint:forbidigo // Catch returns it as an error
 	}
 }
 
-// Get returns v if err is nil.
+// Get returns v, and panics unless err is nil.
 func Get[T any](v T, err error) T {
 	OK(err)
 	return v
 }
 
-// Catch is deferred by a function with a named error, and sets it to the error that ended the function.
+// Catch is deferred by a function with a named error result. It recovers the panic of OK and Get, and sets
+// the result to its error.
 func Catch(err *error) {
 	switch p := recover().(type) {
 	case nil:

@@ -1,4 +1,4 @@
-// Package objects writes many objects of a Kubernetes API server at a time, and waits for their
+// Package objects writes many objects to a Kubernetes API server concurrently, and waits for their
 // changes.
 package objects
 
@@ -19,7 +19,7 @@ import (
 	"github.com/berthnet/berth/bench/must"
 )
 
-// Each calls do for 0 to n-1, so many at a time, and returns the first error.
+// Each calls do for 0 to n-1 with the given number of workers, and returns the first error.
 func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(workers)
@@ -32,15 +32,15 @@ func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i in
 	return g.Wait()
 }
 
-// Until calls last with all objects of a list's kind, and with each of their changes, until it returns
-// true or the operator has exited.
+// Until calls last for all objects of a list's kind and for each of their changes, until it returns true
+// or the operator exits.
 func Until[O client.Object](ctx context.Context, c client.WithWatch, list client.ObjectList, exited <-chan struct{}, last func(O) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
 		select {
 		case <-exited:
-			cancel(errors.New("the operator ended"))
+			cancel(errors.New("the operator exited"))
 		case <-ctx.Done():
 		}
 	}()

@@ -1,8 +1,8 @@
 // Package scale runs Berth's ENI allocator (internal/ec2/eni/fleet behind internal/ec2/cloud/pace) for up
-// to ten thousand nodes against an EC2 in memory, in virtual time, and measures
-// what it costs and how long it takes. There is no HTTP and no Kubernetes in it.
+// to ten thousand nodes against an EC2 in memory, in virtual time, and measures its cost and its speed.
+// HTTP and Kubernetes are not involved.
 //
-// A program that uses the package gives Job to bubble.Child.
+// A program that uses the package passes Job to bubble.Child.
 package scale
 
 import (
@@ -26,19 +26,19 @@ import (
 type Order struct {
 	Workload Workload
 	Nodes    int
-	Limits   Limits        // of the EC2 side
+	Limits   Limits        // of EC2
 	Join     time.Duration // from one node's arrival to the next; 0: all at once
 	Calm     bool          // without the throttling that the workload is named for
 }
 
-// Workload is what the nodes of a run do.
+// Workload is the behaviour of the nodes of a run.
 type Workload string
 
 // The workloads.
 const (
 	// Join: every node has one ENI and needs 8 addresses on it.
 	Join Workload = "join"
-	// Event: as Join, then on one node after the other one address is used.
+	// Event: as Join; then one pod takes an address on one node after the other.
 	Event Workload = "event"
 	// Fill: every node needs a new ENI.
 	Fill Workload = "fill"
@@ -50,30 +50,30 @@ const (
 	// ThrottledCreate and ThrottledAssign: the first such call is throttled once.
 	ThrottledCreate Workload = "throttled-create"
 	ThrottledAssign Workload = "throttled-assign"
-	// Peers: every node has a process of its own, which makes 500 calls.
+	// Peers: every node has its own limiter, and makes 500 calls.
 	Peers Workload = "peers"
 )
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
 type Outcome struct {
 	CPU    time.Duration // without that of the EC2 in memory
-	Bytes  uint64        // allocated, by the EC2 too
-	Heap   uint64        // bytes that live at the end, without the EC2's
-	Events int           // that CPU and Bytes are of
-	Repair time.Duration // CPU of a minute in which nothing happens but the listing for repair
+	Bytes  uint64        // allocated, including by the EC2 in memory
+	Heap   uint64        // live bytes at the end, without the EC2 in memory
+	Events int           // included in CPU and Bytes
+	Repair time.Duration // CPU time per minute with no activity except the repair listing
 
 	Last, Median time.Duration // when nodes had their addresses, or calls of Peers passed, from the start
-	Bound        time.Duration // what the limits alone force for the calls that were made
+	Bound        time.Duration // lower bound that the limits impose for these calls
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits
 	Waited       time.Duration // in Berth's own limiters, all calls together
 	ENIs         int           // made
-	Exposed      time.Duration // the longest from an ENI's attachment until it went with its instance
+	Exposed      time.Duration // the longest time from an ENI's attachment until its DeleteOnTermination was set
 
-	FailedCreates int // for another reason than their rate
+	FailedCreates int // for other reasons than throttling
 }
 
-// TotalCalls is the number of calls that EC2 took, refused ones not counted.
+// TotalCalls returns the number of calls, without throttled ones.
 func (o Outcome) TotalCalls() (n int) {
 	for _, c := range o.Calls {
 		n += c
@@ -85,12 +85,12 @@ func (o Outcome) TotalCalls() (n int) {
 var Job = bubble.Job[Order, Outcome]{Name: "scale", Do: func(ctx context.Context, o Order) (Outcome, error) {
 	work, ok := workloads[o.Workload]
 	if !ok {
-		return Outcome{}, fmt.Errorf("workload %q: want one of those of this package", o.Workload)
+		return Outcome{}, fmt.Errorf("unknown workload %q", o.Workload)
 	}
 	return work(ctx, o)
 }}
 
-// workloads is how each is run.
+// workloads are the functions that run them.
 var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	Join:            runJoin,
 	Event:           runEvent,
@@ -102,7 +102,7 @@ var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	Peers:           runPeers,
 }
 
-// onPrimary has nodes keep 8 addresses free on the ENI that they have.
+// onPrimary returns a policy by which nodes keep 8 free addresses on their primary ENI.
 func onPrimary() ipam.Policy {
 	p := ipam.DefaultCilium()
 	p.FirstInterfaceIndex = 0
@@ -125,16 +125,15 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 	return out, err
 }
 
-// A run measures rounds of events, on one node after the other, with as many on
-// each node however many nodes there are. There must be enough rounds for the
-// collector's work to be in them as it is in the long run: it comes all at once,
-// when the heap has doubled.
+// A run measures rounds of events, on one node after the other, with the same number per node regardless
+// of the number of nodes. There must be enough rounds to include a representative share of garbage
+// collection, which happens when the heap has doubled.
 const (
 	nodesOfRound  = 100
 	eventsOfRound = 4 * nodesOfRound
 )
 
-// allocatedInAll is how much a run's events allocate at least, in heaps of its size.
+// allocatedInAll is the minimum allocation of a run's events, as a multiple of the heap size.
 const allocatedInAll = 1
 
 func runEvent(ctx context.Context, o Order) (Outcome, error) {
@@ -147,7 +146,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	if err := c.join(ctx, 0); err != nil {
 		return Outcome{}, err
 	}
-	c.idle(5 * time.Minute) // what joining left behind is forgotten by then
+	c.idle(5 * time.Minute) // until state left by joining has expired
 	m := meter{own: c.ec2.Front.CPU}
 	m.start()
 	const quiet = 10 * time.Minute
@@ -168,7 +167,7 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 	var nodes []*node
 	for i := range eventsOfRound {
 		place := out.Events/eventsOfRound*nodesOfRound + i%nodesOfRound
-		nodes = append(nodes, c.nodes[place*7919%len(c.nodes)]) // 7919 is prime: far apart, and each in its turn
+		nodes = append(nodes, c.nodes[place*7919%len(c.nodes)]) // 7919 is prime: spreads the nodes and visits each
 	}
 	c.afterListing()
 	before := c.ec2.outcome().Calls
@@ -187,9 +186,9 @@ func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
 	return nil
 }
 
-// afterListing returns when a listing for repair is over, with what it had the
-// nodes look at, and long before the next: the fleet spreads the looks over a
-// quarter of the minute between listings, which jitters by half.
+// afterListing returns after a repair listing and the node passes that it triggers, and long before the
+// next listing: the fleet spreads the passes over a quarter of the interval of one minute, which jitters
+// by half.
 func (c *cluster) afterListing() {
 	listings := func() int { return c.ec2.outcome().Calls[pace.DescribeENIs.Action] }
 	before, latest := listings(), time.Now().Add(2*time.Minute)
@@ -228,7 +227,7 @@ func runThrottledAssign(ctx context.Context, o Order) (Outcome, error) {
 	return runThrottled(ctx, o, onPrimary(), "AssignAddresses")
 }
 
-// runThrottled fills nodes while the first call of a method is refused for its rate.
+// runThrottled fills nodes while the first call of a method is throttled.
 func runThrottled(ctx context.Context, o Order, p ipam.Policy, method string) (Outcome, error) {
 	c, err := newCluster(o, want{policy: p})
 	if err != nil {
@@ -252,11 +251,11 @@ func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	}
 	out := c.ec2.outcome()
 	out.Last, out.Median = c.times()
-	out.Bound = o.Limits.Forces(out.Calls)
+	out.Bound = o.Limits.MinDuration(out.Calls)
 	return c.secure(out)
 }
 
-// secure waits until all ENIs go with their instances, and notes when that was.
+// secure waits until all ENIs have DeleteOnTermination, and records the longest exposure.
 func (c *cluster) secure(out Outcome) (Outcome, error) {
 	for latest := time.Now().Add(deadline); ; c.idle(time.Second) {
 		longest, left := c.ec2.exposure()
@@ -265,7 +264,7 @@ func (c *cluster) secure(out Outcome) (Outcome, error) {
 			out.Exposed = longest
 			return out, nil
 		case time.Now().After(latest):
-			return out, fmt.Errorf("%d ENIs would outlive their instances %v after all nodes were filled", left, deadline)
+			return out, fmt.Errorf("%d ENIs lack DeleteOnTermination %v after all nodes were filled", left, deadline)
 		}
 	}
 }
@@ -273,8 +272,8 @@ func (c *cluster) secure(out Outcome) (Outcome, error) {
 // Addresses of each node in runMemory.
 const usedByPods, keptFree = 10, 8
 
-// runMemory measures what the allocator keeps of nodes in their steady state.
-// What the EC2 in memory keeps itself is measured by one without Berth.
+// runMemory measures the allocator's memory for nodes in a steady state. The memory of the EC2 in memory
+// is measured separately, without Berth, and subtracted.
 func runMemory(ctx context.Context, o Order) (Outcome, error) {
 	p := ipam.DefaultCilium()
 	p.MinAllocate, p.PreAllocate = usedByPods+keptFree, keptFree
@@ -303,7 +302,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 	return Outcome{Heap: all - empty - own, Calls: c.ec2.outcome().Calls}, nil
 }
 
-// ec2Alone is the heap of an EC2 with the ENIs of runMemory, made without Berth.
+// ec2Alone returns the heap size of an EC2 in memory with the ENIs of runMemory, created without Berth.
 func ec2Alone(ctx context.Context, o Order) (uint64, error) {
 	before := bubble.LiveHeap()
 	e := newEC2(o, nil)
@@ -316,7 +315,7 @@ func ec2Alone(ctx context.Context, o Order) (uint64, error) {
 			_, err = e.AttachENI(ctx, made.ID, id, 1)
 		}
 		if err != nil {
-			return 0, fmt.Errorf("make the ENIs of an EC2 without Berth: %w", err)
+			return 0, fmt.Errorf("create the ENIs of an EC2 without Berth: %w", err)
 		}
 	}
 	e.Front.ResetCalls()
@@ -325,12 +324,11 @@ func ec2Alone(ctx context.Context, o Order) (uint64, error) {
 	return size, nil
 }
 
-// callsOfPeer is how many ENIs each peer creates: enough for its limiter to
-// settle, as the limiters of many nodes do over all that they have to call.
+// callsOfPeer is how many ENIs each peer creates: enough for its limiter to settle.
 const callsOfPeer = 500
 
-// runPeers has as many processes as there are nodes, which draw on the same
-// buckets and do not know of each other, as daemons in node mode do.
+// runPeers runs one limiter per node. They share the same buckets without knowing of each other, like
+// daemons in node mode.
 func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	e := newEC2(o, nil)
 	ctx, stop := context.WithCancel(ctx)
@@ -338,7 +336,7 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	e.startForeign(ctx, o.Limits)
 	begin := time.Now()
 	var all errgroup.Group
-	at := make([]time.Duration, o.Nodes*callsOfPeer) // when each call had passed
+	at := make([]time.Duration, o.Nodes*callsOfPeer) // when each call succeeded
 	for peer := range o.Nodes {
 		api := pace.Cloud(e, pace.Options{Peers: true, Observer: e})
 		for n := range callsOfPeer {
@@ -359,19 +357,18 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	slices.Sort(at)
 	out := e.outcome()
 	out.Last, out.Median = at[len(at)-1], at[len(at)/2]
-	out.Bound = o.Limits.Forces(out.Calls)
+	out.Bound = o.Limits.MinDuration(out.Calls)
 	return out, nil
 }
 
-// meter measures what is spent between start and stop, without the CPU time of
-// the EC2 in memory. What that allocates, replies above all, is counted: the
-// runtime does not know whose it is.
+// meter measures the resources used between start and stop, without the CPU time of the EC2 in memory.
+// Allocations of the EC2 in memory, mostly replies, are included: the runtime does not attribute them.
 type meter struct {
 	own func() time.Duration // CPU time of the EC2 in memory so far
 	at  spent
 }
 
-// spent is what a process, or a part of it, used up so far.
+// spent are the resources that a process, or a part of it, has used.
 type spent struct {
 	cpu   time.Duration
 	bytes uint64
@@ -390,7 +387,7 @@ func (m *meter) now() spent {
 	return all
 }
 
-// processSpent is the process's CPU time and what it allocated.
+// processSpent returns the CPU time and the allocated bytes of the process.
 func processSpent() spent {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)

@@ -16,26 +16,26 @@ import (
 	"github.com/berthnet/berth/lab/cloud/vpc"
 )
 
-// Figure is one number that both systems are measured by.
+// Figure is one number that is measured for both systems.
 type Figure struct {
 	Name string
 	Unit string
 }
 
-// Workload is what a system is measured at.
+// Workload is a scenario in which a system is measured.
 type Workload struct {
 	Name    string
 	Figures []Figure
-	// Alone: the systems take turns. Else both do it at the same time, in labs of
-	// their own: most of it is waiting, and the machine's load is the same for both.
+	// Alone means that the systems take turns. Otherwise both run at the same time, in separate labs: most
+	// of the time is waiting, and the machine's load is the same for both.
 	Alone bool
 	Runs  int
 	setup setup
-	// measure returns a value for each figure. The daemons do not run yet.
+	// measure returns a value for each figure. The daemons are not started yet.
 	measure func(ctx context.Context, b *bed) []float64
 }
 
-// patience is how long one run may take.
+// patience limits one run.
 const patience = 10 * time.Minute
 
 // Run measures a system once.
@@ -54,8 +54,8 @@ func (w Workload) Run(ctx context.Context, o Order, system System) (values []flo
 	return w.measure(ctx, b), nil
 }
 
-// Workloads are all, each with the warm targets that both have by default unless
-// it says otherwise.
+// Workloads lists all workloads. They use the warm targets that both systems have by default unless they
+// set others.
 var Workloads = []Workload{
 	{
 		Name: "30 ADDs at once, addresses at hand", Alone: true, Runs: 3,
@@ -112,7 +112,7 @@ var Workloads = []Workload{
 	},
 }
 
-// ColdStart is one node that starts with nothing.
+// ColdStart is one node that starts without addresses.
 var ColdStart = Workload{
 	Name: "cold start", Runs: 3,
 	Figures: []Figure{{"vpc-cni-cold-calls", "EC2 calls"}, {"vpc-cni-cold-pod", "s"}},
@@ -120,9 +120,8 @@ var ColdStart = Workload{
 	measure: coldStart,
 }
 
-// begin starts the only node and returns it once EC2 has given it what its
-// targets ask for: at least so many addresses on so many ENIs, which then take a
-// moment to be usable.
+// begin starts the only node and returns it once EC2 has assigned what its targets require, at least the
+// given numbers of addresses and ENIs, and the daemon can use them.
 func (b *bed) begin(ctx context.Context, addresses, enis int) *machine {
 	m := b.machines[0]
 	m.start(ctx)
@@ -130,16 +129,16 @@ func (b *bed) begin(ctx context.Context, addresses, enis int) *machine {
 		a, e := b.assigned(m)
 		return a >= addresses && e >= enis
 	})
-	pause(ctx, usable)
+	pause(ctx, learnTime)
 	return m
 }
 
-// usable is the time in which a daemon has learned what EC2 has given it: the
-// Amazon VPC CNI looks every five seconds.
-const usable = 10 * time.Second
+// learnTime is the time in which a daemon learns what EC2 has assigned: the Amazon VPC CNI polls every
+// five seconds.
+const learnTime = 10 * time.Second
 
-// atOnce is the time in which 30 ADDs that come at once are all answered: the
-// median of some rounds, after one that does not count.
+// atOnce measures the time until 30 simultaneous ADDs have returned: the median of several rounds, after a
+// warm-up.
 func atOnce(ctx context.Context, b *bed) []float64 {
 	const adds, rounds = 30, 6
 	m := b.begin(ctx, 200, 7)
@@ -159,8 +158,8 @@ func atOnce(ctx context.Context, b *bed) []float64 {
 	return []float64{took[len(took)/2]}
 }
 
-// burst is the time in which more pods than the node has addresses for have
-// theirs, and how many ADDs failed meanwhile.
+// burst measures the time until more pods than the node has addresses for are served, and the number of
+// failed ADDs.
 func burst(ctx context.Context, b *bed) []float64 {
 	m := b.begin(ctx, 9, 1)
 	began := time.Now()
@@ -168,8 +167,8 @@ func burst(ctx context.Context, b *bed) []float64 {
 	return []float64{time.Since(began).Seconds(), float64(m.pods.failed.Load())}
 }
 
-// coldStart is how many calls of EC2 a node makes until its first addresses are
-// assigned, that one included, and the time from the daemon's start until the first pod has its.
+// coldStart measures the number of EC2 calls of a node up to and including the one that assigns its first
+// addresses, and the time from the daemon's start until the first pod is served.
 func coldStart(ctx context.Context, b *bed) []float64 {
 	m := b.machines[0]
 	began := time.Now()
@@ -181,8 +180,8 @@ func coldStart(ctx context.Context, b *bed) []float64 {
 	return []float64{float64(calls), time.Since(began).Seconds()}
 }
 
-// fiveCold is the time until the last node has served its first pod, and until
-// all have what they keep warm besides: a second ENI with its addresses.
+// fiveCold measures the time until the last node has served its first pod, and until all nodes have their
+// warm addresses: a second ENI with its addresses.
 func fiveCold(ctx context.Context, b *bed) []float64 {
 	began := time.Now()
 	must.OK(objects.Each(ctx, len(b.machines), len(b.machines), func(ctx context.Context, i int) error {
@@ -200,10 +199,9 @@ func fiveCold(ctx context.Context, b *bed) []float64 {
 	return []float64{first, warm}
 }
 
-// outage is the time from EC2's return until all pods that wait have their
-// address.
+// outage measures the time from the end of an EC2 outage until all waiting pods are served.
 func outage(ctx context.Context, b *bed) []float64 {
-	const away, more = 30 * time.Second, 8 // of which two have a warm address
+	const away, more = 30 * time.Second, 8 // two of the pods get a warm address
 	m := b.begin(ctx, 2, 1)
 	b.Cloud.API.Outage(true)
 	served := make(chan error, 1)
@@ -218,23 +216,21 @@ func outage(ctx context.Context, b *bed) []float64 {
 	return []float64{time.Since(began).Seconds()}
 }
 
-// surplus is the time from the end of a node's last pod until the ENIs that it
-// needs no more are gone.
+// surplus measures the time from the end of a node's last pod until its excess ENIs are deleted.
 func surplus(ctx context.Context, b *bed) []float64 {
 	m := b.begin(ctx, 9, 1)
 	all := must.Get(m.pods.serveAll(ctx, 20))
 	b.until(ctx, "three ENIs", func() bool { _, e := b.assigned(m); return e >= 3 })
-	pause(ctx, settled)
+	pause(ctx, minENIAge)
 	m.pods.delAll(ctx, all)
 	return []float64{b.within(ctx, time.Now(), func() bool { _, e := b.assigned(m); return e <= 1 })}
 }
 
-// settled is the age that the Amazon VPC CNI wants an ENI to have before it
-// releases it.
-const settled = 70 * time.Second
+// minENIAge is the age at which the Amazon VPC CNI may release an ENI.
+const minENIAge = 70 * time.Second
 
-// lostAttach is the time in which more pods than a node has addresses for have
-// theirs, when the reply to the attachment of the ENI that they need is lost.
+// lostAttach measures the time until more pods than a node has addresses for are served, when the reply to
+// the attachment of the ENI that they need is lost.
 func lostAttach(ctx context.Context, b *bed) []float64 {
 	m := b.begin(ctx, 3, 1)
 	must.Get(b.Cloud.API.Inject(spec.Fault{Action: "AttachNetworkInterface", Kind: "lostReply", Count: 1}))

@@ -24,27 +24,27 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// retryDelay is how long what failed waits for the next try with a new sandbox.
-// A kubelet waits longer; nobody is to wait for that here.
+// retryDelay is the time from a failed ADD to the next attempt with a new sandbox. A kubelet waits longer,
+// which would dominate the measurements.
 const retryDelay = 250 * time.Millisecond
 
-// pods are those of one node, made as a container runtime does.
+// pods are the pods of one node, created as by a container runtime.
 type pods struct {
 	node *node.Node
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
-	// apart: the plugin runs in another mount namespace, where sandboxes that
-	// came later have no file.
+	// apart means that the plugin runs in another mount namespace, in which the files of new sandboxes are
+	// not visible.
 	apart  bool
-	failed atomic.Int64 // ADDs
+	failed atomic.Int64 // number of failed ADDs
 
 	mu   sync.Mutex // guards all below; never held across I/O
 	made int
-	left map[string]*os.File // sandboxes that exist, by name; an open one is reached by its descriptor
+	left map[string]*os.File // existing sandboxes by name; if not nil, the file by which the plugin reaches it
 }
 
-// newPods has the pods of a node made by the plugins of a CNI configuration, in
-// a mount namespace unless the path of that is empty.
+// newPods returns the pods of a node, created with the plugins of a CNI configuration. The plugins run in a
+// mount namespace unless its path is empty.
 func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
 	list, err := libcni.NetworkConfFromFile(conf)
 	if err != nil {
@@ -57,7 +57,7 @@ func newPods(n *node.Node, conf, mountNS string) (*pods, error) {
 	}, nil
 }
 
-// sandbox makes the network namespace of a new pod.
+// sandbox creates the network namespace of a new pod.
 func (p *pods) sandbox() *libcni.RuntimeConf {
 	p.mu.Lock()
 	p.made++
@@ -91,7 +91,7 @@ func (p *pods) add(ctx context.Context, rt *libcni.RuntimeConf) error {
 	return nil
 }
 
-// del ends a pod.
+// del deletes a pod.
 func (p *pods) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 	if err := p.cni.DelNetworkList(ctx, p.list, rt); err != nil {
 		return fmt.Errorf("DEL %s: %w", rt.ContainerID, err)
@@ -110,8 +110,7 @@ func (p *pods) remove(name string) error {
 	return ns.Remove(name)
 }
 
-// serve makes a pod, however many tries that takes, and returns it when it has its
-// network.
+// serve creates a pod, with as many attempts as necessary, and returns it once it has its network.
 func (p *pods) serve(ctx context.Context) *libcni.RuntimeConf {
 	for {
 		rt := p.sandbox()
@@ -128,7 +127,7 @@ func (p *pods) serve(ctx context.Context) *libcni.RuntimeConf {
 	}
 }
 
-// serveAll makes so many pods at once.
+// serveAll creates n pods at once.
 func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, error) {
 	all := make([]*libcni.RuntimeConf, n)
 	err := objects.Each(ctx, n, n, func(ctx context.Context, i int) error {
@@ -138,7 +137,7 @@ func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, erro
 	return all, err
 }
 
-// delAll ends pods at once.
+// delAll deletes pods at once.
 func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) {
 	must.OK(objects.Each(ctx, len(all), len(all), func(ctx context.Context, i int) error { return p.del(ctx, all[i]) }))
 }
@@ -176,9 +175,8 @@ func (e *inside) ExecPlugin(ctx context.Context, plugin string, stdin []byte, en
 	return out, err
 }
 
-// enterMounts moves the calling thread, which must be locked for good, to a mount
-// namespace. That takes a thread whose root and working directory are its own
-// (setns(2)).
+// enterMounts moves the calling thread, which stays locked to its goroutine, to a mount namespace. The
+// thread must not share its root and working directory with others (setns(2)).
 func enterMounts(path string) error {
 	runtime.LockOSThread()
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -187,7 +185,7 @@ func enterMounts(path string) error {
 	}
 	defer unix.Close(fd)
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("part from the root of other threads: %w", err)
+		return fmt.Errorf("unshare the filesystem attributes of the thread: %w", err)
 	}
 	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter mount namespace %s: %w", path, err)

@@ -1,6 +1,5 @@
-// Package whole runs the whole operator, as it is shipped, against a real
-// Kubernetes API server and the lab's EC2 over HTTP. The nodes are objects:
-// their daemons' part, the reports of use, is written for them.
+// Package whole runs berth-operator as it is shipped, against a real Kubernetes API server and the lab's
+// EC2 over HTTP. The nodes are only objects; the benchmark writes their daemons' usage reports.
 package whole
 
 import (
@@ -38,33 +37,33 @@ import (
 // Order is one run.
 type Order struct {
 	Nodes int
-	// Used is how many addresses pods use on each node once it is filled, and
-	// Free how many more it has.
+	// Used is the number of addresses that pods use on each node once it is filled, Free the number of
+	// further addresses.
 	Used, Free int
-	// Limit is the bucket of each action that changes something; none: EC2 refuses nothing.
+	// Limit is the bucket of each action that changes something; zero: EC2 does not throttle.
 	Limit spec.RateLimit
 	Delay time.Duration // of each EC2 call
 
 	Operator string // the program
 	Assets   string // of the control plane
-	CRDs     string // folder of their definitions
+	CRDs     string // folder of CustomResourceDefinitions
 	Say      func(format string, args ...any)
 }
 
 // Outcome is what a run measured of the operator's process.
 type Outcome struct {
-	Filled     time.Duration // from the first object until the last node had its addresses
-	Median     time.Duration // until half of them had
-	Bound      time.Duration // of Filled, by EC2's limits alone
-	FillCPU    time.Duration // until then
-	ReportCPU  time.Duration // for a report of use of each node
+	Filled     time.Duration // from the first object until the last node has its addresses
+	Median     time.Duration // until half of the nodes have theirs
+	Bound      time.Duration // lower bound of Filled that EC2's limits impose
+	FillCPU    time.Duration // until Filled
+	ReportCPU  time.Duration // for a usage report of each node
 	Calls      map[string]int
 	Throttled  int
-	FailedENIs int   // creations refused for another reason than their rate
+	FailedENIs int   // creations that failed for other reasons than throttling
 	Memory     int64 // private, in bytes, at the end
 }
 
-// run is what is up during a run.
+// run is the state of one run.
 type run struct {
 	Order
 	dir      string
@@ -77,7 +76,7 @@ type run struct {
 // instanceType has 8 ENIs of 30 addresses each, the primary one included.
 const instanceType = "m5.4xlarge"
 
-// Run raises everything, measures, and takes it down.
+// Run sets up the environment, measures, and removes it.
 func Run(ctx context.Context, o Order) (out Outcome, err error) {
 	defer must.Catch(&err)
 	r := &run{Order: o, dir: must.Get(os.MkdirTemp("", "bench-"))}
@@ -89,12 +88,13 @@ func Run(ctx context.Context, o Order) (out Outcome, err error) {
 	return out, nil
 }
 
-// raise starts the control plane and EC2, and makes Nodes: not NodeNetworks, for which the operator waits.
+// raise starts the control plane and EC2, and creates the Nodes. The NodeNetworks, which the operator waits
+// for, are created later.
 func (r *run) raise(ctx context.Context) {
-	r.Say("  raising a control plane and an EC2 with %d instances", r.Nodes)
+	r.Say("  starting a control plane and an EC2 with %d instances", r.Nodes)
 	r.lab = must.Get(endpoints.Serve(r.spec()))
 	r.kube = must.Get(kube.Start(ctx, kube.Options{Assets: r.Assets, Dir: filepath.Join(r.dir, "kube"), CRDs: os.DirFS(r.CRDs)}))
-	ctrllog.SetLogger(logr.Discard()) // of the client; errors come as such
+	ctrllog.SetLogger(logr.Discard()) // of the client; errors are returned
 	scheme := runtime.NewScheme()
 	must.OK(errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
 	r.client = must.Get(client.NewWithWatch(r.kube.Config(), client.Options{Scheme: scheme}))
@@ -108,7 +108,7 @@ func (r *run) raise(ctx context.Context) {
 // subnets have room for 10,000 nodes with 18 addresses and two ENIs each.
 const subnets = 4
 
-// spec is an EC2 with the nodes' instances.
+// spec returns an EC2 with the nodes' instances.
 func (r *run) spec() spec.Spec {
 	s := spec.Default()
 	s.VPCs[0].Subnets, s.VPCs[0].CIDRs = nil, nil
@@ -156,7 +156,7 @@ func (r *run) start() {
 	must.OK(r.operator.Start())
 }
 
-// close takes down what is up.
+// close stops the processes and removes the files.
 func (r *run) close() error {
 	var errs []error
 	if r.operator != nil {
@@ -171,22 +171,22 @@ func (r *run) close() error {
 	return errors.Join(append(errs, os.RemoveAll(r.dir))...)
 }
 
-// patience is how long a run waits for the operator at most.
+// patience limits the wait for the operator.
 const patience = 15 * time.Minute
 
-// measure does the run.
+// measure executes the run.
 func (r *run) measure(ctx context.Context) (out Outcome, err error) {
 	defer must.Catch(&err)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	r.start()
 	begin := time.Now()
-	made := make(chan error, 1)
+	created := make(chan error, 1)
 	go func() {
-		made <- objects.Each(ctx, r.Nodes, atATime, func(ctx context.Context, i int) error { return r.client.Create(ctx, r.nodeNetwork(i)) })
+		created <- objects.Each(ctx, r.Nodes, writers, func(ctx context.Context, i int) error { return r.client.Create(ctx, r.nodeNetwork(i)) })
 	}()
 	all, times := r.waitUntilFilled(ctx)
-	must.OK(<-made)
+	must.OK(<-created)
 	out.Filled, out.Median = times[len(times)-1].Sub(begin), times[(len(times)-1)/2].Sub(begin)
 	r.countCalls(&out)
 	out.FillCPU = must.Get(usage.CPU(r.operator.PID()))
@@ -200,15 +200,15 @@ func (r *run) measure(ctx context.Context) (out Outcome, err error) {
 	return out, nil
 }
 
-// atATime is how many nodes' objects are written at a time.
-const atATime = 8
+// writers is the number of concurrent writes of nodes' objects.
+const writers = 8
 
 // each calls do for every node.
 func (r *run) each(ctx context.Context, do func(ctx context.Context, i int) error) {
-	must.OK(objects.Each(ctx, r.Nodes, atATime, do))
+	must.OK(objects.Each(ctx, r.Nodes, writers, do))
 }
 
-// nodeNetwork is what a daemon makes for its node.
+// nodeNetwork returns the object that a daemon creates for its node.
 func (r *run) nodeNetwork(i int) *v1alpha1.NodeNetwork {
 	least, free := int32(r.Used+r.Free), int32(r.Free)
 	return &v1alpha1.NodeNetwork{
@@ -220,18 +220,19 @@ func (r *run) nodeNetwork(i int) *v1alpha1.NodeNetwork {
 	}
 }
 
-// waitUntilFilled returns once all nodes have their addresses, with their objects and the moments.
+// waitUntilFilled returns once all nodes have their addresses, with their objects and the
+// times.
 func (r *run) waitUntilFilled(ctx context.Context) (all map[string]*v1alpha1.NodeNetwork, times []time.Time) {
 	all = map[string]*v1alpha1.NodeNetwork{}
-	said := time.Now()
+	reported := time.Now()
 	err := objects.Until(ctx, r.client, &v1alpha1.NodeNetworkList{}, r.operator.Exited(), func(nn *v1alpha1.NodeNetwork) bool {
 		if all[nn.Name] == nil && len(nn.Spec.IPAM.Available) >= r.Used+r.Free {
 			all[nn.Name] = nn
 			times = append(times, time.Now())
 		}
-		if time.Since(said) > 20*time.Second {
+		if time.Since(reported) > 20*time.Second {
 			r.Say("  %d of %d nodes filled", len(all), r.Nodes)
-			said = time.Now()
+			reported = time.Now()
 		}
 		return len(all) == r.Nodes
 	})
@@ -241,7 +242,7 @@ func (r *run) waitUntilFilled(ctx context.Context) (all map[string]*v1alpha1.Nod
 	return all, times
 }
 
-// use reports that pods use addresses of a node, as its daemon would.
+// use reports that pods use addresses of a node, as its daemon does.
 func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 	used := map[string]v1alpha1.UsedAddress{}
 	for _, a := range slices.Sorted(maps.Keys(nn.Spec.IPAM.Available))[:r.Used] {
@@ -256,12 +257,12 @@ func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 	patch.Status.IPAM = v1alpha1.IPAMStatus{Used: used, UsedCount: int32(len(used)), InstanceID: nn.Spec.InstanceID}
 	data := must.Get(client.MergeFrom(base).Data(patch))
 	if err := r.client.Status().Patch(ctx, base, client.RawPatch(types.MergePatchType, data), client.FieldOwner(v1alpha1.OwnerDaemon)); err != nil {
-		return fmt.Errorf("report the use of %s: %w", nn.Name, err)
+		return fmt.Errorf("report the usage of %s: %w", nn.Name, err)
 	}
 	return nil
 }
 
-// countCalls takes EC2's counts, and what the limits force for them.
+// countCalls records EC2's call counts, and the lower bound that the limits impose for them.
 func (r *run) countCalls(out *Outcome) {
 	out.Calls = map[string]int{}
 	for action, s := range r.lab.Cloud.API.Stats() {

@@ -143,7 +143,7 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	return nil
 }
 
-// Cancelled tells whether a request failed because its context was cancelled: the daemon ends.
+// Cancelled reports whether a request failed because its context was cancelled: the daemon ends.
 func Cancelled(err error) bool { return errors.Is(err, context.Canceled) }
 
 // Advice returns, for an error of a list or a watch of Berth's kinds, a reason as metrics have it and a message that says

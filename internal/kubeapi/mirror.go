@@ -22,7 +22,7 @@ type Sync struct {
 // NewSync returns one for which nothing was listed yet.
 func NewSync() *Sync { return &Sync{listed: map[string]bool{}, errs: map[string]error{}} }
 
-// Listed tells whether all of these resources were listed.
+// Listed reports whether all of these resources were listed.
 func (s *Sync) Listed(resources ...string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,10 +191,10 @@ func (m *Mirror) NoteOutcome(resource string, err error) {
 	}
 	switch {
 	case !before && now:
-		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "error", err)
+		m.Log.Warn("the Kubernetes API cannot be used; continuing from memory", "what", resource, "err", err)
 	case before && !now:
 		m.Log.Info("the Kubernetes API can be used again", "what", resource)
 	case err != nil:
-		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "error", err)
+		m.Log.Debug("the Kubernetes API cannot be used", "what", resource, "err", err)
 	}
 }

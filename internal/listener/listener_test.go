@@ -106,7 +106,7 @@ func (d *server) reading() *client {
 	return c
 }
 
-// open tells whether the connection still is: nothing is ever sent on it.
+// open reports whether the connection still is: nothing is ever sent on it.
 func (c *client) open() bool {
 	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 	_, err := c.Read(make([]byte, 1))

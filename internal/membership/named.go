@@ -75,7 +75,7 @@ var (
 	egressName    = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$`)
 )
 
-// Annotated tells whether annotations of a pod name Egresses, validly or not.
+// Annotated reports whether annotations of a pod name Egresses, validly or not.
 func Annotated(annotations map[string]string) bool {
 	for key := range annotations {
 		if IsKey(key) {
@@ -85,7 +85,7 @@ func Annotated(annotations map[string]string) bool {
 	return false
 }
 
-// IsKey tells whether an annotation with a key names Egresses.
+// IsKey reports whether an annotation with a key names Egresses.
 func IsKey(key string) bool { return strings.HasPrefix(key, v1alpha1.AnnotationEgressPrefix) }
 
 // Named are the Egresses that a pod's annotations name (egress.berth.dev/NAMESPACE:

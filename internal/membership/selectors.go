@@ -40,7 +40,7 @@ func older(a, b selecting) int { return cmp.Or(a.created.Compare(b.created), a.r
 // NewSelectors makes a value without selectors. berthNamespace is Berth's own; empty: it is not known.
 func NewSelectors(berthNamespace string) Selectors { return Selectors{berthNamespace: berthNamespace} }
 
-// With replaces or adds the selector of an Egress, and tells whether that makes a difference.
+// With replaces or adds the selector of an Egress, and reports whether that makes a difference.
 func (s Selectors) With(ref Ref, created time.Time, selector Selector) (_ Selectors, differs bool) {
 	before := s.of[ref.Namespace]
 	at := slices.IndexFunc(before, func(o selecting) bool { return o.ref == ref })
@@ -88,7 +88,7 @@ func with[V any](of map[string]V, key string, value V, there bool) map[string]V 
 	return of
 }
 
-// Granted tells whether a namespace has a grant.
+// Granted reports whether a namespace has a grant.
 func (s Selectors) Granted(namespace string) bool { return s.granted[namespace] }
 
 // active are the Egresses of a namespace that select pods.
@@ -108,7 +108,7 @@ func (s Selectors) Active(namespace string) (out []Ref) {
 	return out
 }
 
-// IsActive tells whether an Egress is among those.
+// IsActive reports whether an Egress is among those.
 func (s Selectors) IsActive(ref Ref) bool { return s.find(ref) != nil }
 
 // find is an Egress among those that select pods; nil: it does not.
@@ -151,13 +151,13 @@ func (s Selectors) Of(n Namespace) (out []Ref) {
 	return out
 }
 
-// Selects tells whether an Egress may select pods of a namespace.
+// Selects reports whether an Egress may select pods of a namespace.
 func (s Selectors) Selects(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && o.selector.Namespace(n.Name, n.Labels) && maySelect(ref.Namespace, s.granted[ref.Namespace], n, s.berthNamespace)
 }
 
-// MissesConsent tells whether an Egress's selector matches a namespace that could consent and does not.
+// MissesConsent reports whether an Egress's selector matches a namespace that could consent and does not.
 func (s Selectors) MissesConsent(ref Ref, n Namespace) bool {
 	o := s.find(ref)
 	return o != nil && s.missesConsent(*o, n)
@@ -181,7 +181,7 @@ func (s Selectors) MissingConsent(n Namespace) (out []Ref) {
 	return out
 }
 
-// ByLabels tells whether any Egress selects namespaces by their labels.
+// ByLabels reports whether any Egress selects namespaces by their labels.
 func (s Selectors) ByLabels() bool {
 	for namespace := range s.of {
 		if slices.ContainsFunc(s.active(namespace), func(o selecting) bool { return o.selector.ByLabels() }) {
@@ -219,10 +219,10 @@ func NewSelector(namespace string, of *v1alpha1.EgressClientSelector) (Selector,
 	return s, nil
 }
 
-// Any tells whether it can select anything at all.
+// Any reports whether it can select anything at all.
 func (s Selector) Any() bool { return s.pods != nil }
 
-// Namespace tells whether pods of a namespace with some labels may be selected: those that Pod
+// Namespace reports whether pods of a namespace with some labels may be selected: those that Pod
 // matches.
 func (s Selector) Namespace(name string, has map[string]string) bool {
 	switch {
@@ -234,15 +234,15 @@ func (s Selector) Namespace(name string, has map[string]string) bool {
 	return s.namespaces.Matches(labels.Set(has))
 }
 
-// Pod tells whether a pod with some labels is selected in a selected namespace.
+// Pod reports whether a pod with some labels is selected in a selected namespace.
 func (s Selector) Pod(has map[string]string) bool {
 	return s.pods != nil && s.pods.Matches(labels.Set(has))
 }
 
-// ByLabels tells whether it selects namespaces by labels.
+// ByLabels reports whether it selects namespaces by labels.
 func (s Selector) ByLabels() bool { return s.namespaces != nil }
 
-// same tells whether two select the same pods.
+// same reports whether two select the same pods.
 func (s Selector) same(o Selector) bool {
 	equal := func(a, b labels.Selector) bool {
 		return (a == nil) == (b == nil) && (a == nil || a.String() == b.String())
@@ -261,7 +261,7 @@ func ReadNamespace(o metav1.Object) Namespace {
 	return Namespace{Name: o.GetName(), Labels: o.GetLabels(), Annotations: o.GetAnnotations()}
 }
 
-// Granted tells whether an administrator lets Egresses of the namespace select pods of others
+// Granted reports whether an administrator lets Egresses of the namespace select pods of others
 // without their consent.
 func (n Namespace) Granted() bool { return n.Labels[v1alpha1.LabelEgressMaySelect] == "true" }
 
@@ -281,7 +281,7 @@ func (n Namespace) consentsTo() []string {
 	return names
 }
 
-// Same tells whether two states of a Namespace make no difference to any Egress.
+// Same reports whether two states of a Namespace make no difference to any Egress.
 func (n Namespace) Same(o Namespace) bool {
 	const key = v1alpha1.AnnotationEgressSelectableFrom
 	return n.Annotations[key] == o.Annotations[key] && maps.Equal(n.Labels, o.Labels)
@@ -291,7 +291,7 @@ func (n Namespace) Same(o Namespace) bool {
 // pods, with or without consent: every pod loses DNS when CoreDNS is cut off.
 var systemNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePublic, "kube-node-lease"}
 
-// maySelect tells whether Egresses of a namespace may select pods of another namespace. Berth's
+// maySelect reports whether Egresses of a namespace may select pods of another namespace. Berth's
 // own is a system namespace too.
 func maySelect(from string, granted bool, of Namespace, berthNamespace string) bool {
 	switch {

@@ -301,12 +301,7 @@ func Parse(text string) (p netip.Prefix, err error) {
 var errNoAddress = errors.New("expected an IPv4 or IPv6 address, or an aligned /28 of IPv4 or /80 of IPv6")
 
 // Format writes an address or prefix so that Parse reads it.
-func Format(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
-}
+func Format(p netip.Prefix) string { return cloud.FormatPrefix(p) }
 
 // InstanceOf returns the EC2 instance in a Node's providerID (aws:///ZONE/INSTANCE); empty: there is
 // none.

@@ -70,12 +70,12 @@ func newFeatures() []feature {
 	return []feature{eniFeature(), poolFeature(), portFeature(), branchFeature(), egressFeature()}
 }
 
-// inIPAM tells whether --ipam lists a name.
+// inIPAM reports whether --ipam lists a name.
 func inIPAM(name string) func(config.Operator) bool {
 	return func(cfg config.Operator) bool { return slices.Contains(cfg.IPAM, name) }
 }
 
-// hasBranches tells whether pods may have EC2 branch interfaces, which are ports on the trunks of
+// hasBranches reports whether pods may have EC2 branch interfaces, which are ports on the trunks of
 // nodes whose ENIs the operator manages.
 func hasBranches(cfg config.Operator) bool {
 	return inIPAM(config.IPAMENIOperator)(cfg) && inIPAM(config.IPAMPort)(cfg)

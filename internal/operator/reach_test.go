@@ -58,7 +58,7 @@ func (p *process) repeatsNothing() {
 		if !found || !strings.Contains(line, waitingLine) {
 			continue
 		}
-		why, _, _ = strings.Cut(why, " error=")
+		why, _, _ = strings.Cut(why, " err=")
 		if why == last {
 			p.c.t.Errorf("%s says again that it waits because %s", p, why)
 		}

@@ -31,23 +31,23 @@ var branchProofs = []proof{
 
 // The pods of the branches demo, and the type of its nodes.
 const (
-	vault    = "vault"    // whose group allows nobody at first
-	neighbor = "neighbor" // on its node, with an address of the node's ENIs
-	// nextVault is like the vault, on its node.
+	vault    = "vault"    // its group allows nobody at first
+	neighbor = "neighbor" // on the vault's node, with an address of the node's ENIs
+	// nextVault is another pod like the vault, on the same node.
 	nextVault = "next-vault"
-	stranger  = "stranger" // the same on another node
+	stranger  = "stranger" // like neighbor, on another node
 	// branchType is an instance type that may have a trunk.
 	branchType = "m5.large"
 )
 
-// ofBranches reports whether a lab is one of branches.
+// ofBranches reports whether a lab is for the branches demo.
 func ofBranches(o lab.Options) bool { return o.Mode == lab.OperatorMode && o.VPCPorts }
 
-// branchLab replaces a lab by one for the demo of branches.
+// branchLab turns the options of a lab into those for the branches demo.
 func branchLab(o lab.Options) lab.Options {
 	s := lab.DefaultSpec(2, branchType)
 	for i := range s.Instances {
-		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // branches are in a zone
+		s.Instances[i].Subnet = s.VPCs[0].Subnets[0].Name // a branch must be in the zone of its trunk
 	}
 	return lab.Options{
 		Dir: o.Dir, BinDir: o.BinDir, KubeAssets: o.KubeAssets, Progress: o.Progress, Mode: lab.OperatorMode, Nodes: 2, Spec: &s, InstanceType: branchType,
@@ -60,10 +60,10 @@ func branchLab(o lab.Options) lab.Options {
 func lacksVLANs() error {
 	out, err := exec.Command("unshare", "--net", "sh", "-c", "ip link add under type veth peer name peer && ip link add link under name over type vlan id 1").CombinedOutput()
 	if bytes.Contains(out, []byte("Unknown device type")) || bytes.Contains(out, []byte("not supported")) {
-		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches shows it in a virtual machine")
+		return errors.New("this kernel has no VLANs (module 8021q): make demo MODE=branches runs it in a virtual machine")
 	}
 	if err != nil {
-		return fmt.Errorf("try whether the kernel has VLANs: %w: %s", err, out)
+		return fmt.Errorf("check for VLAN support of the kernel: %w: %s", err, out)
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func (s *branches) addVault(ctx context.Context, name, group string) *node.Pod {
 	}}))
 }
 
-// branchUp adds the pods of the demo.
+// branchUp adds the demo's pods.
 func branchUp(ctx context.Context, s *stage) string {
 	group := must(s.lab.Ports.AddGroup(ctx, vault))
 	began := time.Now()
@@ -123,7 +123,7 @@ func branchWarm(ctx context.Context, s *stage) string {
 			_, warm := p.WarmFor()
 			return warm && p.Host == s.nodes[0].Name && slices.Equal(p.Groups, groups)
 		}) {
-			fail("none is ready")
+			fail("no warm branch")
 		}
 	})
 	s.lab.Cloud.API.Outage(true)
@@ -132,20 +132,20 @@ func branchWarm(ctx context.Context, s *stage) string {
 	next := s.branches.addVault(ctx, nextVault, groups[0])
 	took := since(began)
 	if next.Addr() == first.Addr() {
-		fail("%s and %s have %s", vault, nextVault, next.Addr())
+		fail("%s and %s both have %s", vault, nextVault, next.Addr())
 	}
 	s.lab.Cloud.API.Outage(false)
 	check(s.nodes[0].DelPod(ctx, nextVault))
 	return fmt.Sprintf("%s, after %s", next.Addr(), took)
 }
 
-// caller asks the vault from a network namespace at an address.
+// caller sends requests to an address of the vault from a network namespace.
 type caller struct {
 	who, netns string
 	vault      netip.Addr
 }
 
-// ask returns nil if there is an answer.
+// ask returns nil if there is a reply.
 func (c caller) ask(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -153,7 +153,7 @@ func (c caller) ask(ctx context.Context) error {
 	return err
 }
 
-// callers are nodes and pods that ask the vault, at each of its addresses.
+// callers returns nodes and pods that call the vault, at each of its addresses.
 func (s *branches) callers() (list []caller) {
 	for who, netns := range map[string]string{
 		"its own node": s.nodes[0].Netns, "another node": s.nodes[1].Netns,
@@ -166,23 +166,23 @@ func (s *branches) callers() (list []caller) {
 	return list
 }
 
-// branchGroups asks the pod before and after its group allows callers.
+// branchGroups calls the pod before and after its group allows callers.
 func branchGroups(ctx context.Context, s *stage) string {
 	callers := s.branches.callers()
 	for _, c := range callers {
 		if c.ask(ctx) == nil {
-			fail("%s gets an answer, which the group does not allow", c.who)
+			fail("%s gets a reply, although the group does not allow it", c.who)
 		}
 	}
 	group := s.branches.branchOf(ctx, must(s.nodes[0].Pod(vault))).Groups[0]
 	check(s.lab.Ports.Allow(ctx, group, portcloud.Rule{Protocol: "tcp"}))
 	for _, c := range callers {
-		await(ctx, c.who+" gets an answer", func() { check(c.ask(ctx)) })
+		await(ctx, c.who+" gets a reply", func() { check(c.ask(ctx)) })
 	}
 	return fmt.Sprintf("%d questions, by IPv4 and IPv6: none answered, then all", len(callers))
 }
 
-// branchKilled asks the pod while no program of Berth runs.
+// branchKilled calls the pod while no program of Berth runs.
 func branchKilled(ctx context.Context, s *stage) string {
 	check(s.nodes[0].Kill())
 	for _, o := range s.lab.Operators() {
@@ -191,7 +191,7 @@ func branchKilled(ctx context.Context, s *stage) string {
 	answers := 0
 	for range 20 {
 		for _, c := range s.branches.callers() {
-			checkf(c.ask(ctx), "%s got no answer", c.who)
+			checkf(c.ask(ctx), "%s got no reply", c.who)
 			answers++
 		}
 	}

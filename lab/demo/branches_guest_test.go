@@ -12,13 +12,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestBranches tries every proof of make demo MODE=branches.
+// TestBranches runs every proof of make demo MODE=branches.
 func TestBranches(t *testing.T) {
 	harness.OK(t, lacksVLANs())
 	proveInGuest(t, lab.Options{Mode: lab.OperatorMode, VPCPorts: true}, len(branchProofs))
 }
 
-// TestEgress tries every proof of make demo MODE=egress.
+// TestEgress runs every proof of make demo MODE=egress.
 func TestEgress(t *testing.T) {
 	proveInGuest(t, lab.Options{Mode: lab.PoolMode, Egress: true}, len(egressProofs))
 }
@@ -28,7 +28,7 @@ func proveInGuest(t *testing.T, of lab.Options, proofs int) {
 	var err error
 	harness.ControlPlane, err = kube.Remote(os.Getenv(kube.RemoteDir))
 	harness.OK(t, err)
-	harness.KubeClean(t) // other packages' labs have pools and nodes of the same names
+	harness.KubeClean(t) // labs of other packages use the same names of pools and nodes
 	var out bytes.Buffer
 	o := options(t, &out)
 	o.Lab.Mode, o.Lab.VPCPorts, o.Lab.Egress = of.Mode, of.VPCPorts, of.Egress

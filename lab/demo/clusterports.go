@@ -15,7 +15,7 @@ import (
 	"github.com/berthnet/berth/lab/portcloud"
 )
 
-// portClusterArgs are settings of operators that shorten the demo.
+// portClusterArgs are operator arguments that shorten the demo.
 var portClusterArgs = []string{"--listing-interval=2s", "--unplug-grace=5s"}
 
 var inClusters = []lab.Mode{lab.NodeMode, lab.OperatorMode, lab.PoolMode, lab.PortMode}
@@ -33,7 +33,7 @@ func (s *Cluster) pod(ctx context.Context, name string) (*corev1.Pod, map[string
 	return p, nics
 }
 
-// addressOf is the first address of a PodNIC.
+// addressOf returns the first address of a PodNIC.
 func addressOf(n v1alpha1.PodNIC) string {
 	if len(n.Status.Addresses) == 0 {
 		fail("PodNIC %s has no address", n.Name)
@@ -42,7 +42,7 @@ func addressOf(n v1alpha1.PodNIC) string {
 	return address
 }
 
-// podsWithNICs are pods, by name, with the NICs that they request.
+// podsWithNICs has the requested NICs by pod name.
 const podsWithNICs = `
 {{range $name, $nics := .Pods}}
 apiVersion: v1
@@ -57,8 +57,8 @@ spec:
 ---
 {{end}}`
 
-// clusterSamples creates the sample pods by kubectl, checks their interfaces from inside, and calls those whose group
-// allows it.
+// clusterSamples creates the sample pods with kubectl, checks their interfaces from inside, and calls those whose
+// group allows it.
 func clusterSamples(ctx context.Context, st *stage) string {
 	s, samples, nics := st.cluster, st.ports.samples(ctx, false), map[string]string{}
 	for _, p := range samples {
@@ -81,10 +81,10 @@ func clusterSamples(ctx context.Context, st *stage) string {
 			}
 		}
 		if p.name == "pod5" {
-			continue // its first interface is closed
+			continue // the group of its first interface allows nothing
 		}
 		if name := s.sh(ctx, "curl -sf -m 5 --retry 3 --retry-all-errors "+hostname(addressOf(nics["eth0"]))); name != p.name {
-			fail("%s of pod %s is answered by %q", addressOf(nics["eth0"]), p.name, name)
+			fail("a request to %s of pod %s reached %q", addressOf(nics["eth0"]), p.name, name)
 		}
 	}
 	s.shut(ctx, "192.168.0.113")
@@ -104,8 +104,8 @@ spec:
   containers: [{name: pause, image: ` + Agnhost + `, imagePullPolicy: Never}]
 `
 
-// refusedAtOnce creates a pod that the webhook rejects. The API server reaches the webhook by its Service, and trusts
-// the CA bundle that the operator writes.
+// refusedAtOnce creates a pod that the webhook rejects. The API server calls the webhook through its Service, and
+// trusts the CA bundle that the operator writes.
 func refusedAtOnce(ctx context.Context, st *stage) string {
 	s := st.cluster
 	bundle := s.kubectl(ctx, "get", "validatingwebhookconfiguration", "berth-ports", "--output=jsonpath={.webhooks[*].clientConfig.caBundle}")
@@ -120,7 +120,7 @@ func refusedAtOnce(ctx context.Context, st *stage) string {
 	return "“192.168.0.1 is the gateway of subnet subnet-1”"
 }
 
-// policyOfLabels gives pods with the label role=vault a NIC of their own.
+// policyOfLabels assigns a NIC to pods with the label role=vault.
 const policyOfLabels = `
 apiVersion: berth.dev/v1alpha1
 kind: NICPolicy
@@ -147,7 +147,7 @@ spec:
         - {name: vault, image: ` + Agnhost + `, imagePullPolicy: Never, args: [netexec, --http-port=8080]}
 `
 
-// byPolicy creates a pod that gets a subnet and a closed group by its labels, and answers once the group allows
+// byPolicy creates a pod that gets a subnet and a closed group by its labels, and responds once the group allows
 // callers.
 func byPolicy(ctx context.Context, st *stage) string {
 	s := st.cluster
@@ -172,7 +172,7 @@ func byPolicy(ctx context.Context, st *stage) string {
 	return fmt.Sprintf("%s by %s: closed, and open once its group allows callers", addressOf(nic), by)
 }
 
-// database is a StatefulSet whose pod has a user's NIC.
+// database is a StatefulSet whose pod uses a user's PodNIC.
 const database = `
 apiVersion: berth.dev/v1alpha1
 kind: PodNIC
@@ -226,7 +226,7 @@ func statefulSet(ctx context.Context, st *stage) string {
 		s.kubectl(ctx, "delete", "pod", "db-0")
 		await(ctx, "another pod db-0", func() {
 			if p, _ := s.pod(ctx, "db-0"); p.UID == old.UID {
-				fail("it is the same")
+				fail("the old pod still exists")
 			}
 		})
 	})
@@ -236,7 +236,7 @@ func statefulSet(ctx context.Context, st *stage) string {
 	if after.NodeName == before.NodeName || after.PortID != before.PortID || after.MAC != before.MAC {
 		fail("port %s with %s was on %s, and port %s with %s is on %s", before.PortID, before.MAC, before.NodeName, after.PortID, after.MAC, after.NodeName)
 	}
-	// A node that is drained has no pods that nobody makes again elsewhere.
+	// Pods without a controller would block the drain.
 	s.kubectl(ctx, "delete", "statefulset/db", "pod/pod1", "pod/pod2", "pod/pod3", "pod/pod4", "pod/pod5", "--timeout=60s")
 	return fmt.Sprintf("192.168.0.150, port %.8s on %s, then on %s", after.PortID, before.NodeName, after.NodeName)
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// pauseBetween two requests.
+// pauseBetween is the pause between two requests.
 const pauseBetween = 50 * time.Millisecond
 
-// UnderCalls calls do while the Service is called by its name from the client and, by a node's port, from outside. A
-// call without an answer is an error.
+// UnderCalls calls do while the client calls the Service by name, and a host outside calls a NodePort. A call without
+// a reply is an error.
 func (s *Cluster) UnderCalls(ctx context.Context, node string, do func()) (figures string, err error) {
 	err = attempt(func() { figures = s.during(ctx, node, func() string { do(); return node }) })
 	return figures, err
 }
 
-// during is UnderCalls with the figures of do.
+// during is UnderCalls for a function that returns figures.
 func (s *Cluster) during(ctx context.Context, node string, do func() string) string {
 	before := len(s.calls(ctx))
 	urls := s.nodePortURLs(must(s.lab.Node(node)))
@@ -44,7 +44,7 @@ func (s *Cluster) during(ctx context.Context, node string, do func() string) str
 			_, err := ns.Get(one, s.lab.OutsidePath(), urls[outside%len(urls)])
 			end()
 			if asks.Err() != nil {
-				return // stopped in the middle
+				return // interrupted by the end of the proof
 			}
 			outside++
 			if err != nil {
@@ -71,7 +71,7 @@ func (s *Cluster) during(ctx context.Context, node string, do func() string) str
 	return fmt.Sprintf("%s; %d calls from outside and %d from a pod, none lost", figures, outside, len(inside))
 }
 
-// calls are the results of the client's calls, from its start.
+// calls returns the results of the client's calls since its start.
 func (s *Cluster) calls(ctx context.Context) (results []string) {
 	await(ctx, "read the client's calls", func() {
 		results = strings.Split(strings.TrimSpace(s.kubectl(ctx, "exec", ClientName, "--", "cat", callFile)), "\n")
@@ -88,7 +88,7 @@ func rolled(ctx context.Context, st *stage) string {
 		if s.lab.Mode != lab.NodeMode {
 			what = append(what, "deployment/berth-operator")
 		}
-		// A changed value, as a new version has. Helm has a new revision of it.
+		// Changes a value, as a new version would. Helm creates a new revision.
 		change := map[string]any{"podAnnotations": map[string]any{"vpclab/rolled": began.Format(time.RFC3339)}}
 		check(s.lab.Chart.Install(ctx, map[string]any{"daemon": change, "operator": change}))
 		for _, w := range what {
@@ -108,7 +108,7 @@ func drained(ctx context.Context, st *stage) string {
 			fail("%s has pods after it was drained: %v", drainedNode, left)
 		}
 		s.kubectl(ctx, "uncordon", drainedNode)
-		// Half of the pods go, so that others come back to the node.
+		// Scales down and up, so that pods are scheduled to the node again.
 		s.scale(ctx, webReplicas/2)
 		s.scale(ctx, webReplicas)
 		back := s.podsOn(ctx, drainedNode)
@@ -119,32 +119,31 @@ func drained(ctx context.Context, st *stage) string {
 	})
 }
 
-// rebooted powers a node off and on: its tmpfs and the network state of its kernel
-// are gone, its disk and its ENIs are not.
+// rebooted powers a node off and on: its tmpfs and its kernel's network state are lost, its disk and its ENIs are not.
 func rebooted(ctx context.Context, st *stage) string {
 	s := st.cluster
 	before, beat, began := s.podsOn(ctx, rebootedNode), s.ready(ctx, rebootedNode).LastHeartbeatTime, time.Now()
 	check(s.lab.Reboot(ctx, rebootedNode))
-	// Its pods are the same objects, with containers that started after the boot.
+	// The Pod objects are the same, but their containers were started after the boot.
 	await(ctx, "pods of "+rebootedNode, func() {
 		if now := s.ready(ctx, rebootedNode).LastHeartbeatTime; now == beat {
-			fail("its Node has not changed since")
+			fail("its Node has had no heartbeat since")
 		}
 		if s.daemonsRan(ctx)[rebootedNode].Before(began.Truncate(time.Second)) {
-			fail("berthd has not started since")
+			fail("berthd has not started again")
 		}
 		for _, p := range s.pods(ctx) {
 			if p.Spec.NodeName != rebootedNode || !slices.Contains(before, p.Name) {
 				continue
 			}
 			if c := p.Status.ContainerStatuses; len(c) == 0 || c[0].State.Running == nil || c[0].State.Running.StartedAt.Time.Before(began.Truncate(time.Second)) || !c[0].Ready {
-				fail("pod %s does not run again", p.Name)
+				fail("pod %s is not running again", p.Name)
 			}
 		}
 	})
 	check(errors.Join(s.lab.Kube.WaitNodesReady(ctx, s.lab.Nodes()...), s.lab.Kube.WaitDeployment(ctx, inDefault, WebName)))
 	if ready, ran := s.readySince(ctx, rebootedNode), s.daemonsRan(ctx)[rebootedNode]; ready.Before(ran) {
-		fail("%s was Ready at %v, and berthd ran at %v only", rebootedNode, ready, ran)
+		fail("%s was Ready at %v, before berthd's start at %v", rebootedNode, ready, ran)
 	}
 	return fmt.Sprintf("%s and its %d pods are back after %.0f s", rebootedNode, len(before), time.Since(began).Seconds())
 }
@@ -180,15 +179,14 @@ func killed(ctx context.Context, st *stage) string {
 	return fmt.Sprintf("noticed after %.0f s, %d pods Ready elsewhere after %.0f s", noticed.Seconds(), webReplicas, took.Seconds())
 }
 
-// agreed compares the pods' addresses with each other, with what the daemons report, and
-// with what EC2 has for the node.
+// agreed compares the pods' addresses with each other, with the daemons' reports, and with EC2.
 func agreed(ctx context.Context, s *stage) string {
 	pods := 0
 	await(ctx, "views of addresses", func() { pods = must(oracle.Addresses(ctx, s.lab, killedNode)) })
-	return fmt.Sprintf("%d pods of %s, no duplicate, none held for a pod that is gone", pods, s.lab.PodFamilies())
+	return fmt.Sprintf("%d pods of %s, no duplicate, none held for a deleted pod", pods, s.lab.PodFamilies())
 }
 
-// Report shows nodes, pods, warnings and Berth's logs.
+// Report prints nodes, pods, warnings and Berth's logs.
 func (s *Cluster) Report(show func(line string)) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -198,7 +196,7 @@ func (s *Cluster) Report(show func(line string)) {
 		{"logs", "--namespace=" + addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=12", "--prefix", "--ignore-errors"},
 	} {
 		const most, width = 48, 240
-		out, _ := s.lab.Kube.Kubectl(ctx, args...) // an error is in it
+		out, _ := s.lab.Kube.Kubectl(ctx, args...) // out contains the error
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		show("kubectl " + strings.Join(args, " ") + ":")
 		for _, line := range lines[max(0, len(lines)-most):] {

@@ -1,7 +1,6 @@
-// Package demo shows Berth's main job on the lab: pods get addresses of the VPC,
-// or of a data centre's pools, through the real plugin and daemon, and reach each
-// other, the nodes and the outside while EC2 misbehaves and daemons are killed. Each claim is a proof
-// that passes or fails with figures; nothing but the cloud is imitated.
+// Package demo demonstrates Berth on the lab: through the real plugin and daemon, pods get addresses of the VPC, or of
+// a data centre's pools, and reach each other, the nodes and the outside while EC2 misbehaves and daemons are killed.
+// Each claim is a proof that passes with figures, or fails. Only the cloud is simulated.
 package demo
 
 import (
@@ -21,37 +20,35 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// DefaultDir is where the demo's lab is by default.
+// DefaultDir is the default directory of the demo's lab.
 const DefaultDir = "/run/vpclab/demo"
 
-// Options say what to show.
+// Options describe a demo.
 type Options struct {
 	Lab     lab.Options
-	Program string    // how vpclab was called, for the commands to try next
-	Keep    bool      // leave the lab up, steered by its control socket
-	Out     io.Writer // gets the report, line by line
-	// Done is called once all proofs were tried, with what failed, before a lab
-	// that is kept is served.
+	Program string    // how vpclab was invoked, for the commands to try next
+	Keep    bool      // keep the lab up and serve its control socket
+	Out     io.Writer // receives the report, line by line
+	// Done is called with the failures after all proofs, before a kept lab is served.
 	Done func(error) error
-	// Subtest calls a proof, in a test as a subtest of its name; nil: it is called.
+	// Subtest calls a proof. A test runs it as a subtest with the given name. If nil, proofs are called directly.
 	Subtest func(name string, proof func() error)
 }
 
-// patience limits how long the lab and each proof may hang.
+// patience limits the start of the lab, and each proof.
 const patience = 3 * time.Minute
 
 // size is the capacity of a node, and the number of its pods.
 type size struct {
 	instanceType string
 	addresses    int // for pods
-	pods         int // a node, to begin with: they need more than one ENI
+	pods         int // initially per node: they need more than one ENI
 }
 
-// maxENIs of a node of either size, the primary included.
+// maxENIs is the number of ENIs of a node of either size, including the primary one.
 const maxENIs = 3
 
-// sizes are small enough that a handful of pods lands on several ENIs. Operator
-// mode leaves the primary one to the node.
+// sizes are small enough that a few pods need several ENIs. In operator mode the primary ENI has no pods.
 var sizes = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
 	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
@@ -59,8 +56,8 @@ var sizes = map[lab.Mode]size{
 	lab.PortMode:     {},
 }
 
-// sizes6 are those with IPv6-only pods: of types without prefixes, since one prefix would have
-// an address for every pod. All addresses of a secondary ENI are for pods.
+// sizes6 are the sizes for IPv6-only pods: of instance types without prefixes, since one prefix would have enough
+// addresses for all pods. All addresses of a secondary ENI are for pods.
 var sizes6 = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t2.small", addresses: 8, pods: 5},
 	lab.OperatorMode: {instanceType: "t2.medium", addresses: 12, pods: 7},
@@ -73,7 +70,7 @@ func sizeOf(o lab.Options) size {
 	return sizes[o.Mode]
 }
 
-// stage is what the proofs act on.
+// stage is the state that the proofs share.
 type stage struct {
 	size
 	lab     *lab.Lab
@@ -85,7 +82,7 @@ type stage struct {
 	egress   *egress
 	branches *branches
 	pools    *pools
-	beside   sync.WaitGroup // goroutines of the proof that is being tried (start)
+	beside   sync.WaitGroup // goroutines of the current proof (start)
 }
 
 func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage {
@@ -96,7 +93,7 @@ func newStage(l *lab.Lab, size size, quote func(string), release func()) *stage 
 	}
 }
 
-// try tries a proof and returns its figures, or why it failed.
+// try runs a proof and returns its figures or its error.
 func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	err = attempt(func() { figures = p.try(ctx, s) })
@@ -105,12 +102,11 @@ func (s *stage) try(ctx context.Context, p proof) (figures string, err error) {
 	return figures, err
 }
 
-// errFailed reports that all proofs were tried, and not all passed.
+// errFailed means that all proofs ran, but not all passed.
 var errFailed = errors.New("not every proof passed")
 
-// Run raises a lab, tries every proof and removes the lab again, or serves it
-// until ctx ends with Keep. An error means that a proof failed or
-// could not be tried.
+// Run starts a lab, runs every proof and removes the lab, or with Keep serves it until ctx ends. It returns an error if
+// a proof failed or could not run.
 func Run(ctx context.Context, o Options) error {
 	o, err := o.complete()
 	if err != nil {
@@ -118,7 +114,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab)), subtest: o.Subtest}
 	if t.subtest == nil {
-		t.subtest = func(_ string, proof func() error) { _ = proof() } // play has its error
+		t.subtest = func(_ string, proof func() error) { _ = proof() } // play handles its error
 	}
 	o.Lab.Progress = t.note
 	more, lacks := o.branches()
@@ -161,7 +157,7 @@ func Run(ctx context.Context, o Options) error {
 	return errors.Join(failed, err, s.lab.Close())
 }
 
-// raise brings a lab up, in a directory that is locked until release.
+// raise starts a lab in a directory that is locked until release is called.
 func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	switch {
 	case o.Kubelets != nil:
@@ -192,32 +188,32 @@ func raise(ctx context.Context, o lab.Options, t *reporter) (*stage, error) {
 	l, err := lab.Start(up, o)
 	if err != nil {
 		release()
-		return nil, fmt.Errorf("raise the lab: %w", err)
+		return nil, fmt.Errorf("start the lab: %w", err)
 	}
 	return newStage(l, sizeOf(o), t.quote, release), nil
 }
 
-// branches reports whether the demo of branches follows, in its own lab, and why it cannot.
+// branches reports whether the branches demo follows in a separate lab, and returns an error if it cannot run.
 func (o Options) branches() (more bool, lacks error) {
 	switch {
 	case o.Lab.Mode != lab.OperatorMode || o.Lab.Kubelets != nil || ofBranches(o.Lab):
 		return false, nil
 	case o.Keep:
-		return true, errors.New("this lab is kept, and it takes another: leave --keep out")
+		return true, errors.New("it needs another lab, but this lab is kept: omit --keep")
 	}
 	return true, lacksVLANs()
 }
 
-// complete adds what the demo needs. Options of the caller take precedence.
+// complete adds the options that the demo needs. Those of the caller take precedence.
 func (o Options) complete() (Options, error) {
 	if o.Lab.Mode == "" {
 		o.Lab.Mode = lab.NodeMode
 	}
 	if _, ok := sizes[o.Lab.Mode]; !ok {
-		return o, fmt.Errorf("mode %q: want one of %v", o.Lab.Mode, lab.Modes)
+		return o, fmt.Errorf("mode %q: expected one of %v", o.Lab.Mode, lab.Modes)
 	}
 	if o.Lab.Nodes < 2 {
-		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+		return o, fmt.Errorf("%d nodes: the demo needs at least 2", o.Lab.Nodes)
 	}
 	if o.Lab.IPFamilies == "" {
 		o.Lab.IPFamilies = familiesIn(o.Lab.Mode)
@@ -227,7 +223,7 @@ func (o Options) complete() (Options, error) {
 	}
 	if ofBranches(o.Lab) {
 		if o.Lab.IPFamilies == ipfamily.OnlyIPv6 {
-			return o, fmt.Errorf("IP families %q: the demo of branches shows IPv4 too: leave them out", o.Lab.IPFamilies)
+			return o, fmt.Errorf("IP families %q: the branches demo needs IPv4: omit them", o.Lab.IPFamilies)
 		}
 		o.Lab = branchLab(o.Lab)
 		return o, nil
@@ -252,11 +248,11 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// quickLeases are settings of operators by which a dead leader is replaced sooner.
+// quickLeases are operator arguments by which a dead leader is replaced sooner.
 var quickLeases = []string{"--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 
-// settings keep the demo short: addresses cool for less long, excess and orphans are released sooner,
-// and what others change is repaired sooner.
+// settings shorten the demo: a shorter cooling period, and earlier release of excess addresses and orphans, and repair
+// of changes by other software.
 var settings = map[lab.Mode]struct{ daemon, operator []string }{
 	lab.NodeMode: {daemon: []string{onPremisesUntranslated}},
 	lab.OperatorMode: {
@@ -270,7 +266,7 @@ var settings = map[lab.Mode]struct{ daemon, operator []string }{
 	lab.PortMode: {[]string{"--repair-interval=2s"}, []string{"--listing-interval=2s"}},
 }
 
-// onPremisesUntranslated lets the on-premises network see pods' own addresses.
+// onPremisesUntranslated disables SNAT towards the on-premises network.
 const onPremisesUntranslated = "--exclude-snat-cidrs=192.168.100.0/24"
 
 // completeEgress is complete for a lab with egress.
@@ -281,7 +277,7 @@ func (o Options) completeEgress() Options {
 	return o
 }
 
-// completeCluster is complete for a lab with kubelets. A proof installs Berth later.
+// completeCluster is complete for a lab with kubelets, where a proof installs Berth.
 func (o Options) completeCluster() Options {
 	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
 	if o.Lab.Mode != lab.NodeMode {
@@ -300,7 +296,7 @@ func done(o Options, err error) error {
 	return o.Done(err)
 }
 
-// play tries the proofs one after the other. The reporter keeps failures; an error means that ctx ended.
+// play runs the proofs in order. The reporter records failures; play returns an error if ctx ended.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Options) {
@@ -313,7 +309,7 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 			return err
 		})
 		cancel()
-		if ctx.Err() != nil { // interrupted, which proves nothing
+		if ctx.Err() != nil { // interrupted: not a failure of the proof
 			return context.Cause(ctx)
 		}
 		t.verdict(p.name, figures, time.Since(began), err)
@@ -322,13 +318,13 @@ func (s *stage) play(ctx context.Context, t *reporter) error {
 		}
 		s.showLogs(t)
 		if i == 0 {
-			break // without its pods there is nothing to go on with
+			break // subsequent proofs need these pods
 		}
 	}
 	return nil
 }
 
-// showLogs shows packets that the fabric dropped and the daemons' logs after a failure.
+// showLogs prints packets that the fabric dropped and the daemons' logs after a failure.
 func (s *stage) showLogs(t *reporter) {
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
@@ -358,9 +354,9 @@ func (s *stage) showLogs(t *reporter) {
 	}
 }
 
-// clear removes the lab. Leftovers are an error.
+// clear removes the lab. It returns an error if anything is left.
 func (s *stage) clear() error {
-	defer s.release() // which went with the directory
+	defer s.release() // the lock file was removed with the directory
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {

@@ -28,19 +28,18 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 	}
 	t.Cleanup(func() {
 		if _, err := os.Stat(dir); err == nil {
-			t.Errorf("%s is still there", dir)
+			t.Errorf("%s still exists", dir)
 		}
 		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	})
-	// A leader stays one also where the machine stands still for longer than a
-	// person who looks on would wait for another.
+	// Longer than the demo's Leases, so that a leader stays the leader when a busy machine stalls.
 	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
 
-// prove runs a demo with each proof as a subtest, and counts the ticks of its report.
+// prove runs a demo with each proof as a subtest, and counts the check marks in its report.
 func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
 	t.Helper()
 	o.Subtest = func(name string, proof func() error) {
@@ -50,17 +49,17 @@ func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if got := strings.Count(out.String(), "  ✓ "); got != proofs {
-		t.Errorf("%d ticks for %d proofs:\n%s", got, proofs, out)
+		t.Errorf("%d check marks for %d proofs:\n%s", got, proofs, out)
 	}
 }
 
-// TestEveryProofPasses runs one demo in each slice. With TestAnInterruptedDemoCleansUp a slice starts one
-// control plane for demos.
+// TestEveryProofPasses runs one demo per test slice. With TestAnInterruptedDemoCleansUp, a slice starts one control
+// plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mode     lab.Mode
-		families ipfamily.Set // the demo's own when empty
+		families ipfamily.Set // the demo's default if empty
 		slices   []int
 	}{
 		{lab.NodeMode, "", []int{0, 5}}, {lab.NodeMode, ipfamily.OnlyIPv6, []int{4}},
@@ -95,7 +94,7 @@ func TestEveryProofPasses(t *testing.T) {
 
 func TestNoBranchesOfIPv6Alone(t *testing.T) {
 	o := Options{Lab: lab.Options{Nodes: 2, Mode: lab.OperatorMode, VPCPorts: true, IPFamilies: ipfamily.OnlyIPv6}}
-	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches shows IPv4 too") {
+	if _, err := o.complete(); err == nil || !strings.Contains(err.Error(), "branches demo needs IPv4") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,7 +124,7 @@ func TestProofsNotice(t *testing.T) {
 		"metadata for all": {ipfamily.OnlyIPv6, "--block-metadata=false", "metadata service", []int{2, 5, 8}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // most of the time it waits for answers that do not come
+			t.Parallel() // mostly waits for replies that do not arrive
 			harness.Rotate(t, tc.slices...)
 			harness.Slot(t)
 			var out bytes.Buffer
@@ -136,7 +135,7 @@ func TestProofsNotice(t *testing.T) {
 				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
 			}
 			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
-				t.Errorf("want a tick for on-premises and a cross:\n%s", &out)
+				t.Errorf("want a check mark for on-premises and a cross:\n%s", &out)
 			}
 		})
 	}
@@ -144,7 +143,7 @@ func TestProofsNotice(t *testing.T) {
 
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
 	t.Parallel()
-	// Where TestEveryProofPasses is in node mode, the other modes, which have a control plane.
+	// If TestEveryProofPasses runs in node mode, use one of the other modes, which have a control plane.
 	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
@@ -182,5 +181,5 @@ func TestFailureToStartIsReported(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "berthd") {
 		t.Errorf("got %v", err)
 	}
-	_ = os.RemoveAll(o.Lab.Dir) // a lab that did not come up leaves its logs
+	_ = os.RemoveAll(o.Lab.Dir) // a lab that failed to start leaves its logs
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// watermark is the number of spare addresses of a node in operator mode.
+// watermark is the number of free addresses that a node keeps in operator mode.
 const watermark = 2
 
 // smallSubnet has 11 addresses. spareSubnet is the only other subnet of its zone.
@@ -57,14 +57,14 @@ func join(ctx context.Context, s *stage) string {
 	for action := range cloud.API.Stats() {
 		v := cloud.API.Admit(vpc.Call{Action: action, Principal: key.Principal})
 		if v.Err == nil || v.Err.Code != "UnauthorizedOperation" {
-			fail("EC2 lets %s of %s call %s", key.Principal.ARN, s.nodes[0].Name, action)
+			fail("EC2 allows %s of %s to call %s", key.Principal.ARN, s.nodes[0].Name, action)
 		}
 	}
 	return fmt.Sprintf("%d NodeNetworks; %d EC2 calls, all by the operator; EC2 denies each of %d actions to the nodes' role",
 		len(s.nodes), len(calls), len(cloud.API.Stats()))
 }
 
-// burst binds pods to every node, and waits for their addresses before the first ADD.
+// burst binds pods to every node, and waits until the nodes have addresses for them, before the first ADD.
 func burst(ctx context.Context, s *stage) string {
 	available := func() (sum int) {
 		for _, o := range must(s.lab.Kube.NodeNetworks(ctx)) {
@@ -76,18 +76,18 @@ func burst(ctx context.Context, s *stage) string {
 	for _, n := range s.nodes {
 		check(lab.BindPods(ctx, n, names("pod", s.size.pods)...))
 	}
-	await(ctx, "addresses for pods that are bound and not created", func() {
+	await(ctx, "addresses for pods that are bound but have no sandbox", func() {
 		after = available()
 		if want := len(s.nodes) * (s.size.pods + watermark); after < want {
 			fail("%d addresses, want %d", after, want)
 		}
 	})
-	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %s, with no ADD yet",
+	return fmt.Sprintf("%d pods bound to %d nodes: from %d to %d addresses in %s, before any ADD",
 		len(s.nodes)*s.size.pods, len(s.nodes), before, after, since(began))
 }
 
-// addressesOf counts the addresses among those that a NodeNetwork makes available, of the family
-// that the demo asks by. IPv6 beside IPv4 comes as a prefix, whose number of addresses says nothing.
+// addressesOf counts the available addresses of a NodeNetwork in the demo's main family. In dual stack, IPv6 addresses
+// come as a prefix, whose number of addresses is not comparable.
 func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	for text := range o.Spec.IPAM.Available {
 		address, _, _ := strings.Cut(text, "/")
@@ -98,7 +98,7 @@ func (s *stage) addressesOf(o *v1alpha1.NodeNetwork) (n int) {
 	return n
 }
 
-// awaitNetwork waits until is does not fail for a node's NodeNetwork.
+// awaitNetwork waits until is succeeds for a node's NodeNetwork.
 func (s *stage) awaitNetwork(ctx context.Context, n *node.Node, is func(*v1alpha1.NodeNetwork)) {
 	await(ctx, "NodeNetwork "+n.Name, func() { is(must(s.lab.Kube.NodeNetwork(ctx, n.Name))) })
 }
@@ -115,8 +115,8 @@ func (s *stage) awaitCondition(ctx context.Context, n *node.Node, kind, status, 
 	})
 }
 
-// killOperators kills both operators while pods talk and a new node needs addresses: pods come up
-// with warm addresses. Then a standby starts and takes over.
+// killOperators kills both operators under traffic, while a new node needs addresses: pods start with warm addresses.
+// Then a standby starts and takes over.
 func killOperators(ctx context.Context, s *stage) string {
 	n := s.launch(ctx, s.next())
 	s.warm(ctx, n)
@@ -142,10 +142,10 @@ func killOperators(ctx context.Context, s *stage) string {
 			watermark, ms(warm), standby.Name, took.Seconds(), s.addresses-2*watermark, since(began))
 	})
 	revive(ctx, s.lab, leader)
-	return fmt.Sprintf("%s; %d answers, 0 lost", figures, t.answered.Load())
+	return fmt.Sprintf("%s; %d replies, 0 lost", figures, t.answered.Load())
 }
 
-// warm waits until a node has its spare addresses ready.
+// warm waits until a node has its warm addresses.
 func (s *stage) warm(ctx context.Context, n *node.Node) {
 	check(lab.WaitAvailable(ctx, n, watermark))
 }
@@ -167,7 +167,7 @@ func withoutAPI(ctx context.Context, s *stage) string {
 	})
 	shown := time.Since(began)
 	revive(ctx, s.lab)
-	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API is back", served, ms(shown))
+	return fmt.Sprintf("%s; its NodeNetwork shows it %s after the API server is back", served, ms(shown))
 }
 
 // serveWithoutAPI kills the API server, adds a pod, deletes another, and starts the server. It returns how long ADD
@@ -184,15 +184,15 @@ func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leavi
 	})
 	check(s.lab.Kube.StartAPIServer(ctx))
 	check(err)
-	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted))
+	return fmt.Sprintf("ADD %s, DEL %s without the API server", ms(added), ms(deleted))
 }
 
 // fullSubnet launches a node whose object allows only a nearly full subnet, reads its condition, and allows another.
 func fullSubnet(ctx context.Context, s *stage) string {
 	cloud := s.lab.Cloud
-	// Of 7 addresses that are left the node and its ENI take 2.
+	// The node and its ENI take 2 of the 7 remaining addresses.
 	pods, room, filled := 6, 5, 3
-	if s.lead() == ipfamily.IPv6 { // of which there is no end, but each ENI takes an IPv4 address
+	if s.lead() == ipfamily.IPv6 { // IPv6 addresses do not run out, but each ENI takes an IPv4 address
 		pods, room, filled = 7, 6, 8
 	}
 	filler := must(cloud.ENIs.Create(vpc.CreateRequest{
@@ -204,14 +204,14 @@ func fullSubnet(ctx context.Context, s *stage) string {
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
 	o.Name = i.Name
 	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = new(int32(watermark)), []string{subnet(s.lab, smallSubnet)}
-	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // what a person sets takes precedence over the daemon
+	o.Spec.ENI.IPFamilies = string(s.lab.PodFamilies()) // a user's setting takes precedence over the daemon's
 	check(s.lab.Kube.Client.Create(ctx, o))
 	n := s.launch(ctx, i)
 	up := s.start(func() { s.add(ctx, n, names("pod", pods)) })
 	s.awaitCondition(ctx, n, v1alpha1.ConditionInDeficit, "True", "subnet")
 	await(ctx, "pods of "+n.Name, func() {
 		if got := len(n.Pods()); got != room {
-			fail("%d are up, want %d", got, room)
+			fail("%d are running, want %d", got, room)
 		}
 	})
 	running, reason := len(n.Pods()), ""
@@ -247,12 +247,12 @@ func scrapped(ctx context.Context, s *stage) string {
 	await(ctx, "nothing is left of "+n.Name, func() {
 		switch _, err := s.lab.Kube.NodeNetwork(ctx, n.Name); {
 		case err == nil:
-			fail("its NodeNetwork is still there")
+			fail("its NodeNetwork still exists")
 		case !apierrors.IsNotFound(err):
 			check(err)
 		}
 		if left := enisOf(s.lab, n); len(left) > 0 {
-			fail("%d ENIs are still there", len(left))
+			fail("%d ENIs still exist", len(left))
 		}
 	})
 	return fmt.Sprintf("%s, its NodeNetwork and %d ENIs are gone after %s", n.Name, enis, since(began))

@@ -37,7 +37,7 @@ func onSeveralENIs(ctx context.Context, s *stage) string {
 	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary)
 }
 
-// names are pod names that begin alike: web-1, web-2 and so on.
+// names returns pod names with a common stem: web-1, web-2 and so on.
 func names(stem string, count int) []string {
 	var out []string
 	for i := range count {
@@ -72,20 +72,20 @@ func spread(took []time.Duration) string {
 	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
-// lead is the family of questions: IPv4 where pods have it.
+// lead is the family of requests: IPv4 if pods have it.
 func (s *stage) lead() ipfamily.Family { return s.lab.PodFamilies().Families()[0] }
 
 func (s *stage) internet() netip.Addr { return internetHosts[s.lead()] }
 
 func (s *stage) onPrem() netip.Addr { return onPremHosts[s.lead()] }
 
-// primary is a node's own address.
+// primary returns a node's own address.
 func (s *stage) primary(n *node.Node) netip.Addr { return s.lab.NodeAddrs(n)[0] }
 
-// enisOf are a node's, the primary one first.
+// enisOf returns a node's ENIs, the primary one first.
 func enisOf(l *lab.Lab, n *node.Node) []vpc.ENI { return l.Snapshot().InstanceENIs(n.InstanceID) }
 
-// index is the device index of the ENI that has an address.
+// index returns the device index of the ENI that has an address.
 func (s *stage) index(n *node.Node, a netip.Addr) int {
 	for _, e := range enisOf(s.lab, n) {
 		if e.Owns(a) {
@@ -96,7 +96,7 @@ func (s *stage) index(n *node.Node, a netip.Addr) int {
 	return 0
 }
 
-// first is a pod of a node.
+// first returns a pod of a node.
 func (s *stage) first(n *node.Node) *node.Pod {
 	if len(n.Pods()) == 0 {
 		fail("%s has no pod", n.Name)
@@ -104,7 +104,7 @@ func (s *stage) first(n *node.Node) *node.Pod {
 	return n.Pods()[0]
 }
 
-// onSecondary is a pod of a node that is not on the primary ENI.
+// onSecondary returns a pod of a node that is not on the primary ENI.
 func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	i := slices.IndexFunc(n.Pods(), func(p *node.Pod) bool { return s.index(n, p.Addr()) > 0 })
 	if i < 0 {
@@ -113,7 +113,7 @@ func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	return n.Pods()[i]
 }
 
-// next is one more node like the first.
+// next returns another node like the first.
 func (s *stage) next() spec.Instance {
 	i := s.lab.Cloud.Spec().Instances[0]
 	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}
@@ -131,14 +131,14 @@ func (s *stage) launch(ctx context.Context, i spec.Instance) *node.Node {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 
-// since is the time since then, in seconds.
+// since formats the time since then in seconds.
 func since(then time.Time) string { return fmt.Sprintf("%.1f s", time.Since(then).Seconds()) }
 
 // awaitLeader waits until an operator leads.
 func awaitLeader(ctx context.Context, l *lab.Lab) (leader *lab.Operator) {
 	await(ctx, "operators", func() {
 		if leader = must(l.Leader(ctx)); leader == nil {
-			fail("none leads")
+			fail("no operator is the leader")
 		}
 	})
 	return leader

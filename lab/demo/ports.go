@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// ports are the pods of a lab in port mode with lab.DefaultVPCs, and the ports of their NICs.
+// ports gives access to the pods of a lab in port mode with lab.DefaultVPCs, and to the ports of their NICs.
 type ports struct {
 	lab      *lab.Lab
 	nodes    []*node.Node
@@ -38,8 +38,8 @@ type vpcPod struct {
 	node int
 	vpc  string
 	nics string   // YAML; empty: one default NIC
-	vm   bool     // they are a virtual machine's, in the pod
-	have []string // addresses that its interfaces must have, in order; empty ones may be any
+	vm   bool     // the NICs belong to a virtual machine in the pod
+	have []string // expected addresses of its interfaces, in order; empty: any
 }
 
 // add adds a pod and checks its interfaces.
@@ -86,7 +86,7 @@ func (s *ports) addPort(ctx context.Context, name, ip string) portcloud.Port {
 	}))
 }
 
-// port reads a port of the cloud; false when it does not exist.
+// port reads a port of the cloud, and reports whether it exists.
 func (s *ports) port(ctx context.Context, id string) (portcloud.Port, bool) {
 	all := must(s.lab.Ports.Ports(ctx))
 	i := slices.IndexFunc(all, func(p portcloud.Port) bool { return p.ID == id })
@@ -118,7 +118,7 @@ func (s *ports) pods(names ...string) (all []*node.Pod) {
 	return all
 }
 
-// nicOf is the PodNIC of an interface of a pod.
+// nicOf returns the PodNIC of a pod's interface.
 func (s *ports) nicOf(ctx context.Context, p *node.Pod, link string) *v1alpha1.PodNIC {
 	all := must(s.lab.Kube.PodNICs(ctx))
 	i := slices.IndexFunc(all, func(n v1alpha1.PodNIC) bool {
@@ -147,31 +147,31 @@ func linkOf(p *node.Pod, name string) (mac string, addrs []string, err error) {
 	return mac, addrs, err
 }
 
-// tcp asks by TCP, and must be seen as the pod.
+// tcp sends a request by TCP. The destination must see the pod's address.
 func tcp(ctx context.Context, p *node.Pod, to netip.Addr, within time.Duration) error {
 	one, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	r, err := echo.Ask(one, p.Inside(), "tcp", port(to), netip.Addr{}, "hello from "+p.Name)
 	if err == nil && r.You != p.Addr() {
-		err = fmt.Errorf("seen as %s, not as %s", r.You, p.Addr())
+		err = fmt.Errorf("seen as %s, want %s", r.You, p.Addr())
 	}
 	return err
 }
 
-// reached asks until there is an answer: groups take effect a moment later.
+// reached sends requests until there is a reply: changes of groups take effect with a delay.
 func reached(ctx context.Context, p *node.Pod, to netip.Addr) {
 	await(ctx, fmt.Sprintf("%s (%s) to %s", p.Name, p.Addr(), to), func() { check(tcp(ctx, p, to, 5*time.Second)) })
 }
 
-// notReached fails if there is an answer.
+// notReached fails if there is a reply.
 func notReached(ctx context.Context, p *node.Pod, to netip.Addr) {
 	if tcp(ctx, p, to, 1500*time.Millisecond) == nil {
-		fail("%s (%s) reached %s, and must not", p.Name, p.Addr(), to)
+		fail("%s (%s) reached %s, want no reply", p.Name, p.Addr(), to)
 	}
 	check(ctx.Err())
 }
 
-// Reached waits until a pod gets an answer from an address, which sees the pod's own address.
+// Reached waits until a pod gets a reply from an address, which sees the pod's own address.
 func Reached(ctx context.Context, p *node.Pod, to netip.Addr) error {
 	return attempt(func() { reached(ctx, p, to) })
 }
@@ -190,7 +190,8 @@ func vpcsReady(ctx context.Context, s *stage) string {
 	return strings.Join(list, ", ")
 }
 
-// samples are the kinds of pods with NICs. Those of users' ports are virtual machines, with bindings, if machines is set.
+// samples returns one pod per kind of NIC. If machines is set, pods with users' ports are virtual machines, with
+// bindings.
 func (s *ports) samples(ctx context.Context, machines bool) []vpcPod {
 	s.firewall = must(s.lab.Ports.AddGroup(ctx, "firewall"))
 	given, second := s.addPort(ctx, "users-port", "192.168.0.140"), s.addPort(ctx, "users-second-port", "192.168.0.141")
@@ -221,7 +222,7 @@ func samplePods(ctx context.Context, st *stage) string {
 	return fmt.Sprintf("%s, at once in %s", strings.Join(list, ", "), since(began))
 }
 
-// vpcPodsTalk asks from each pod of blue for each whose group allows it.
+// vpcPodsTalk sends requests from each pod of blue to each pod whose group allows it.
 func vpcPodsTalk(ctx context.Context, s *stage) string {
 	pods := s.ports.pods("pod1", "pod2", "pod3", "pod4")
 	var a asks
@@ -238,7 +239,7 @@ func vpcPodsTalk(ctx context.Context, s *stage) string {
 	return a.result("%d pairs on one node and across nodes", pairs)
 }
 
-// groups asks a pod whose security group allows nothing, and again once the group allows it.
+// groups calls a pod whose security group allows nothing, and again once the group allows it.
 func groups(ctx context.Context, s *stage) string {
 	pods := s.ports.pods("pod1", "pod5")
 	asker, closed := pods[0], pods[1]
@@ -256,7 +257,7 @@ func killPortOperator(ctx context.Context, s *stage) (figures string) {
 	withoutLeader(ctx, s.lab, func() {
 		began := time.Now()
 		s.add(ctx, nil, pods)
-		figures = fmt.Sprintf("%d pods after %s, and gone again", len(s.nodes)*len(pods), since(began))
+		figures = fmt.Sprintf("%d pods added after %s, then deleted", len(s.nodes)*len(pods), since(began))
 		for _, n := range s.nodes {
 			for _, name := range pods {
 				check(n.DelPod(ctx, name))
@@ -277,8 +278,8 @@ func flow(try func(context.Context, *ports) string) Flow {
 	}
 }
 
-// OtherVPC has pods with the same address in both VPCs on one node, and another of each VPC on the other node: pods
-// reach their own VPC only.
+// OtherVPC adds pods with the same address in both VPCs on one node, and another pod of each VPC on the other node.
+// Pods reach only their own VPC.
 var OtherVPC = flow(otherVPC)
 
 func otherVPC(ctx context.Context, s *ports) string {
@@ -322,7 +323,7 @@ func fixedNIC(ctx context.Context, s *ports) string {
 	return fmt.Sprintf("192.168.0.50, %s, port %.8s on %s, then on %s", was.MAC, was.PortID, s.nodes[0].Name, s.nodes[1].Name)
 }
 
-// UsersPort gives a user's port to a pod. The port is unchanged once the pod is gone.
+// UsersPort adds a pod with a user's port. The port is unchanged after the pod's deletion.
 var UsersPort = flow(usersPort)
 
 func usersPort(ctx context.Context, s *ports) string {
@@ -335,7 +336,7 @@ func usersPort(ctx context.Context, s *ports) string {
 	await(ctx, "port "+given.ID, func() {
 		switch now, there := s.port(ctx, given.ID); {
 		case !there:
-			fail("it is gone")
+			fail("it does not exist")
 		case now.Host != "" || now.Device != given.Device || now.Owner != given.Owner:
 			fail("it is bound to %q for %q of %q", now.Host, now.Device, now.Owner)
 		case now.MAC != given.MAC || now.Name != given.Name:
@@ -343,10 +344,10 @@ func usersPort(ctx context.Context, s *ports) string {
 		}
 	})
 	check(s.lab.Ports.RemovePort(ctx, given.ID))
-	return fmt.Sprintf("port %.8s exists, bound to nothing", given.ID)
+	return fmt.Sprintf("port %.8s exists, unbound", given.ID)
 }
 
-// HotPlug adds a NIC to a running pod and removes it again; the first NIC does not change.
+// HotPlug adds a NIC to a running pod and removes it. The first NIC does not change.
 var HotPlug = flow(hotPlug)
 
 func hotPlug(ctx context.Context, s *ports) string {
@@ -382,11 +383,11 @@ func hotPlug(ctx context.Context, s *ports) string {
 	}
 	reached(ctx, asker, p.Addr())
 	s.remove(ctx, pods...)
-	return fmt.Sprintf("a pod answers at %s %s after its annotation has the NIC, and has no net1 %s after it has not", added, answered, gone)
+	return fmt.Sprintf("a pod responds at %s %s after the NIC was annotated; net1 is gone %s after the annotation was removed", added, answered, gone)
 }
 
-// PortDeleted deletes the port of a running pod in the cloud: the pod gets another, with the same
-// MAC address, and answers.
+// PortDeleted deletes the port of a running pod in the cloud. The pod gets a new port with the same MAC address, and
+// responds.
 var PortDeleted = flow(portDeleted)
 
 func portDeleted(ctx context.Context, s *ports) string {
@@ -403,5 +404,5 @@ func portDeleted(ctx context.Context, s *ports) string {
 	})
 	reached(ctx, asker, p.Addr())
 	s.remove(ctx, pods...)
-	return fmt.Sprintf("port %.8s in place of %.8s; %s answers again after %s", id, before.PortID, p.Addr(), since(began))
+	return fmt.Sprintf("port %.8s in place of %.8s; %s responds again after %s", id, before.PortID, p.Addr(), since(began))
 }

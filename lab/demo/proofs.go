@@ -8,20 +8,20 @@ import (
 	"github.com/berthnet/berth/lab"
 )
 
-// proof is one claim and the way to try it, which returns figures. As in a test, the first
-// failure ends it (see fail).
+// proof is a claim and the function that proves it, which returns figures. As in a test, the first failure ends it (see
+// fail).
 type proof struct {
-	modes    []lab.Mode // in which it is shown
+	modes    []lab.Mode // modes in which it runs
 	name     string
 	try      func(context.Context, *stage) string
-	families []ipfamily.Set // of pods, with which it is shown; nil: all
+	families []ipfamily.Set // pods' families with which it runs; nil: all
 }
 
 func in(modes []lab.Mode, name string, try func(context.Context, *stage) string) proof {
 	return proof{modes: modes, name: name, try: try}
 }
 
-// with is a proof that is shown only if pods have one of these sets of families.
+// with returns the proof restricted to labs whose pods have one of these sets of families.
 func (p proof) with(families ...ipfamily.Set) proof {
 	p.families = families
 	return p
@@ -36,7 +36,7 @@ var (
 	inPort     = []lab.Mode{lab.PortMode}
 )
 
-// proofs in the order in which they are shown; later ones build on earlier ones.
+// proofs in the order in which they run; later ones depend on earlier ones.
 var proofs = []proof{
 	in(inOperator, "nodes join, and cannot call EC2", join),
 	in(inPort, "VPCs are Ready, by Keystone and Neutron", vpcsReady),
@@ -80,8 +80,8 @@ var proofs = []proof{
 	in(inPool, "an exhausted pool has a condition, and recovers", exhausted),
 	in(inPool, "an empty block is released, and its route withdrawn", blockReturns),
 	in(inPool, "a node whose Node was deleted keeps its blocks", nodeDeleted),
-	// After it, admission policies on pools and the daemons' watches take a while to work again:
-	// a daemon that does not see that its Node is gone claims nothing.
+	// This proof is late because admission policies on pools and the daemons' watches take a while to recover: a
+	// daemon that does not see the deletion of its Node claims no blocks.
 	in(inPool, "API server down: ADD and DEL still work", poolWithoutAPI),
 	in(inPool, "a lost node's blocks are released", nodeGone),
 
@@ -99,7 +99,7 @@ var proofs = []proof{
 	in(inPool, "kernel, records, introspection, objects and router agree", agreement),
 }
 
-// proofsOf are those that are shown in a lab.
+// proofsOf returns the proofs for a lab.
 func proofsOf(o lab.Options) []proof {
 	all := proofs
 	switch {
@@ -115,7 +115,7 @@ func proofsOf(o lab.Options) []proof {
 	})
 }
 
-// inPorts makes a proof of a function about pods with ports.
+// inPorts adapts a function about pods with ports to a proof.
 func inPorts(try func(context.Context, *ports) string) func(context.Context, *stage) string {
 	return func(ctx context.Context, s *stage) string { return try(ctx, s.ports) }
 }
@@ -126,7 +126,7 @@ type Proof struct {
 	Try  func(context.Context) (string, error)
 }
 
-// Story lists the proofs for a lab that is up, in their order: later ones build on earlier ones.
+// Story returns the proofs for a running lab, in their order: later ones depend on earlier ones.
 func Story(l *lab.Lab) (list []Proof) {
 	s := newStage(l, sizes[l.Mode], nil, nil)
 	for _, p := range proofsOf(l.Options) {
@@ -135,7 +135,7 @@ func Story(l *lab.Lab) (list []Proof) {
 	return list
 }
 
-// LabOptions returns the options of the demo's lab, with the caller's.
+// LabOptions returns the options of the demo's lab, merged with the caller's.
 func LabOptions(o lab.Options) (lab.Options, error) {
 	all, err := Options{Lab: o}.complete()
 	return all.Lab, err

@@ -19,20 +19,20 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// asks counts correctly answered questions.
+// asks sends requests and counts correct replies.
 type asks struct {
 	errs []error
 	took []time.Duration
 }
 
-// enough failures to understand the cause; more questions would only take time.
+// enough is the number of failures that suffices to understand the cause.
 const enough = 4
 
-// answerWithin is how long a question may take: longer than a busy machine stands
-// still, and no longer, as what is lost is waited for so long.
+// answerWithin is the timeout of a request: longer than stalls of a busy machine, but not much longer, as each lost
+// request takes that long.
 const answerWithin = 20 * time.Second
 
-// within is the time for the next question: little after a failure, which only needs more detail.
+// within returns the timeout of the next request: short after a failure, when further ones only add detail.
 func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
@@ -40,7 +40,7 @@ func (a *asks) within() time.Duration {
 	return answerWithin
 }
 
-// ask asks by TCP and by UDP from a namespace. The answer must name a source.
+// ask sends a request by TCP and by UDP from a namespace. The destination must see the given source.
 func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wantSource netip.Addr) {
 	for _, network := range []string{"tcp", "udp"} {
 		if len(a.errs) >= enough {
@@ -66,7 +66,8 @@ func (a *asks) pod(ctx context.Context, p *node.Pod, to, wantSource netip.Addr) 
 	a.ask(ctx, p.Node+"/"+p.Name, p.Inside(), port(to), wantSource)
 }
 
-// long exchanges a text by TCP in packets that are larger than the path beyond the VPC permits: the sender must adapt.
+// long exchanges a text by TCP in packets that are larger than the path MTU beyond the VPC, to which the sender must
+// adapt.
 func (a *asks) long(ctx context.Context, p *node.Pod, to netip.Addr) {
 	if len(a.errs) >= enough {
 		return
@@ -82,12 +83,12 @@ func (a *asks) long(ctx context.Context, p *node.Pod, to netip.Addr) {
 func (a *asks) result(format string, args ...any) string {
 	check(errors.Join(a.errs...))
 	slices.Sort(a.took)
-	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d answers by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2]))
+	return fmt.Sprintf(format, args...) + fmt.Sprintf("; %d replies by TCP and UDP, median %s", len(a.took), ms(a.took[len(a.took)/2]))
 }
 
 func port(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, echo.Port) }
 
-// everyPod yields all pods with their node's index.
+// everyPod yields all pods with the index of their node.
 func (s *stage) everyPod() iter.Seq2[int, *node.Pod] {
 	return func(yield func(int, *node.Pod) bool) {
 		for i, n := range s.nodes {
@@ -100,11 +101,11 @@ func (s *stage) everyPod() iter.Seq2[int, *node.Pod] {
 	}
 }
 
-// after is the node that follows after that many places, in a circle.
+// after returns the node that is a number of places further, in a circle.
 func (s *stage) after(i, places int) *node.Node { return s.nodes[(i+places)%len(s.nodes)] }
 
-// pairs asks from each pod to each other pod of its node, or of the node some places further, and counts pairs of
-// ENIs.
+// pairs sends requests from each pod to each other pod of its node, or of the node some places further, and counts
+// pairs of ENIs.
 func (s *stage) pairs(ctx context.Context, places int) string {
 	var a asks
 	enis := map[[2]int]bool{}
@@ -124,8 +125,8 @@ func podToPodOnOneNode(ctx context.Context, s *stage) string { return s.pairs(ct
 
 func podToPodAcrossNodes(ctx context.Context, s *stage) string { return s.pairs(ctx, 1) }
 
-// podsAndNodes asks from pods to their own and another node, and from nodes to
-// their own and another's pods.
+// podsAndNodes sends requests from pods to their own and another node, and from nodes to their own and another node's
+// pods.
 func podsAndNodes(ctx context.Context, s *stage) string {
 	var a asks
 	for i, p := range s.everyPod() {
@@ -137,7 +138,7 @@ func podsAndNodes(ctx context.Context, s *stage) string {
 	return a.result("%d nodes", len(s.nodes))
 }
 
-// toInternet asks the internet host from every pod, and so from every ENI. By IPv4 it sees the
+// toInternet sends requests to the internet host from every pod, and so from every ENI. Over IPv4 the host sees the
 // node's primary address, the only public one.
 func toInternet(ctx context.Context, s *stage) string {
 	var a asks
@@ -150,7 +151,7 @@ func toInternet(ctx context.Context, s *stage) string {
 	return a.result("from %d ENIs", len(enis))
 }
 
-// onPremises asks there and back; both sides see the other's own address.
+// onPremises sends requests in both directions. Each side sees the other's own address.
 func onPremises(ctx context.Context, s *stage) string {
 	var a asks
 	for _, p := range s.everyPod() {
@@ -160,17 +161,17 @@ func onPremises(ctx context.Context, s *stage) string {
 	return a.result("no SNAT towards %s", s.onPrem())
 }
 
-// everyFamily asks pods, nodes and hosts outside in each family, also in the family of which pods have no address.
+// everyFamily sends requests to pods, nodes and hosts outside in each family, including one without pod addresses.
 func everyFamily(ctx context.Context, s *stage) string {
 	answers, p := must(oracle.Reach(ctx, s.lab)), s.first(s.nodes[0])
 	var seen []string
 	for _, host := range oracle.OutsideHosts(s.lab) {
 		seen = append(seen, fmt.Sprintf("%s sees %s", host, must(p.Ask(ctx, "tcp", host, "hello")).You))
 	}
-	return fmt.Sprintf("%d answers; %s/%s has %v, %s", answers, p.Node, p.Name, p.Addrs, strings.Join(seen, ", "))
+	return fmt.Sprintf("%d replies; %s/%s has %v, %s", answers, p.Node, p.Name, p.Addrs, strings.Join(seen, ", "))
 }
 
-// fromOutside asks pods from outside, by each address.
+// fromOutside sends requests from outside to pods, at each address.
 func fromOutside(ctx context.Context, s *stage) string {
 	var a asks
 	outside := []netip.Addr{site.OutsideHost, site.OutsideHost6}
@@ -182,11 +183,10 @@ func fromOutside(ctx context.Context, s *stage) string {
 	return a.result("by the router, no NAT")
 }
 
-// defaultFamilies are those of the demo's pods where their addresses are of ENIs, unless
-// others are given.
+// defaultFamilies are the default families of the demo's pods with ENI addresses.
 const defaultFamilies = ipfamily.Dual
 
-// familiesIn are those of a mode; empty where the mode's addresses say it.
+// familiesIn returns the families of a mode; empty if they follow from the mode's addresses.
 func familiesIn(m lab.Mode) ipfamily.Set {
 	if !m.HasEC2() {
 		return ""
@@ -200,19 +200,19 @@ var (
 	onPremHosts   = [ipfamily.Number]netip.Addr{fabric.OnPremHost, fabric.OnPremHost6}
 )
 
-// aboutIPv6 explains what is special about IPv6-only pods, and about their nodes here.
+// aboutIPv6 explains what is special about IPv6-only pods and about their nodes in this demo.
 const aboutIPv6 = `Pods are IPv6-only: the runtime gets one address, of an ENI, by which the VPC, the
 on-premises network and the internet see them. They reach IPv4 hosts as their node, from an
 address that is valid on the node only. Nodes of this type get single IPv6 addresses, which
 run out; a node of a Nitro type, which gets a whole /80, joins later.`
 
-// The node that takes prefixes, and its pods: more than all its ENIs have IPv4 addresses for.
+// The node that supports prefixes, and its pods: more than its ENIs have IPv4 addresses.
 const (
 	nitroType = "t3.small"
 	nitroPods = 12
 )
 
-// nitro launches a node that takes prefixes, and makes its pods.
+// nitro launches a node that supports prefixes, and adds its pods.
 func nitro(ctx context.Context, s *stage) string {
 	i := s.next()
 	i.Type = nitroType

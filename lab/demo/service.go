@@ -14,14 +14,14 @@ import (
 	"github.com/berthnet/berth/internal/kernel/ns"
 )
 
-// The service that the demo invents, outside the VPC as service addresses are, by family.
+// The demo's service addresses by family, outside the VPC as usual.
 var serviceAddrs = [ipfamily.Number]netip.AddrPort{netip.MustParseAddrPort("172.20.0.10:7777"), netip.MustParseAddrPort("[fd00:172:20::10]:7777")}
 
 // nodePortNumber is open in the lab's default security group.
 const nodePortNumber = 30777
 
-// service gives every node the rule that kube-proxy would for a service with
-// one endpoint, and asks the service from pods of every ENI.
+// service adds to every node the rule that kube-proxy would add for a service with one endpoint, and calls the service
+// from pods of every ENI.
 func service(ctx context.Context, s *stage) string {
 	backend := s.onSecondary(s.nodes[0])
 	serviceAddr := serviceAddrs[s.lead()]
@@ -37,10 +37,9 @@ func service(ctx context.Context, s *stage) string {
 	return a.result("%s is %s", serviceAddr.Addr(), backend.Addr())
 }
 
-// nodePort asks from the internet for a port of a node's primary address that
-// leads to a pod on a secondary ENI. The answer has the primary address as its
-// source once translated back, so it must leave by the primary interface: by
-// the pod's own ENI the VPC would drop it.
+// nodePort sends a request from the internet to a port of a node's primary address that leads to a pod on a secondary
+// ENI. The translated reply has the primary address as its source, so it must leave through the primary interface: the
+// VPC would drop it on the pod's own ENI.
 func nodePort(ctx context.Context, s *stage) string {
 	n := s.nodes[0]
 	backend := s.onSecondary(n)
@@ -52,7 +51,7 @@ func nodePort(ctx context.Context, s *stage) string {
 	return a.result("%s to a pod on ENI %d, client address kept", front, s.index(n, backend.Addr()))
 }
 
-// dnat adds a table of its own to a namespace that sends what is for front to back.
+// dnat adds a table to a namespace that redirects packets for front to back.
 func dnat(path, name string, front, back netip.AddrPort) error {
 	be := func(p uint16) []byte { return binaryutil.BigEndian.PutUint16(p) }
 	to := nft.Exprs{

@@ -36,10 +36,10 @@ func apart(s *v1alpha1.EgressSpec) {
 		{"labelSelector": {"matchLabels": {"egress.berth.dev/name": "way"}}, "topologyKey": "kubernetes.io/hostname"}]}}}`)}}
 }
 
-// TestConnectionsMoveOffALostNode stops a gateway's node without a word: nodes notice by asking
+// TestConnectionsMoveOffALostGatewayNode stops a gateway's node without a word: nodes notice by asking
 // gateways, and new connections use the other one. Once Kubernetes misses the node, another gateway
 // replaces it.
-func TestConnectionsMoveOffALostNode(t *testing.T) {
+func TestConnectionsMoveOffALostGatewayNode(t *testing.T) {
 	s := newEgress(t, "node-gone", apart)
 	by := s.gateways(2)
 	lost := s.lab.Gateways(s.key)[0]

@@ -46,10 +46,10 @@ func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Ad
 	return nil
 }
 
-// RateLimits counts the links of a namespace with a token bucket of a rate (bytes a second), by type.
-func RateLimits(t *testing.T, netns string, rate uint64) map[string]int {
+// RateLimits returns the names of the links of a namespace with a token bucket of a rate (bytes a second), by type.
+func RateLimits(t *testing.T, netns string, rate uint64) map[string][]string {
 	t.Helper()
-	found := map[string]int{}
+	found := map[string][]string{}
 	OK(t, ns.Do(netns, func() error {
 		links, err := netlink.LinkList()
 		for _, link := range links {
@@ -59,7 +59,7 @@ func RateLimits(t *testing.T, netns string, rate uint64) map[string]int {
 			}
 			for _, q := range qdiscs {
 				if tbf, ok := q.(*netlink.Tbf); ok && tbf.Rate == rate {
-					found[link.Type()]++
+					found[link.Type()] = append(found[link.Type()], link.Attrs().Name)
 				}
 			}
 		}

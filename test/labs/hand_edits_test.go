@@ -20,7 +20,7 @@ import (
 var handEdits = map[string]func(*testing.T, *cluster, string){
 	"emptied": availableEmptied, "invented": availableInvented, "wiped": statusWiped,
 	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
-	"huge": hugeWatermark, "othervpc": otherVPC,
+	"huge": hugeWatermark, "othervpc": otherVPC, "otherid": otherInstance,
 }
 
 // TestHandEditsAreCorrected writes values into NodeNetworks that CEL admits and that make no sense.
@@ -177,4 +177,17 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 		}
 		return nil
 	})
+}
+
+// otherInstance names an instance that does not exist: the daemon replaces the object.
+func otherInstance(t *testing.T, c *cluster, name string) {
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
+	c.othersGrow(t)
+	harness.Becomes(t, c.Lab, name, "it is of the instance again", func(o *v1alpha1.NodeNetwork) error {
+		if o.Spec.InstanceID != c.named(t, name).InstanceID {
+			return fmt.Errorf("it is of %s", o.Spec.InstanceID)
+		}
+		return nil
+	})
+	c.has(t, name, 2)
 }

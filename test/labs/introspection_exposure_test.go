@@ -20,11 +20,13 @@ import (
 )
 
 // inNetns runs a program in a network namespace.
-func inNetns(t *testing.T, path string, args ...string) {
+func inNetns(t *testing.T, path string, args ...string) string {
 	t.Helper()
-	if out, err := exec.Command("nsenter", append([]string{"--net=" + path}, args...)...).CombinedOutput(); err != nil {
+	out, err := exec.Command("nsenter", append([]string{"--net=" + path}, args...)...).CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v: %v: %s", args, err, out)
 	}
+	return string(out)
 }
 
 // crowd has one pod open thousands of connections to a metrics port at the node's address. The daemon

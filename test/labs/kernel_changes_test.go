@@ -92,17 +92,26 @@ func forwardDrop(t *testing.T, n *node.Node, f ipfamily.Family) {
 func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	far, err := other.Pod("far")
 	harness.OK(t, err)
-	each := func(args ...string) func() { // a command of ip for each family of pods
+	protocol := fmt.Sprint(datapath.Protocol)
+	// each flushes rules or routes of each family of pods, of which Berth must have some.
+	each := func(object string, which ...string) func() {
 		return func() {
 			for _, f := range harness.Families().Families() {
-				inNetns(t, n.Netns, append([]string{"ip", map[ipfamily.Family]string{ipfamily.IPv4: "-4", ipfamily.IPv6: "-6"}[f]}, args...)...)
+				ip := func(does string) string {
+					family := map[ipfamily.Family]string{ipfamily.IPv4: "-4", ipfamily.IPv6: "-6"}[f]
+					return inNetns(t, n.Netns, append([]string{"ip", "-N", family, object, does}, which...)...)
+				}
+				if list := ip("list"); !strings.Contains(list, "proto "+protocol) {
+					t.Errorf("of %s there is nothing to flush, only %q", f, list)
+				}
+				ip("flush")
 			}
 		}
 	}
 	for what, flush := range map[string]func(){
-		"routes of pods":   each("route", "flush", "table", fmt.Sprint(datapath.PodTable)),
-		"table of the ENI": each("route", "flush", "table", fmt.Sprint(datapath.UplinkTableBase+1)),
-		"rules":            each("rule", "flush", "protocol", fmt.Sprint(datapath.Protocol)),
+		"routes of pods":   each("route", "table", fmt.Sprint(datapath.PodTable)),
+		"table of the ENI": each("route", "table", fmt.Sprint(datapath.UplinkTableBase+1)),
+		"rules":            each("rule", "protocol", protocol),
 		"nftables":         func() { inNetns(t, n.Netns, "nft", "flush ruleset") },
 		"forwarding": func() {
 			inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")

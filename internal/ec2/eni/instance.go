@@ -125,8 +125,8 @@ func (i *instance) answered(in cloud.Instance, err error, asked time.Time) insta
 // doubt has the instance asked for, since an error may mean that it does not run.
 func (i *instance) doubt() { i.uncertain = true }
 
-// hasType records the type that EC2, or the instance itself, named.
-func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, true }
+// hasType records the type that EC2, or the instance itself, named; empty: it named none.
+func (i *instance) hasType(typ string) { i.typ, i.typeKnown = typ, typ != "" }
 
 // retype has the type asked for again: another one was configured.
 func (i *instance) retype() { i.typeKnown, i.limitsOf = false, "" }

@@ -79,7 +79,7 @@ func (o *observer) failed(err error) {
 func (o *observer) take(ctx context.Context, l Listing) error {
 	if l.Of == Detached {
 		o.merge(l.ENIs, l.At, l.covers)
-		o.view.freshness.observeAt = o.nextRepair(Whole)
+		o.view.freshness.repairAt(o.nextRepair(Whole))
 		return nil
 	}
 	if err := o.present(ctx, l); err != nil || o.instance.vanished {
@@ -291,7 +291,7 @@ func (o *observer) askLimits(ctx context.Context) (typ string, l cloud.Limits, e
 			return "", l, fmt.Errorf("instance type of %s: %w", o.cfg.InstanceID, err)
 		}
 		typ = in.Type
-		o.instance.typ, o.instance.typeKnown = typ, typ != ""
+		o.instance.hasType(typ)
 	}
 	if l, err = o.cfg.Cloud.Limits(ctx, typ); err != nil {
 		return typ, l, fmt.Errorf("limits of instance type %q: %w", typ, err)

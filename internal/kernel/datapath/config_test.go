@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func prefixes(list ...string) []netip.Prefix {
@@ -98,4 +100,31 @@ func TestENIValidate(t *testing.T) {
 		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },
 		"Prefixes: 1": func(e *Uplink) { e.Prefixes = prefixes("10.0.0.5/28") },
 	})
+}
+
+// A rule is there once for each IP family of the node; with external SNAT there is none for connections
+// that are SNATed.
+func TestRulesPerFamily(t *testing.T) {
+	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	count := func(c VPC, family, priority int) (n int) {
+		for _, r := range nodeRules(c) {
+			if r.Family == family && r.Priority == priority {
+				n++
+			}
+		}
+		return n
+	}
+	if count(c, unix.AF_INET6, RulePod) != 0 {
+		t.Error("IPv6 rules on an IPv4 node")
+	}
+	if count(c, unix.AF_INET, RuleOutside) != 1 {
+		t.Error("no rule for what is SNATed")
+	}
+	c.ExternalSNAT, c.LocalCIDRs = true, prefixes("10.0.0.0/16", "2001:db8::/56")
+	if count(c, unix.AF_INET, RuleOutside) != 0 {
+		t.Error("a rule for SNAT although it is external")
+	}
+	if count(c, unix.AF_INET6, RulePod) != 1 {
+		t.Error("no IPv6 rule on a dual-stack node")
+	}
 }

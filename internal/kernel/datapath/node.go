@@ -184,7 +184,7 @@ func (k *kernel) addresses(link netlink.Link, family int) ([]netlink.Addr, error
 	return list, nil
 }
 
-// isNoFamily tells whether an error means that the kernel lacks an address family, as with the boot parameter
+// isNoFamily reports whether an error means that the kernel lacks an address family, as with the boot parameter
 // ipv6.disable=1.
 func isNoFamily(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EPFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)

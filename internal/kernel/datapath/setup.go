@@ -121,7 +121,7 @@ func (s *setup) setTable() (changed []string, err error) {
 	}
 	did, err := c.Uplinks.replaced(n)
 	if err != nil { // not fatal: the table is in place
-		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that are not translated may get no answers", "error", err)
+		cmp.Or(c.Log, slog.New(slog.DiscardHandler)).Warn("the nftables table was replaced; connections that are not translated may get no answers", "err", err)
 	}
 	return append([]string{"nftables table " + NftTable}, did...), nil
 }

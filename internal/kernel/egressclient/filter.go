@@ -256,9 +256,6 @@ func refuseChain() nft.Chain {
 		nft.NewRule("no gateway takes new connections", nft.Reject(unix.NFT_REJECT_ICMPX_NO_ROUTE)))
 }
 
-// marked is the comment of a rule in the kernel.
-func (f filter) marked(r nft.Rule) string { return r.Comment + " #" + f.Tag }
-
 // in: @name, for what was loaded.
 func in(name string) nft.Exprs { return nft.In(&nftables.Set{Name: name}) }
 

@@ -20,7 +20,7 @@ type state struct {
 	links  map[int]netlink.Link
 	routes []linkedRoute
 	rules  []rtnl.Rule
-	// numbered and loose tell whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
+	// numbered and loose report whether the IPv4 device has its tunnel's address, and loose reverse path filtering.
 	numbered, loose bool
 	loosened        loosened
 }
@@ -31,7 +31,7 @@ type linkedRoute struct {
 	link int
 }
 
-// fresh tells whether the namespace has no links and no filter of Berth's egress.
+// fresh reports whether the namespace has no links and no filter of Berth's egress.
 func (s state) fresh() bool { return s.filter == "" && len(s.links) == 0 }
 
 // look reads the observed state. If there is neither the nftables table, which is made first and removed last, nor a

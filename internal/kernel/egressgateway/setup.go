@@ -70,7 +70,7 @@ func (s Setup) Validate() error {
 	return errors.Join(append(problems, err)...)
 }
 
-// isHost tells whether a pod may have an address.
+// isHost reports whether a pod may have an address.
 func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.Is4In6() && a.Zone() == "" && a.IsGlobalUnicast()
 }

@@ -2,7 +2,7 @@
 // neighbours and packet filters, like the programs ip, nft and sysctl, which images for nodes do not have. It changes
 // nothing.
 //
-//	kernelstate.go  the parts; iptables tables that are loaded; sysctls
+//	kernelstate.go  the parts; iptables tables that are loaded; settings
 //	route.go        links, addresses, routes, rules, neighbours
 //	nft.go          nftables
 package kernelstate
@@ -25,29 +25,17 @@ import (
 
 // Part is one kind of state.
 type Part struct {
-	Name string // of a file
-	text func() (text, error)
+	Name  string // of a file
+	Write func(io.Writer) error
 }
 
-// Parts are all kinds.
+// Parts are all kinds. The output of a part that fails is incomplete but useful.
 func Parts() []Part {
 	return []Part{
-		{"links.txt", links}, {"routes.txt", routes}, {"rules.txt", rules}, {"neighbours.txt", neighbours},
-		{"nftables.txt", nftablesText}, {"iptables.txt", iptables}, {"sysctls.txt", settings},
+		{"links.txt", Links}, {"routes.txt", Routes}, {"rules.txt", Rules}, {"neighbours.txt", Neighbours},
+		{"nftables.txt", Nftables}, {"iptables.txt", Iptables}, {"sysctls.txt", Sysctls},
 	}
 }
-
-// Write writes the state. What it writes is incomplete but useful if it returns an error.
-func (p Part) Write(w io.Writer) error {
-	lines, err := p.text()
-	_, writeErr := w.Write(lines)
-	return errors.Join(err, writeErr)
-}
-
-// text is lines of state.
-type text []byte
-
-func (t *text) line(format string, args ...any) { *t = append(fmt.Appendf(*t, format, args...), '\n') }
 
 // dumpTries is how often a dump is tried that changes interrupt (NLM_F_DUMP_INTR). The last result is used anyway.
 const dumpTries = 5
@@ -83,7 +71,10 @@ func (w *words) add(name string, v any) {
 	}
 }
 
-func (t *text) words(w words) { t.line("%s", strings.Join(w, " ")) }
+func (w words) line(out io.Writer) error {
+	_, err := fmt.Fprintln(out, strings.Join(w, " "))
+	return err
+}
 
 // sysctls are patterns below /proc/sys of the settings that affect pods' packets and limits.
 var sysctls = []string{
@@ -99,48 +90,51 @@ var sysctls = []string{
 	"net/netfilter/nf_conntrack_tcp_loose", "net/netfilter/nf_conntrack_tcp_timeout_established", "net/bridge/bridge-nf-call-*",
 }
 
-// settings are those that affect pods' packets, without those that the kernel lacks.
-func settings() (t text, failed error) {
+// Sysctls writes the settings that affect pods' packets. It leaves out those that the kernel lacks.
+func Sysctls(w io.Writer) (failed error) {
 	for _, pattern := range sysctls {
 		files, err := filepath.Glob("/proc/sys/" + pattern)
 		if err != nil {
-			return t, fmt.Errorf("%s: %w", pattern, err)
+			return fmt.Errorf("%s: %w", pattern, err)
 		}
 		for _, file := range files {
 			value, err := os.ReadFile(file)
-			switch {
-			case err == nil:
-				t.line("%s = %s", strings.TrimPrefix(file, "/proc/sys/"), strings.TrimSpace(string(value)))
-			case !errors.Is(err, os.ErrNotExist): // a link that went
-				failed = errors.Join(failed, err)
+			if err != nil {
+				if !errors.Is(err, os.ErrNotExist) { // a link that went
+					failed = errors.Join(failed, err)
+				}
+				continue
+			}
+			if _, err := fmt.Fprintf(w, "%s = %s\n", strings.TrimPrefix(file, "/proc/sys/"), strings.TrimSpace(string(value))); err != nil {
+				return err
 			}
 		}
 	}
-	return t, failed
+	return failed
 }
 
-// iptables lists the tables of iptables-legacy and of iptables-nft. It does not have the rules of the former;
-// nftablesText has those of the latter.
-func iptables() (t text, failed error) {
+// Iptables lists the tables of iptables-legacy and of iptables-nft. It does not write the rules of the former;
+// Nftables writes those of the latter.
+func Iptables(w io.Writer) error {
+	var failed error
 	for _, f := range []struct{ program, file string }{
 		{"iptables-legacy", "ip_tables_names"}, {"ip6tables-legacy", "ip6_tables_names"}, {"arptables-legacy", "arp_tables_names"},
 	} {
 		names, err := os.ReadFile("/proc/thread-self/net/" + f.file)
 		switch tables := strings.Fields(string(names)); {
 		case errors.Is(err, fs.ErrNotExist):
-			t.line("%s: not in this kernel", f.program)
-		case err != nil:
-			failed = errors.Join(failed, err)
-		case len(tables) == 0:
-			t.line("%s: no table is loaded", f.program)
-		default:
-			t.line("%s: tables %s are loaded", f.program, strings.Join(tables, ", "))
+			_, err = fmt.Fprintf(w, "%s: not in this kernel\n", f.program)
+		case err == nil && len(tables) == 0:
+			_, err = fmt.Fprintf(w, "%s: no table is loaded\n", f.program)
+		case err == nil:
+			_, err = fmt.Fprintf(w, "%s: tables %s are loaded\n", f.program, strings.Join(tables, ", "))
 		}
+		failed = errors.Join(failed, err)
 	}
-	return t, errors.Join(failed, t.iptablesNft())
+	return errors.Join(failed, iptablesNft(w))
 }
 
-func (t *text) iptablesNft() (failed error) {
+func iptablesNft(w io.Writer) error {
 	conn, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
@@ -150,6 +144,7 @@ func (t *text) iptablesNft() (failed error) {
 		return fmt.Errorf("list chains: %w", err)
 	}
 	found := map[string]int{}
+	var failed error
 	for _, c := range chains {
 		if f := c.Table.Family; f != nftables.TableFamilyIPv4 && f != nftables.TableFamilyIPv6 {
 			continue
@@ -161,15 +156,16 @@ func (t *text) iptablesNft() (failed error) {
 		}
 	}
 	if len(found) == 0 {
-		t.line("iptables-nft: no rule of its making")
+		_, err = fmt.Fprintln(w, "iptables-nft: no rule of its making")
 	}
 	for table, n := range found {
-		t.line("iptables-nft: table %s has %d rules with its matches or targets", table, n)
+		_, lineErr := fmt.Fprintf(w, "iptables-nft: table %s has %d rules with its matches or targets\n", table, n)
+		err = errors.Join(err, lineErr)
 	}
-	return failed
+	return errors.Join(failed, err)
 }
 
-// isXtables tells whether an expression is one that only iptables-nft makes.
+// isXtables reports whether an expression is one that only iptables-nft makes.
 func isXtables(e expr.Any) bool {
 	switch e.(type) {
 	case *expr.Match, *expr.Target:

@@ -15,13 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/kernel/ns"
-	"github.com/berthnet/berth/internal/kernel/ns/nstest"
 )
 
 // The text has all objects of a namespace.
 func TestParts(t *testing.T) {
+	const name = "kernelstate"
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Remove(name); err != nil {
+			t.Error(err)
+		}
+	})
 	got := map[string]string{}
-	err := ns.Do(nstest.New(t, "kernelstate"), func() error {
+	err := ns.Do(ns.Path(name), func() error {
 		if err := fill(); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"strings"
 
@@ -15,25 +16,25 @@ import (
 // maxElements is the most elements of a set that are written.
 const maxElements = 2048
 
-// nftablesText has the tables of all families, with chains, rules and sets. A rule is written as its comment and its
+// Nftables writes the tables of all families, with chains, rules and sets. A rule is written as its comment and its
 // expressions, as by `nft --debug=netlink`.
-func nftablesText() (t text, err error) {
+func Nftables(w io.Writer) error {
 	conn, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
+		return fmt.Errorf("open nftables: %w", err)
 	}
 	tables, err := conn.ListTables()
 	if err != nil {
-		return nil, fmt.Errorf("list tables: %w", err)
+		return fmt.Errorf("list tables: %w", err)
 	}
 	chains, err := conn.ListChains()
 	if err != nil {
 		err = fmt.Errorf("list chains: %w", err)
 	}
-	for _, table := range tables {
-		err = errors.Join(err, t.table(conn, table, chains))
+	for _, t := range tables {
+		err = errors.Join(err, writeTable(w, conn, t, chains))
 	}
-	return t, err
+	return err
 }
 
 var nftFamilies = map[nftables.TableFamily]string{
@@ -41,26 +42,28 @@ var nftFamilies = map[nftables.TableFamily]string{
 	nftables.TableFamilyARP: "arp", nftables.TableFamilyNetdev: "netdev", nftables.TableFamilyBridge: "bridge",
 }
 
-func (t *text) table(conn *nftables.Conn, table *nftables.Table, chains []*nftables.Chain) error {
-	name := nftFamilies[table.Family] + " " + table.Name
-	t.line("table %s { # flags %#x", name, table.Flags)
-	sets, err := conn.GetSets(table)
+func writeTable(w io.Writer, conn *nftables.Conn, t *nftables.Table, chains []*nftables.Chain) error {
+	name := nftFamilies[t.Family] + " " + t.Name
+	if _, err := fmt.Fprintf(w, "table %s { # flags %#x\n", name, t.Flags); err != nil {
+		return err
+	}
+	sets, err := conn.GetSets(t)
 	if err != nil {
 		err = fmt.Errorf("list sets of %s: %w", name, err)
 	}
 	for _, s := range sets {
-		err = errors.Join(err, t.set(conn, s))
+		err = errors.Join(err, writeSet(w, conn, s))
 	}
 	for _, c := range chains {
-		if c.Table.Name == table.Name && c.Table.Family == table.Family {
-			err = errors.Join(err, t.chain(conn, table, c))
+		if c.Table.Name == t.Name && c.Table.Family == t.Family {
+			err = errors.Join(err, writeChain(w, conn, t, c))
 		}
 	}
-	t.line("}")
-	return err
+	_, writeErr := fmt.Fprintln(w, "}")
+	return errors.Join(err, writeErr)
 }
 
-func (t *text) set(conn *nftables.Conn, s *nftables.Set) error {
+func writeSet(w io.Writer, conn *nftables.Conn, s *nftables.Set) error {
 	elements, err := conn.GetSetElements(s)
 	if err != nil {
 		err = fmt.Errorf("elements of set %s: %w", s.Name, err)
@@ -74,10 +77,12 @@ func (t *text) set(conn *nftables.Conn, s *nftables.Set) error {
 	line.add("interval", s.Interval)
 	line.add("timeout", s.Timeout)
 	line.add("comment", s.Comment)
-	t.words(append(line, fmt.Sprintf("{ # %d elements", len(elements))))
+	line = append(line, fmt.Sprintf("{ # %d elements", len(elements)))
+	writeErr := line.line(w)
 	for i, e := range elements {
 		if i == maxElements {
-			t.line("    # and %d more", len(elements)-i)
+			_, more := fmt.Fprintf(w, "    # and %d more\n", len(elements)-i)
+			writeErr = errors.Join(writeErr, more)
 			break
 		}
 		line := words{"    " + hex.EncodeToString(e.Key)}
@@ -89,13 +94,13 @@ func (t *text) set(conn *nftables.Conn, s *nftables.Set) error {
 		}
 		line.add("expires", e.Expires)
 		line.add("comment", e.Comment)
-		t.words(line)
+		writeErr = errors.Join(writeErr, line.line(w))
 	}
-	t.line("  }")
-	return err
+	_, endErr := fmt.Fprintln(w, "  }")
+	return errors.Join(err, writeErr, endErr)
 }
 
-func (t *text) chain(conn *nftables.Conn, table *nftables.Table, c *nftables.Chain) error {
+func writeChain(w io.Writer, conn *nftables.Conn, t *nftables.Table, c *nftables.Chain) error {
 	line := words{"  chain", c.Name, "{"}
 	if c.Hooknum != nil && c.Priority != nil {
 		line = append(line, fmt.Sprintf("type %s hook %d priority %d", c.Type, *c.Hooknum, *c.Priority))
@@ -104,23 +109,24 @@ func (t *text) chain(conn *nftables.Conn, table *nftables.Table, c *nftables.Cha
 		}
 		line.add("device", c.Device)
 	}
-	t.words(line)
-	rules, err := conn.GetRules(table, c)
+	writeErr := line.line(w)
+	rules, err := conn.GetRules(t, c)
 	if err != nil {
-		err = fmt.Errorf("rules of %s %s %s: %w", nftFamilies[table.Family], table.Name, c.Name, err)
+		err = fmt.Errorf("rules of %s %s %s: %w", nftFamilies[t.Family], t.Name, c.Name, err)
 	}
 	for _, r := range rules {
 		line := words{fmt.Sprintf("    # handle %d", r.Handle)}
 		if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok {
 			line = append(line, fmt.Sprintf("%q", comment))
 		}
-		t.words(line)
+		writeErr = errors.Join(writeErr, line.line(w))
 		for _, e := range r.Exprs {
-			t.line("      %s", expression(e))
+			_, exprErr := fmt.Fprintln(w, "     ", expression(e))
+			writeErr = errors.Join(writeErr, exprErr)
 		}
 	}
-	t.line("  }")
-	return err
+	_, endErr := fmt.Fprintln(w, "  }")
+	return errors.Join(err, writeErr, endErr)
 }
 
 // expression is the name of an expression with those of its fields that are set.

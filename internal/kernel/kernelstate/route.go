@@ -3,17 +3,20 @@ package kernelstate
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// links has links with their addresses and counters.
-func links() (t text, err error) {
+// Links writes links with their addresses and counters.
+func Links(w io.Writer) error {
 	links, err := dump(netlink.LinkList)
 	for _, l := range links {
-		t.link(l.Attrs(), l.Type())
+		if err := writeLink(w, l.Attrs(), l.Type()); err != nil {
+			return err
+		}
 		addresses, addrErr := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		err = errors.Join(err, addrErr)
 		for _, a := range addresses {
@@ -22,13 +25,15 @@ func links() (t text, err error) {
 			line.add("scope", netlink.Scope(a.Scope))
 			line.add("flags", flags(a.Flags, addressFlags))
 			line.add("label", a.Label)
-			t.words(line)
+			if err := line.line(w); err != nil {
+				return err
+			}
 		}
 	}
-	return t, err
+	return err
 }
 
-func (t *text) link(a *netlink.LinkAttrs, kind string) {
+func writeLink(w io.Writer, a *netlink.LinkAttrs, kind string) error {
 	line := words{fmt.Sprintf("%d:", a.Index), a.Name, "type", kind}
 	line.add("mtu", a.MTU)
 	line.add("state", a.OperState)
@@ -46,26 +51,31 @@ func (t *text) link(a *netlink.LinkAttrs, kind string) {
 		line = append(line, fmt.Sprintf("rx %d packets %d bytes %d dropped %d errors; tx %d packets %d bytes %d dropped %d errors",
 			s.RxPackets, s.RxBytes, s.RxDropped, s.RxErrors, s.TxPackets, s.TxBytes, s.TxDropped, s.TxErrors))
 	}
-	t.words(line)
+	return line.line(w)
 }
 
-// routes has the routes of all tables.
-func routes() (t text, err error) {
+// Routes writes the routes of all tables.
+func Routes(w io.Writer) (err error) {
 	names := linkNames()
 	for _, f := range families {
 		routes, listErr := dump(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(f.family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		err = errors.Join(err, of(f.name, listErr))
-		t.line("# %s: %d routes", f.name, len(routes))
+		if _, err := fmt.Fprintf(w, "# %s: %d routes\n", f.name, len(routes)); err != nil {
+			return err
+		}
 		for _, r := range routes {
-			t.words(routeWords(r, names))
+			if err := writeRoute(w, r, names); err != nil {
+				return err
+			}
 		}
 	}
-	return t, err
+	return err
 }
 
-func routeWords(r netlink.Route, names map[int]string) (line words) {
+func writeRoute(w io.Writer, r netlink.Route, names map[int]string) error {
+	var line words
 	if kind := routeTypes[r.Type]; kind != "" {
 		line = words{kind}
 	}
@@ -86,7 +96,7 @@ func routeWords(r netlink.Route, names map[int]string) (line words) {
 		line.add("via", hop.Gw)
 		line.add("dev", names[hop.LinkIndex])
 	}
-	return line
+	return line.line(w)
 }
 
 // destination of a route; the default route has none, or all addresses.
@@ -105,20 +115,24 @@ var routeTypes = map[int]string{
 	unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw", unix.RTN_NAT: "nat",
 }
 
-// rules has the policy rules.
-func rules() (t text, err error) {
+// Rules writes the policy rules.
+func Rules(w io.Writer) (err error) {
 	for _, f := range families {
 		rules, listErr := dump(func() ([]netlink.Rule, error) { return netlink.RuleList(f.family) })
 		err = errors.Join(err, of(f.name, listErr))
-		t.line("# %s", f.name)
+		if _, err := fmt.Fprintf(w, "# %s\n", f.name); err != nil {
+			return err
+		}
 		for _, r := range rules {
-			t.words(ruleWords(r))
+			if err := writeRule(w, r); err != nil {
+				return err
+			}
 		}
 	}
-	return t, err
+	return err
 }
 
-func ruleWords(r netlink.Rule) words {
+func writeRule(w io.Writer, r netlink.Rule) error {
 	line := words{fmt.Sprintf("%d:", max(0, r.Priority))}
 	if r.Invert {
 		line = append(line, "not")
@@ -144,7 +158,7 @@ func ruleWords(r netlink.Rule) words {
 	line.add("lookup", r.Table)
 	line.add("proto", r.Protocol)
 	line.add("type", routeTypes[int(r.Type)])
-	return line
+	return line.line(w)
 }
 
 func orAll(n *net.IPNet) string {
@@ -154,24 +168,28 @@ func orAll(n *net.IPNet) string {
 	return n.String()
 }
 
-// neighbours has neighbours, proxies too.
-func neighbours() (t text, err error) {
+// Neighbours writes neighbours, proxies too.
+func Neighbours(w io.Writer) (err error) {
 	names := linkNames()
 	for _, f := range families {
-		list, listErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, f.family) })
+		neighbours, listErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, f.family) })
 		proxies, proxyErr := dump(func() ([]netlink.Neigh, error) { return netlink.NeighProxyList(0, f.family) })
 		err = errors.Join(err, of(f.name, errors.Join(listErr, proxyErr)))
-		t.line("# %s", f.name)
-		for _, n := range append(list, proxies...) {
+		if _, err := fmt.Fprintf(w, "# %s\n", f.name); err != nil {
+			return err
+		}
+		for _, n := range append(neighbours, proxies...) {
 			line := words{n.IP.String()}
 			line.add("dev", names[n.LinkIndex])
 			line.add("lladdr", n.HardwareAddr)
 			line.add("state", flags(n.State, neighbourStates))
 			line.add("flags", flags(n.Flags, neighbourFlags))
-			t.words(line)
+			if err := line.line(w); err != nil {
+				return err
+			}
 		}
 	}
-	return t, err
+	return err
 }
 
 // linkNames are the names of links by index; empty if links cannot be listed.

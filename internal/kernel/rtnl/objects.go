@@ -214,7 +214,7 @@ func NeighbourOf(n netlink.Neigh) Neighbour {
 	return Neighbour{n.LinkIndex, AddrOf(n.IP), n.HardwareAddr.String()}
 }
 
-// HasNeighbour tells whether a namespace has a permanent neighbour entry.
+// HasNeighbour reports whether a namespace has a permanent neighbour entry.
 func HasNeighbour(h *netlink.Handle, desired *netlink.Neigh) (bool, error) {
 	list, err := PermanentNeighbours(h, desired.LinkIndex, desired.Family)
 	return slices.ContainsFunc(list, func(n netlink.Neigh) bool { return NeighbourOf(n) == NeighbourOf(*desired) }), err

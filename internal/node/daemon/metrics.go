@@ -44,7 +44,7 @@ func NewMetrics() *Metrics {
 		v.WithLabelValues() // visible from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
-	for _, result := range []string{"success", "error"} { // visible from the start, so that an increase shows
+	for _, result := range metric.Results { // visible from the start, so that an increase shows
 		m.nics.WithLabelValues(part.Again, result)
 		m.nics.WithLabelValues(part.Changed, result)
 		m.egress.WithLabelValues(result)

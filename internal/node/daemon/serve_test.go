@@ -192,8 +192,16 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newNode(t).assemble()
 		r.supply.clock = clock.Real{}
+		var mu sync.Mutex // synctest.Wait orders nothing for the race detector in a goroutine that goes on
 		calls, fail, leftOut := 0, errors.New("read-only file system"), "portmap is not executable"
+		set := func(err error, out string) {
+			mu.Lock()
+			defer mu.Unlock()
+			fail, leftOut = err, out
+		}
 		r.supply.install = func(context.Context) (Installation, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			calls++
 			return Installation{LeftOut: leftOut}, fail
 		}
@@ -205,7 +213,10 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 		passes := func(d time.Duration, wantCalls int) {
 			t.Helper()
 			time.Sleep(d) //nolint:forbidigo // virtual time
-			if synctest.Wait(); calls != wantCalls {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if calls != wantCalls {
 				t.Errorf("installed %d times, want %d", calls, wantCalls)
 			}
 		}
@@ -213,11 +224,11 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 		r.source.Supply(netip.MustParseAddr("10.0.0.5"))
 		passes(firstInterval, 1)
 		r.conditions.want(t, ConditionInstalled, false, fail.Error())
-		fail = nil
+		set(nil, leftOut)
 		passes(supplyInterval, 2)
 		r.conditions.want(t, ConditionInstalled, true, "")
 		r.conditions.want(t, ConditionChain, false, leftOut)
-		leftOut = ""
+		set(nil, "")
 		passes(installInterval, 3)
 		r.conditions.want(t, ConditionChain, true, "")
 	})

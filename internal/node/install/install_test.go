@@ -155,7 +155,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// inode tells whether a file was replaced.
+// inode reports whether a file was replaced.
 func inode(t *testing.T, path string) uint64 {
 	t.Helper()
 	return lstat(t, path).Sys().(*syscall.Stat_t).Ino

@@ -49,7 +49,11 @@ func (s *fakeSwitch) Bridge(context.Context, string) (*ovsdb.Bridge, error) {
 	return &ovsdb.Bridge{}, s.err
 }
 
+// changedPort is the first port that another program changed by what fakeSwitch says; then any may have been.
+var changedPort = portID(1, 0)
+
 func (s *fakeSwitch) Watch(ctx context.Context, changed func([]ovsdb.Change)) {
+	changed([]ovsdb.Change{{PortID: changedPort}})
 	changed([]ovsdb.Change{{}})
 	<-ctx.Done()
 }

@@ -69,7 +69,7 @@ func (v *vswitch) check(ctx context.Context) {
 		v.mu.Unlock()
 		switch {
 		case err != nil && (!before.asked || before.err == nil):
-			v.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "error", err)
+			v.log.Warn("Open vSwitch cannot be used; NICs that are plugged stay", "err", err)
 		case err == nil && before.err != nil:
 			v.log.Info("Open vSwitch can be used again")
 		}

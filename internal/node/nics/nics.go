@@ -41,7 +41,7 @@ type Config struct {
 
 	IgnoreUntold bool // pods whose annotations the runtime does not pass have the NICs of their PodNICs
 
-	// Recorded tells whether a record of an attachment on the node has a port.
+	// Recorded reports whether a record of an attachment on the node has a port.
 	Recorded func(port string) bool
 
 	Clock   clock.Clock
@@ -149,7 +149,7 @@ func (n *NICs) change(do func(o *observed)) {
 	n.mu.Unlock()
 	n.report.Set()
 	for _, err := range invalid {
-		n.log.Error("an invalid PodNIC is not plugged", "error", err)
+		n.log.Error("an invalid PodNIC is not plugged", "err", err)
 	}
 }
 

@@ -293,7 +293,20 @@ func TestRecreatedPortIsDesired(t *testing.T) {
 	if !ok || len(nics) != 1 || nics[0].Port != again || !nics[0].DefaultRoute {
 		t.Fatalf("%v, %+v", ok, nics)
 	}
+	harness.OK(t, m.Unplug(t.Context(), rec, rec.NICs[0]))
+	m.forget(rec)
 	rec.NICs = nics
+	m.record(rec)
+	var err error
+	rec.NICs[0], err = m.Plug(t.Context(), rec, nics[0])
+	harness.OK(t, err)
+	rec.NICs[0].State = attachment.Plugged
+	m.Plugged(rec)
+	told := func() *v1alpha1.PodNICNode { return m.nic("pod1-eth0").Status.Node }
+	m.Until("the PodNIC says that the new port is plugged", func() bool { n := told(); return n.State == v1alpha1.NodePlugged && n.PortID == again }, func() string { return fmt.Sprintf("%+v", told()) })
+	if nics, ok := m.Desired(rec); ok {
+		t.Errorf("the new port is plugged, and it should have %+v", nics)
+	}
 	// A PodNIC that was deleted and made again for the pod that runs is another, also with
 	// the same port.
 	harness.OK(t, m.operator.Delete(t.Context(), m.nic("pod1-eth0")))
@@ -453,6 +466,11 @@ func TestReady(t *testing.T) {
 	case <-m.Drifted():
 	default:
 		t.Error("no check of the plugs is due")
+	}
+	var ports []string
+	m.Until("all plugs are to be checked", func() bool { some, all := m.TakeDrift(); ports = append(ports, some...); return all }, func() string { return fmt.Sprint(ports) })
+	if !slices.Equal(ports, []string{changedPort}) {
+		t.Errorf("the plugs of %v are to be checked, want that of %s", ports, changedPort)
 	}
 }
 

@@ -57,7 +57,7 @@ func (n *NICs) LinkChanged(name string, address net.HardwareAddr) {
 	}
 }
 
-// dependsOn tells whether a NIC needs a link of the node.
+// dependsOn reports whether a NIC needs a link of the node.
 func dependsOn(n attachment.NIC, name string, address net.HardwareAddr) bool {
 	kind := plug.Kind(n.Plug.Type)
 	switch {

@@ -144,7 +144,7 @@ func (c *Clients) Run(ctx context.Context) error {
 func (c *Clients) stopWaiting() {
 	c.change(func(o *observed) { o.late, o.effects.wakeAll = true, true })
 	if sync := c.observed.sync; !sync.Listed(watched...) {
-		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "error", sync.Err())
+		c.log.Warn("the API server has not listed the Egresses in time; pods that name none start, and become clients later", "err", sync.Err())
 	}
 }
 
@@ -162,7 +162,7 @@ func (c *Clients) change(do func(o *observed)) {
 		c.report.Set()
 	}
 	for _, err := range e.invalid {
-		c.log.Error("invalid fields of an Egress are ignored", "error", err)
+		c.log.Error("invalid fields of an Egress are ignored", "err", err)
 	}
 }
 
@@ -229,7 +229,7 @@ func (c *Clients) Ended(rec attachment.Record) {
 	}
 }
 
-// mayBeClient tells whether an attachment is one by which a pod may use Egresses.
+// mayBeClient reports whether an attachment is one by which a pod may use Egresses.
 func mayBeClient(rec attachment.Record) bool {
 	return rec.Key.IfName == firstInterface && rec.Pod.Name != ""
 }

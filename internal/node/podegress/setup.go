@@ -56,7 +56,7 @@ func (OfPods) Tracked(netnsPath string) (egressgateway.Tracked, error) {
 // Supported implements Kernel.
 func (OfPods) Supported() error { return egressclient.Supported() }
 
-// isGateway tells whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
+// isGateway reports whether the tunnels in a pod's namespace are a gateway's own. They have the names of a client's, and
 // this node neither compares nor removes them.
 func isGateway(rec attachment.Record) bool {
 	return rec.Egress != nil && rec.Egress.Forward && len(rec.Egress.Egresses) == 0

@@ -183,7 +183,7 @@ func (c *Controller) sweepEvery(ctx context.Context, interval time.Duration) err
 		case <-c.api.clock.After(interval):
 		}
 		if err := c.sweep(ctx); err != nil {
-			c.api.log.Warn("sweep of all blocks failed, will try again", "error", err)
+			c.api.log.Warn("sweep of all blocks failed, will try again", "err", err)
 		}
 	}
 }

@@ -206,14 +206,14 @@ func problemOf(kind schema.GroupVersionKind, name string, err error) *gatewaypla
 	return p
 }
 
-// isAnothers tells whether a rejection is about the UID: another object has the name than that in
+// isAnothers reports whether a rejection is about the UID: another object has the name than that in
 // the cache.
 func isAnothers(err *apierrors.StatusError) bool {
 	details := err.ErrStatus.Details
 	return details != nil && slices.ContainsFunc(details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
-// refuses tells whether the API server rejects a write for good.
+// refuses reports whether the API server rejects a write for good.
 func refuses(err error) bool {
 	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err)
 }

@@ -46,7 +46,7 @@ func (c *Controller) writeStatus(ctx context.Context, e *v1alpha1.Egress, proble
 	return nil
 }
 
-// says tells whether a status has the fields of another, except those that others write.
+// says reports whether a status has the fields of another, except those that others write.
 func says(is, want v1alpha1.EgressStatus) bool {
 	for _, c := range want.Conditions {
 		if has := meta.FindStatusCondition(is.Conditions, c.Type); has == nil || !reflect.DeepEqual(*has, c) {

@@ -163,7 +163,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	// It schedules the next reconciliation.
 	if err := n.write(ctx, everything, began); err != nil && !errors.Is(err, errForeign) {
-		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "error", err)
+		c.o.Logger.Debug("NodeNetwork not written, will try again", "node", n.name, "err", err)
 	}
 	return reconcile.Result{}, nil
 }
@@ -260,7 +260,7 @@ func ownEntry(entries []metav1.ManagedFieldsEntry) []metav1.ManagedFieldsEntry {
 	return nil
 }
 
-// byOperator tells whether an operator, this or another, wrote the object's
+// byOperator reports whether an operator, this or another, wrote the object's
 // spec.ipam.available last.
 func byOperator(o *v1alpha1.NodeNetwork) bool { return len(o.ManagedFields) > 0 }
 

@@ -65,7 +65,7 @@ func (c *Controller) deleteIfGone(ctx context.Context, n *node, k *corev1.Node) 
 	return c.deleteObject(ctx, o, gone)
 }
 
-// isOf tells whether a Node is of an instance, as far as its provider ID says.
+// isOf reports whether a Node is of an instance, as far as its provider ID says.
 func isOf(k *corev1.Node, instanceID string) bool {
 	of := nodenetwork.InstanceOf(k.Spec.ProviderID)
 	return of == "" || of == instanceID
@@ -94,7 +94,7 @@ func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, 
 	return nil
 }
 
-// liveness is what tells whether a node still exists.
+// liveness has the evidence that a node still exists.
 type liveness struct {
 	reportedAt time.Time // when the daemon's last report was seen
 	vanishedAt time.Time // since when EC2 says that the instance is gone; zero: it does not
@@ -112,7 +112,7 @@ const (
 	notReady
 )
 
-// setReady takes whether the Node is ready, and tells whether one that was ready is not
+// setReady takes whether the Node is ready, and reports whether one that was ready is not
 // any more, or is again. Its instance may have been stopped or started then, which nothing else
 // shows while the node needs no addresses.
 func (l *liveness) setReady(is bool) (changed bool) {
@@ -126,7 +126,7 @@ func (l *liveness) setReady(is bool) (changed bool) {
 	return was != neverReady && was != l.readiness
 }
 
-// setVanished takes whether EC2 says that the instance is gone, and tells whether that is new.
+// setVanished takes whether EC2 says that the instance is gone, and reports whether that is new.
 func (l *liveness) setVanished(is bool, now time.Time) (first bool) {
 	switch {
 	case !is:
@@ -228,7 +228,7 @@ func (r *recreations) forget(name string, now time.Time) time.Duration {
 	return 0
 }
 
-// heldForRecreation tells whether the work for a node's object has to wait, as its name was
+// heldForRecreation reports whether the work for a node's object has to wait, as its name was
 // recreated too often lately.
 func (c *Controller) heldForRecreation(n *node) bool {
 	now := c.now()

@@ -83,7 +83,7 @@ func (h *handshake) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// handedOrMarked tells whether an address or prefix is being unassigned, or about to be.
+// handedOrMarked reports whether an address or prefix is being unassigned, or about to be.
 func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
@@ -175,7 +175,7 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, k 
 	return out
 }
 
-// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and tells
+// withdrawENI makes candidates of all that an ENI has, unless a pod uses some of it, and reports
 // whether the daemon has confirmed all of it.
 func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
 	if usesENI(o, id) {
@@ -198,7 +198,7 @@ func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Tim
 	return ready
 }
 
-// unlisted tells whether a candidate is not in the object's releasing yet.
+// unlisted reports whether a candidate is not in the object's releasing yet.
 func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 	for p := range h.candidates {
 		if !slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) {
@@ -209,7 +209,7 @@ func (h *handshake) unlisted(o *v1alpha1.NodeNetwork) bool {
 }
 
 // cancel drops the candidates that the fleet did not ask for in its last pass, if addresses are
-// needed, or that it has not asked for in a long time. It tells whether there were any.
+// needed, or that it has not asked for in a long time. It reports whether there were any.
 func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now time.Time) bool {
 	before := len(h.candidates)
 	for p := range h.candidates {
@@ -221,7 +221,7 @@ func (h *handshake) cancel(o *v1alpha1.NodeNetwork, needed bool, passBegan, now 
 	return len(h.candidates) != before
 }
 
-// confirmed tells whether the daemon has confirmed that no pod has or gets an address or prefix.
+// confirmed reports whether the daemon has confirmed that no pod has or gets an address or prefix.
 func confirmed(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	text := nodenetwork.Format(p)
 	return slices.Contains(o.Spec.IPAM.Releasing, text) && slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p)

@@ -285,26 +285,26 @@ func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
 	})
 }
 
-// available tells whether exactly these may be used.
+// available reports whether exactly these may be used.
 func available(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error { return sameList("available", keys(o.Spec.IPAM.Available), want) }
 }
 
-// releasing tells whether exactly these are to go back.
+// releasing reports whether exactly these are to go back.
 func releasing(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("releasing", slices.Clone(o.Spec.IPAM.Releasing), want)
 	}
 }
 
-// unassigning tells whether exactly these are with EC2.
+// unassigning reports whether exactly these are with EC2.
 func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
 	return func(o *v1alpha1.NodeNetwork) error {
 		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
 	}
 }
 
-// degraded tells whether an object is degraded for a reason, or as expected.
+// degraded reports whether an object is degraded for a reason, or as expected.
 func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
 	status := metav1.ConditionTrue
 	if reason == reasonAsExpected {

@@ -91,7 +91,7 @@ func (s *state) update(o *v1alpha1.NodeNetwork, now time.Time, settle time.Durat
 	return c
 }
 
-// sameReport tells whether the daemon reports the same.
+// sameReport reports whether the daemon reports the same.
 func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	a, b := &x.Status.IPAM, &y.Status.IPAM
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && slices.Equal(a.MissingLinks, b.MissingLinks) && maps.Equal(a.Used, b.Used)

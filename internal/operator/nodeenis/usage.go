@@ -193,7 +193,7 @@ func (a amounts) pods(s ipfamily.Set) (sum int) {
 	return sum
 }
 
-// uses tells whether a pod has, or had lately, an address or one in a prefix.
+// uses reports whether a pod has, or had lately, an address or one in a prefix.
 func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	if p.IsSingleIP() {
 		_, ok := o.Status.IPAM.Used[p.Addr().String()]
@@ -207,7 +207,7 @@ func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return false
 }
 
-// usesENI tells whether a pod has, or had lately, an address of an ENI, also one
+// usesENI reports whether a pod has, or had lately, an address of an ENI, also one
 // that is not available any more.
 func usesENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for _, use := range o.Status.IPAM.Used {
@@ -282,7 +282,7 @@ func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddre
 	return n
 }
 
-// hasFirst tells whether a pod's first interface is one of its NICs, by its annotations: then the
+// hasFirst reports whether a pod's first interface is one of its NICs, by its annotations: then the
 // pod takes no address.
 func hasFirst(p *corev1.Pod) bool {
 	text := p.Annotations[v1alpha1.AnnotationNICs]

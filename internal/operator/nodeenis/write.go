@@ -245,7 +245,7 @@ type ownership struct {
 	suppressed   map[netip.Prefix]time.Time // not published before then
 }
 
-// foreign tells whether o has another spec.ipam than before, and than any that this process has
+// foreign reports whether o has another spec.ipam than before, and than any that this process has
 // sent since: their answers may come later, or never.
 func (w *ownership) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
@@ -278,7 +278,7 @@ func (w *ownership) overwritten(before, o *v1alpha1.NodeNetwork, now time.Time, 
 	}
 }
 
-// expire drops suppressions that have ended, and tells whether there were any: the cloud must
+// expire drops suppressions that have ended, and reports whether there were any: the cloud must
 // be observed again before these addresses are published.
 func (w *ownership) expire(now time.Time) bool {
 	before := len(w.suppressed)

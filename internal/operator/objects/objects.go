@@ -95,7 +95,7 @@ func Patch(ctx context.Context, c client.Client, before, after client.Object) er
 	return nil
 }
 
-// AddFinalizer gives an object a finalizer, and tells whether it had none. The error is a
+// AddFinalizer gives an object a finalizer, and reports whether it had none. The error is a
 // conflict if the object has changed since it was read. The object itself stays as it was read.
 func AddFinalizer(ctx context.Context, c client.Client, o client.Object, finalizer string) (added bool, err error) {
 	after := o.DeepCopyObject().(client.Object)
@@ -108,7 +108,7 @@ func AddFinalizer(ctx context.Context, c client.Client, o client.Object, finaliz
 	return true, nil
 }
 
-// RemoveFinalizer takes a finalizer off an object, and tells whether it had it. An object that is
+// RemoveFinalizer takes a finalizer off an object, and reports whether it had it. An object that is
 // gone is no error; the error is a conflict if the object has changed since it was read. The
 // object itself stays as it was read.
 func RemoveFinalizer(ctx context.Context, c client.Client, o client.Object, finalizer string) (removed bool, err error) {

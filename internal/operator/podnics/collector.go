@@ -128,7 +128,7 @@ func (c *collector) collect(ctx context.Context, vpc string, l *vpcListings) err
 	now := c.o.Clock.Now()
 	all := now.Sub(l.looked) >= c.o.Orphans
 	if err := c.list(ctx, vpc, l.seen, all); err != nil {
-		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "error", err)
+		c.o.Logger.Warn("listing the ports of a VPC failed, will try again", "vpc", vpc, "err", err)
 		return err
 	}
 	if all {
@@ -170,7 +170,7 @@ func (c *collector) list(ctx context.Context, vpc string, seen sightings, all bo
 	}
 	c.o.Metrics.strays(vpc, c.states.strays(byUID))
 	if err := c.pool.Listed(bounded, vpc, ports, began); err != nil {
-		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "error", err)
+		c.o.Logger.Warn("keeping warm ports failed, will try again", "vpc", vpc, "err", err)
 	}
 	err = c.orphans(ctx, opened, byUID, c.states.vanished.in(vpc, byUID, began), seen, all)
 	return err
@@ -253,7 +253,7 @@ func (c *collector) remove(ctx context.Context, provider vpcport.Provider, uid s
 	return nil
 }
 
-// madeByBerth tells whether Berth made a port with its marks, which a user's port carries too while a NIC
+// madeByBerth reports whether Berth made a port with its marks, which a user's port carries too while a NIC
 // uses it. It knows it by the MAC address or the name, which both depend on the PodNIC's UID, or by the name
 // of warm ports. A user's port is older than the PodNIC.
 func madeByBerth(cluster, uid string, p vpcport.Port) bool {
@@ -288,7 +288,7 @@ func newVanished(c clock.Clock, settle time.Duration) *vanished {
 	return &vanished{clock: c, settle: settle, wake: retry.NewSignal(), all: map[types.UID]vanishedNIC{}}
 }
 
-// leaves tells whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if
+// leaves reports whether a NIC whose PodNIC is gone may have left a port. A user's port counts only if
 // it carries the NIC's mark: without one it was never taken, or was given back.
 func (n *nic) leaves(uid types.UID) bool {
 	o := n.observed

@@ -200,7 +200,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 	}
 }
 
-// The same where the provider chooses MAC addresses, and nothing but a look tells whether
+// The same where the provider chooses MAC addresses, and only a look shows whether
 // a port was made.
 func TestKillAfterCreateWithoutChosenMAC(t *testing.T) {
 	for _, name := range harness.Sample(t, 3, []string{"operator.port.create.before", "operator.port.create.after", "operator.port.record.before"}) {

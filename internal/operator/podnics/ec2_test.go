@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ec2/cloud"
@@ -187,7 +188,10 @@ func TestFirstInterfaceThatIsABranch(t *testing.T) {
 	b.plain("bare", "node-1")
 	b.finish("bare", corev1.PodRunning)
 	b.nameVPC("e")
-	b.annotate("bare", "[{name: eth0}]")
+	asks := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"[{name: eth0}]"}}}`, v1alpha1.AnnotationNICs)
+	harness.Eventually(t, controllers.Limit, "the API server admits NICs of a namespace that names its VPC", func() error {
+		return b.client().Patch(t.Context(), podOf("bare"), client.RawPatch(types.MergePatchType, asks))
+	})
 	b.awaitEvent("bare", "NICsRefused", noPort)
 	if b.hasEvent("web", "NICsRefused") {
 		t.Error("a pod that comes is refused what it comes with")

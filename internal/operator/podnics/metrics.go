@@ -217,7 +217,7 @@ func isBound(st v1alpha1.PodNICStatus) bool {
 	return st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive
 }
 
-// at records the progress of the NIC at now, and tells whether it was plugged since this process first saw the pod wait.
+// at records the progress of the NIC at now, and reports whether it was plugged since this process first saw the pod wait.
 func (w *waits) at(s progress, now time.Time) (done bool) {
 	before := *w
 	*w = waits{}
@@ -239,7 +239,7 @@ func (w *waits) at(s progress, now time.Time) (done bool) {
 	return false
 }
 
-// starts tells whether a pod is starting. The age of a running pod does not say how long it waited for a NIC.
+// starts reports whether a pod is starting. The age of a running pod does not say how long it waited for a NIC.
 func starts(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodPending || pod.Status.Phase == ""
 }

@@ -97,7 +97,7 @@ func named(nics []nicrequest.NIC, name string) (nicrequest.NIC, bool) {
 	return nics[i], true
 }
 
-// hasDefaultRoute tells whether a NIC has the pod's default route: the one that the annotation names,
+// hasDefaultRoute reports whether a NIC has the pod's default route: the one that the annotation names,
 // else the first interface.
 func hasDefaultRoute(nics []nicrequest.NIC, n nicrequest.NIC, first nicrequest.First) bool {
 	said := slices.ContainsFunc(nics, func(other nicrequest.NIC) bool { return other.DefaultRoute })

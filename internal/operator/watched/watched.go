@@ -56,7 +56,7 @@ func Metadata(gvk schema.GroupVersionKind, selector labels.Selector, transform t
 	return k
 }
 
-// isWithin tells whether another of some declarations keeps all that k does, and more.
+// isWithin reports whether another of some declarations keeps all that k does, and more.
 func (k *Kind) isWithin(kinds []*Kind) bool {
 	return k.Within != nil && (slices.Contains(kinds, k.Within) || k.Within.isWithin(kinds))
 }

@@ -154,6 +154,17 @@ func (n *labNode) agree() bool {
 	return len(own) == len(assigned)
 }
 
+// A node in node mode with prefixes grows with its pods, and shrinks after them.
+func TestLabGrowsAndShrinks(t *testing.T) {
+	n := startLab(t, labSpec(), ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
+	n.owned(t, n.pods(t, 0, 20))
+	n.until(t, "EC2 and the node agree with 20 pods", n.agree)
+	grown := len(n.Snapshot().Addresses)
+	n.release(20)
+	n.until(t, "it shrinks, and EC2 and the node agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
+	n.until(t, "surplus ENIs are deleted", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
+}
+
 // The lab refuses changes to what its listings do not show yet, throttles calls, and loses replies.
 // Pods get their addresses all the same, and nothing leaks.
 func TestLabMisbehaves(t *testing.T) {

@@ -31,8 +31,8 @@ import (
 	"github.com/berthnet/berth/internal/node/podevents"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 	"github.com/berthnet/berth/internal/source/confirm"
-	"github.com/berthnet/berth/internal/source/waiting"
 )
 
 // Datapath makes the node's kernel carry pods' traffic over an ENI. Calls come from one goroutine.
@@ -197,10 +197,15 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
 			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
 	}
-	return waiting.Acquirer{
-		Lock: &s.mu, Held: s.addresses.held, Changed: s.supply.Kick,
-		Admit: func(req source.Request) *waiting.Waiter { return s.addresses.wait(req, s.clock.Now()) },
-		Why:   func(*waiting.Waiter) *source.Exhausted { return s.whyNone() },
+	return addressqueue.Acquirer{
+		With: func(do func()) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			do()
+		},
+		Held: s.addresses.held, Changed: s.supply.Kick,
+		Admit: func(req source.Request) *addressqueue.Waiter { return s.addresses.wait(req, s.clock.Now()) },
+		Why:   func(*addressqueue.Waiter) *source.Exhausted { return s.whyNone() },
 	}.Acquire(ctx, req)
 }
 

@@ -117,7 +117,11 @@ func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
 		reason  string
 		message string
 	}{{"", true, "Routed", ""}, {"file exists", false, "NotRouted", "block default-0: file exists"}, {"", true, "Routed", ""}} {
-		b.blocks.byName["default-0"].unroutable, b.blocks.byName["default-0"].down = tc.down != "", tc.down
+		if h := b.blocks.byName["default-0"]; tc.down != "" {
+			h.failed(tc.down, true)
+		} else {
+			h.program()
+		}
 		want := []source.Condition{{Type: "BlocksRouted", Healthy: tc.healthy, Reason: tc.reason, Message: tc.message}}
 		check.Same(t, b.blocks.conditions(), want)
 	}

@@ -286,10 +286,9 @@ func (m *machine) until(what string, ok func() bool) {
 // sees waits until the daemon knows something.
 func (m *machine) sees(what string, ok func(l *holdings) bool) {
 	m.T.Helper()
-	m.until("the daemon sees "+what, func() bool {
-		m.state.mu.Lock()
-		defer m.state.mu.Unlock()
-		return ok(m.state.holdings)
+	m.until("the daemon sees "+what, func() (seen bool) {
+		m.state.with(func(n *holdings, _ time.Time) { seen = ok(n) })
+		return seen
 	})
 }
 
@@ -344,7 +343,7 @@ func (m *machine) untilAllInUse(blocks int) {
 	})
 }
 
-// empty tells whether nothing is left of blocks.
+// empty reports whether nothing is left of blocks.
 func (m *machine) empty() bool {
 	return len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/node/introspect"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 	"github.com/berthnet/berth/test/harness/check"
 )
 
@@ -51,8 +51,8 @@ func (b *testNode) give(f blockFacts) {
 // commit is the file and the data path.
 func (b *testNode) commit() {
 	want, gone := b.blocks.desired(), b.blocks.withdrawn()
-	b.each(want, func(h *heldBlock) { h.programmed = true })
-	b.each(gone, func(h *heldBlock) { h.release = cleared })
+	b.each(want, (*heldBlock).program)
+	b.each(gone, (*heldBlock).clear)
 	b.serveAll(b.now)
 }
 
@@ -80,13 +80,13 @@ func (b *testNode) expect(what string, want ...string) {
 	}
 }
 
-func (b *testNode) add(i int) (*waiting.Waiter, string) {
+func (b *testNode) add(i int) (*addressqueue.Waiter, string) {
 	b.t.Helper()
 	w := b.admit(podRequest(i), b.now)
 	return w, b.answer(w)
 }
 
-func (b *testNode) answer(w *waiting.Waiter) string {
+func (b *testNode) answer(w *addressqueue.Waiter) string {
 	select {
 	case a := <-w.Answered():
 		if a.Err != nil {
@@ -148,7 +148,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "public", bits: 0})
 	b.pools.namespaces["ns"] = "public"
 	b.expect("nobody uses the pool")
-	var ws []*waiting.Waiter
+	var ws []*addressqueue.Waiter
 	for i := range 10 {
 		w, got := b.add(i)
 		check.Equal(t, got, "waits", "pod %d", i)

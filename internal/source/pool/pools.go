@@ -10,8 +10,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 // pools is the pools that this node uses, or could, and what determines which of them a pod uses.
@@ -20,7 +21,7 @@ type pools struct {
 	namespaces map[string]string // annotation by namespace; empty without
 	cooling    time.Duration
 
-	undecided waiting.Queue // pods whose pool is not known yet
+	undecided addressqueue.Queue // pods whose pool is not known yet
 	// chosen is the pools of pods that had an address of one: after a start without the API server nothing else is
 	// known.
 	chosen map[podInterface]string
@@ -38,7 +39,7 @@ func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
 type poolState struct {
 	name  string
 	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
-	queue waiting.Queue
+	queue addressqueue.Queue
 
 	known         bool     // the AddressPool exists
 	deleting      bool     // it is being deleted
@@ -83,7 +84,7 @@ func (p *pools) drop(name string) {
 func (p *pools) nextExpiry() (at time.Time) {
 	for _, s := range p.byName {
 		if t, ok := s.alloc.NextExpiry(); ok {
-			at = earlier(at, t)
+			at = retry.Earliest(time.Time{}, at, t)
 		}
 	}
 	return at
@@ -101,7 +102,7 @@ func (p *pools) usedIn(h *heldBlock) int {
 }
 
 // waiter is the waiter of an attachment, or nil.
-func (p *pools) waiter(key attachment.Key) *waiting.Waiter {
+func (p *pools) waiter(key attachment.Key) *addressqueue.Waiter {
 	for _, s := range p.byName {
 		if w := s.queue.Find(key); w != nil {
 			return w

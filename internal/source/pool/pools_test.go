@@ -110,9 +110,7 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	m.startOperator()
 	m.start()
 	m.until("a warm block", func() bool { return m.Ready() == nil })
-	m.state.mu.Lock()
-	delete(m.state.holdings.pools.namespaces, namespace)
-	m.state.mu.Unlock()
+	m.state.with(func(n *holdings, _ time.Time) { delete(n.pools.namespaces, namespace) })
 	got := make(chan error, 1)
 	go func() {
 		_, err := m.try(0, longest)

@@ -155,6 +155,31 @@ func (m *machine) addOwned(i int, uid types.UID) (l source.Lease) {
 	return l
 }
 
+// An empty block goes back after the delay, and not before.
+func TestBlockGoesBackAfterTheDelay(t *testing.T) {
+	m := newMachine(t)
+	ticks := newTicks()
+	m.tune = func(c *Config) { c.Clock, c.ReleaseDelay = ticks, 5*time.Minute }
+	stop := ticks.flow()
+	m.begin("public", 2, 1, "10.0.0.0/24")
+	stop()
+	m.Release(key(0))
+	ticks.Advance(time.Second)
+	m.until("its address has cooled", func() bool {
+		return !slices.ContainsFunc(m.Snapshot().Addresses, func(a source.AddressInfo) bool { return a.State == source.Cooling })
+	})
+	ticks.Advance(5*time.Minute - time.Second)
+	m.quiet(300 * time.Millisecond)
+	if got := m.blocks(); len(got) != 1 {
+		t.Errorf("blocks %v", got)
+	}
+	ticks.Advance(2 * time.Second)
+	m.until("it goes back", func() bool {
+		ticks.Advance(time.Second) // whenever the daemon began to wait
+		return len(m.blocks()) == 0
+	})
+}
+
 // Somebody writes to a block between the daemon's look and its letting go: it
 // looks again, and meanwhile gives no address of the block to anybody.
 func TestBlockChangedWhileItIsLetGo(t *testing.T) {

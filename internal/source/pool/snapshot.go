@@ -18,17 +18,19 @@ import (
 
 // Snapshot implements source.Source. The address of the first family stands for a dual-stack pair, and of a block of more
 // than 256 addresses only those are listed that were ever used; the detail's pools count all.
-func (s *Source) Snapshot() source.Snapshot {
-	s.state.mu.Lock()
-	defer s.state.mu.Unlock()
-	n := s.state.holdings
-	v := n.at(s.state.clock.Now())
-	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: v.lastError(), Conditions: n.blocks.conditions()}
-	var d detail
+func (s *Source) Snapshot() (out source.Snapshot) {
+	s.state.with(func(n *holdings, now time.Time) { out = n.at(now).snapshot() })
+	return out
+}
+
+func (d view) snapshot() source.Snapshot {
+	n := d.n
+	out := source.Snapshot{Waiting: n.pools.undecided.Len(), LastError: d.lastError(), Conditions: n.blocks.conditions()}
+	var all detail
 	for _, name := range slices.Sorted(maps.Keys(n.pools.byName)) {
 		p := n.pools.byName[name]
 		out.Waiting += p.queue.Len()
-		d.pools = append(d.pools, v.poolInfo(p))
+		all.pools = append(all.pools, d.poolInfo(p))
 		for a := range p.alloc.Addresses() {
 			out.Addresses = append(out.Addresses, n.blocks.addressInfo(a))
 		}
@@ -38,11 +40,11 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, name := range n.blocks.names() {
 		b := describeBlock(n.blocks.byName[name])
 		b.Withheld = n.pools.counts(n.blocks.byName[name]).Withdrawn
-		d.blocks = append(d.blocks, b)
+		all.blocks = append(all.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
-	d.addresses = out.Addresses
-	out.Count, out.Detail = d.count(), d
+	all.addresses = out.Addresses
+	out.Count, out.Detail = all.count(), all
 	return out
 }
 

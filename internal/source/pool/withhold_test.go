@@ -2,13 +2,18 @@ package pool
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/node/attachment"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness/check"
 )
 
@@ -130,4 +135,37 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 		check.Equal(t, len(b.leases.conflicts(b.blocks.byName["default-0"], b.policy.selfOwner(), b.nodeHas)), want, "the node has %s: conflicts", kernelHas)
 		check.Equal(t, fmt.Sprint(s.NodeAddresses()), "[10.0.0.0]", "addresses of the Node")
 	}
+}
+
+// Who is told of a conflict may ask the source, in the same goroutine: no lock is held.
+func TestConflictIsToldWithoutTheLock(t *testing.T) {
+	b := newTestNode(t, poolFacts{name: "default", bits: 2})
+	var told []string
+	s := &Source{log: slog.New(slog.DiscardHandler), state: newGuarded(b.holdings, clock.Real{})}
+	s.cfg = Config{NodeName: nodeID, Clock: clock.Real{}, Conflict: func(pod attachment.Pod, _, message string) {
+		told = append(told, fmt.Sprintf("%s of %d: %s", pod.Name, len(s.Snapshot().Addresses), message))
+		s.Kick()
+		s.Release(key(0))
+	}}
+	b.give(blockOf("default-0", "10.0.0.0/30", ""))
+	b.adds(0, "10.0.0.0")
+	done := make(chan struct{})
+	go func() {
+		s.mirror().Update(func() {
+			s.putBlock(b.holdings, &v1alpha1.AddressBlock{
+				ObjectMeta: metav1.ObjectMeta{Name: "default-0", UID: uidOf("default-0")},
+				NodeName:   nodeID, PoolName: "default", IPv4: "10.0.0.0/30", Withheld: withholding("10.0.0.0/32"),
+			})
+		})
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("the callback waits for the lock of its caller")
+	}
+	if len(told) != 1 || !strings.HasPrefix(told[0], podRequest(0).Pod.Name+" of 4: address 10.0.0.0 of this pod is also one of Node node-2") {
+		t.Errorf("told %q", told)
+	}
+	check.Equal(t, s.Snapshot().Count[source.Used], 0, "addresses in use after the pod was released")
 }

@@ -121,15 +121,7 @@ func (p *Provider) put(ctx context.Context, id string, change wireChange, groups
 
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
-	r := rest.OfPort(api, http.MethodDelete, id)
-	err := rest.CheckID(r.Op(), id)
-	if err == nil {
-		err = p.call(ctx, r, nil)
-	}
-	if vpcport.ClassOf(err) == vpcport.PortGone {
-		return nil
-	}
-	return err
+	return rest.Delete(api, id, func(r rest.Request) error { return p.call(ctx, r, nil) })
 }
 
 // maxFilter is the maximum number of values in a list of a filter.

@@ -185,7 +185,7 @@ func TestNameAndTime(t *testing.T) {
 	}
 }
 
-// Ports of another project, and paths for IDs, are refused.
+// Ports of another project and paths for IDs are refused.
 func TestPortsAreChecked(t *testing.T) {
 	for _, tc := range []struct {
 		name string

@@ -164,15 +164,7 @@ func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcpor
 
 // Delete implements vpcport.Provider.
 func (p *Provider) Delete(ctx context.Context, id string) error {
-	r := rest.OfPort(api, http.MethodDelete, id)
-	err := rest.CheckID(r.Op(), id)
-	if err == nil {
-		err = p.call(ctx, r, nil)
-	}
-	if vpcport.ClassOf(err) == vpcport.PortGone {
-		return nil
-	}
-	return err
+	return rest.Delete(api, id, func(r rest.Request) error { return p.call(ctx, r, nil) })
 }
 
 // settled reads new ports with a host again. Neutron replies to the creation before it stores the
@@ -294,7 +286,7 @@ func pages[T any](ctx context.Context, p *Provider, collection string, query url
 		var links []struct {
 			Rel string `json:"rel"`
 		}
-		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
+		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil || items == nil { // null is no empty list
 			return nil, rest.BadReply(r.Op(), "a page without %s", collection)
 		}
 		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {

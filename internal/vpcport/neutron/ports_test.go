@@ -207,6 +207,17 @@ func TestLargestBatch(t *testing.T) {
 	}
 }
 
+// A listing in small pages is complete.
+func TestListingsInPages(t *testing.T) {
+	b := newBed(t, neutronfake.Options{MaxPage: 7})
+	var devices, ids []string
+	for i := range 100 {
+		devices = append(devices, fmt.Sprint("u-", i))
+		ids = append(ids, b.cloud.AddPort(neutronfake.Port{Network: b.network.ID, Device: devices[i], Owner: vpcport.Owner}).ID)
+	}
+	vpcporttest.WantListings(t, b.provider, devices, ids)
+}
+
 // If the last port of a page is deleted before the next request, the listing fails as Transient.
 func TestLastPortOfAPageIsDeleted(t *testing.T) {
 	b := newBed(t, neutronfake.Options{MaxPage: 2})

@@ -27,6 +27,19 @@ func OfPort(api, method, id string) Request {
 	return Request{API: api, Method: method, Path: "ports/" + id, Port: true, Names: Names{Ports: []string{id}}}
 }
 
+// Delete deletes a port by call, which sends a request. A port that does not exist is no error.
+func Delete(api, id string, call func(Request) error) error {
+	r := OfPort(api, http.MethodDelete, id)
+	err := CheckID(r.Op(), id)
+	if err == nil {
+		err = call(r)
+	}
+	if vpcport.ClassOf(err) == vpcport.PortGone {
+		return nil
+	}
+	return err
+}
+
 // Op is the operation in errors. It has no IDs, since metrics count by it.
 func (r Request) Op() string {
 	collection, _, _ := strings.Cut(r.Path, "/")

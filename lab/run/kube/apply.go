@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/restmapper"
 )
 
-// Apply applies the objects of the *.yaml files in the order of their names, as kubectl apply does.
+// Apply applies the objects of the *.yaml files in the order of the file names, as kubectl apply does.
 func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	objects, err := readObjects(files)
 	if err != nil {
@@ -27,7 +27,7 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	return c.ApplyObjects(ctx, objects)
 }
 
-// ApplyObjects is Apply for objects, in their order.
+// ApplyObjects applies objects in the given order.
 func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured.Unstructured) error {
 	api, err := dynamic.NewForConfig(c.Config())
 	if err != nil {
@@ -49,7 +49,7 @@ func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured
 	return nil
 }
 
-// mapping returns the resource of a kind. Kinds are listed once, and again if one is missing.
+// mapping returns the resource of a kind. It caches the list of kinds, and refreshes it if a kind is missing.
 func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	if kinds := c.kinds.Load(); kinds != nil {
 		if m, err := (*kinds).RESTMapping(kind.GroupKind(), kind.Version); err == nil {
@@ -72,7 +72,7 @@ func (c *ControlPlane) mapping(ctx context.Context, kind schema.GroupVersionKind
 	return kinds.RESTMapping(kind.GroupKind(), kind.Version)
 }
 
-// fieldOwner is whose the objects are that this package applies.
+// fieldOwner is the field manager of applied objects.
 const fieldOwner = "vpclab"
 
 func apply(ctx context.Context, target dynamic.ResourceInterface, o *unstructured.Unstructured) error {
@@ -102,7 +102,7 @@ func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
 			} else if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			if len(o.Object) > 0 { // nothing but comments
+			if len(o.Object) > 0 { // zero: only comments
 				objects = append(objects, o)
 			}
 		}

@@ -18,21 +18,21 @@ var ServiceCIDRs = [ipfamily.Number]netip.Prefix{
 	ipfamily.IPv6: netip.MustParsePrefix("fd00:96::/112"),
 }
 
-// Etcd is reached by sockets in the control plane's directory, in which all
-// programs run, so it needs no ports.
+// Etcd listens on sockets in the control plane's directory, which is the working directory of all programs, so it
+// needs no ports.
 const (
 	etcdClients = "unix://etcd:0"
 	etcdPeers   = "unix://peers:0"
 )
 
-// etcdData is its folder there.
+// etcdData is etcd's data folder there.
 const etcdData = "data"
 
 func etcdArgs() []string {
 	return []string{
 		"--name=only",
 		"--data-dir=" + etcdData,
-		"--unsafe-no-fsync", // a machine that crashes takes the test with it
+		"--unsafe-no-fsync", // the data need not survive a crash of the machine
 		"--listen-client-urls=" + etcdClients,
 		"--advertise-client-urls=" + etcdClients,
 		"--listen-peer-urls=" + etcdPeers,
@@ -64,18 +64,18 @@ func (o Options) apiServerArgs(port uint16) []string {
 			"--enable-admission-plugins=NodeRestriction",
 			"--kubelet-client-certificate="+kubeletClientCert,
 			"--kubelet-client-key="+kubeletClientKey,
-			// It asks webhooks by their endpoints: there is no kube-proxy beside it.
+			// Without kube-proxy, the API server calls webhooks by their endpoints.
 			"--enable-aggregator-routing",
 		)
 	} else {
 		args = append(args,
 			"--authorization-mode=RBAC",
-			"--endpoint-reconciler-type=none", // the API is not reached by its Service
+			"--endpoint-reconciler-type=none", // nothing uses the API's Service
 		)
 	}
 	if !o.Controllers {
-		// Nobody would make the default service account of a namespace, without
-		// which this plugin admits no pod.
+		// This plugin admits no pod without the default service account of its namespace, which
+		// kube-controller-manager creates.
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return append(args, o.APIServerArgs...)
@@ -105,15 +105,14 @@ func (o Options) schedulerArgs() []string {
 	return []string{"--kubeconfig=" + filepath.Join(o.Dir, adminKubeconfig), "--leader-elect=false", "--secure-port=0"}
 }
 
-// The ports to choose from lie below those that the kernel hands out by itself
-// (net.ipv4.ip_local_port_range), so that no program gets the API server's while
-// it is down.
+// The range of ports lies below the kernel's ephemeral ports (net.ipv4.ip_local_port_range), so that no program gets
+// the API server's port while it is down.
 const (
 	firstPort = 20000
 	lastPort  = 32000
 )
 
-// freePort finds a free port of addr, by listening there.
+// freePort finds a free port of addr by listening on it.
 func freePort(netns string, addr netip.Addr) (port uint16, err error) {
 	for range 100 {
 		port = uint16(firstPort + rand.IntN(lastPort-firstPort))

@@ -33,7 +33,7 @@ const (
 	tokenKey        = "tokens.key" // signs service accounts' tokens
 	adminKubeconfig = "admin.kubeconfig"
 
-	kubeletClientCert = "kubelet-client.crt" // by which the API server asks kubelets
+	kubeletClientCert = "kubelet-client.crt" // of the API server for requests to kubelets
 	kubeletClientKey  = "kubelet-client.key"
 )
 
@@ -44,11 +44,11 @@ type authority struct {
 	pem  []byte // cert
 }
 
-// writeCredentials makes what the programs authenticate themselves and others with.
+// writeCredentials creates the certificates and keys of the programs.
 func (c *ControlPlane) writeCredentials() error {
 	ca, err := newAuthority()
 	if err != nil {
-		return fmt.Errorf("make a certificate authority: %w", err)
+		return fmt.Errorf("create a certificate authority: %w", err)
 	}
 	c.ca = ca
 	server, key, err := ca.issue(&x509.Certificate{
@@ -58,19 +58,19 @@ func (c *ControlPlane) writeCredentials() error {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	if err != nil {
-		return fmt.Errorf("make the API server's certificate: %w", err)
+		return fmt.Errorf("create the API server's certificate: %w", err)
 	}
-	// With the right to all that kubelets offer, as kubeadm gives it.
+	// With full access to kubelets, as in kubeadm.
 	kubeletClient, kubeletKey, err := ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return fmt.Errorf("make the API server's certificate for kubelets: %w", err)
+		return fmt.Errorf("create the API server's client certificate for kubelets: %w", err)
 	}
 	signer, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
-		return fmt.Errorf("make the key of tokens: %w", err)
+		return fmt.Errorf("create the signing key of tokens: %w", err)
 	}
 	for name, data := range map[string][]byte{
 		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer,
@@ -86,33 +86,33 @@ func (c *ControlPlane) writeCredentials() error {
 	return WriteKubeconfig(filepath.Join(c.Dir, adminKubeconfig), c.admin)
 }
 
-// Config is an administrator's configuration without a rate limit.
+// Config returns an administrator's configuration without a rate limit.
 func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
-// AdminKubeconfig is a file with what Config returns, for other programs.
+// AdminKubeconfig returns the path of a kubeconfig with Config, for other programs.
 func (o Options) AdminKubeconfig() string { return filepath.Join(o.Dir, adminKubeconfig) }
 
-// CA is the PEM certificate of the control plane's authority.
+// CA returns the PEM certificate of the control plane's authority.
 func (c *ControlPlane) CA() []byte { return c.ca.pem }
 
-// ConfigFor is that of a user with groups, who may what RBAC says.
+// ConfigFor returns the configuration of a user with groups, whose permissions RBAC determines.
 func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
 	if c.remote {
-		return nil, fmt.Errorf("make a certificate for %s: %w", user, errRemote)
+		return nil, fmt.Errorf("create a certificate for %s: %w", user, errRemote)
 	}
 	cert, key, err := c.ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make a certificate for %s: %w", user, err)
+		return nil, fmt.Errorf("create a certificate for %s: %w", user, err)
 	}
 	cfg := c.anonymous()
 	cfg.CertData, cfg.KeyData = cert, key
 	return cfg, nil
 }
 
-// ConfigWithToken is that of whom a bearer token names; see Token.
+// ConfigWithToken returns a configuration with a bearer token; see Token.
 func (c *ControlPlane) ConfigWithToken(token string) *rest.Config {
 	cfg := c.anonymous()
 	cfg.BearerToken = token
@@ -130,14 +130,14 @@ func (c *ControlPlane) anonymous() *rest.Config {
 	return cfg
 }
 
-// dialer connects to an address in a network namespace, whatever it is asked for.
+// dialer returns a function that connects to a fixed address in a network namespace.
 func dialer(netns string, to netip.AddrPort) func(ctx context.Context, network, _ string) (net.Conn, error) {
 	return func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return ns.Dial(ctx, netns, network, to, netip.Addr{})
 	}
 }
 
-// WriteKubeconfig writes a configuration that this package has made as a kubeconfig.
+// WriteKubeconfig writes a configuration of this package as a kubeconfig.
 func WriteKubeconfig(file string, cfg *rest.Config) error {
 	const name = "vpclab"
 	k := clientapi.NewConfig()
@@ -153,7 +153,7 @@ func WriteKubeconfig(file string, cfg *rest.Config) error {
 	return nil
 }
 
-// A control plane does not live longer; clocks may differ by an hour.
+// lifetime is the validity of certificates and tokens. NotBefore allows for clocks that differ by an hour.
 const lifetime = 365 * 24 * time.Hour
 
 func newAuthority() (*authority, error) {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -54,7 +55,7 @@ func client(t *testing.T, cfg *rest.Config) *kubernetes.Clientset {
 	return api
 }
 
-// crd is the least that a CustomResourceDefinition can be.
+// crd is a minimal CustomResourceDefinition.
 const crd = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -70,47 +71,66 @@ spec:
       schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-func TestCRDsAreUsableAtOnce(t *testing.T) {
+func TestAControlPlane(t *testing.T) {
 	c := up(t, Options{CRDs: fstest.MapFS{"things.yaml": {Data: []byte("# comment\n---" + crd)}}})
-	api, err := dynamic.NewForConfig(c.Config())
-	ok(t, err)
-	thing := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
-	}}
-	things := api.Resource(schema.GroupVersionResource{Group: "test.berth.dev", Version: "v1", Resource: "things"})
-	began := time.Now()
-	_, err = things.Create(t.Context(), thing, metav1.CreateOptions{})
-	ok(t, err)
-	since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
-	ok(t, err)
-	if age := began.Sub(since); age < creationPause {
-		t.Errorf("the first object had to wait: its kind was known for %v", age)
-	}
+
+	t.Run("CRDs are usable at once", func(t *testing.T) {
+		api, err := dynamic.NewForConfig(c.Config())
+		ok(t, err)
+		thing := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
+		}}
+		things := api.Resource(schema.GroupVersionResource{Group: "test.berth.dev", Version: "v1", Resource: "things"})
+		began := time.Now()
+		_, err = things.Create(t.Context(), thing, metav1.CreateOptions{})
+		ok(t, err)
+		since, err := c.programs.established(t.Context(), api, "things.test.berth.dev")
+		ok(t, err)
+		if age := began.Sub(since); age < creationPause {
+			t.Errorf("creation of the first object waited: its CRD was established for only %v", age)
+		}
+	})
+
+	t.Run("RBAC decides", func(t *testing.T) {
+		nobody, err := c.ConfigFor("nobody", "testers")
+		ok(t, err)
+		_, err = client(t, nobody).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
+			t.Errorf("a user without a role lists nodes: %v", err)
+		}
+	})
+
+	t.Run("strangers are refused", func(t *testing.T) {
+		if resp, err := http.Get(c.URL() + "/api"); err == nil {
+			resp.Body.Close()
+			t.Error("a client that does not know the authority was served")
+		}
+	})
 }
 
 func TestStartFails(t *testing.T) {
 	t.Run("without programs", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: t.TempDir(), Dir: t.TempDir()})
 		if err == nil || !strings.Contains(err.Error(), "hack/kubebox.sh") {
-			t.Errorf("error %v, want one that says how to get them", err)
+			t.Errorf("error %v, want one that names hack/kubebox.sh", err)
 		}
 	})
 	t.Run("with a wrong argument", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), APIServerArgs: []string{"--no-such-flag"}})
 		if err == nil || !strings.Contains(err.Error(), "unknown flag: --no-such-flag") {
-			t.Errorf("error %v, want the program's own words", err)
+			t.Errorf("error %v, want the program's message", err)
 		}
 	})
 	t.Run("at an address of a family that Services have not", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), Families: ipfamily.OnlyIPv6, Address: netip.MustParseAddr("127.0.0.1")})
-		if err == nil || !strings.Contains(err.Error(), "address 127.0.0.1 of the API server: want one of IPv6") {
+		if err == nil || !strings.Contains(err.Error(), "address 127.0.0.1 of the API server: expected an IPv6 address") {
 			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("with another object among the CRDs", func(t *testing.T) {
 		files := fstest.MapFS{"a.yaml": {Data: []byte("{apiVersion: v1, kind: Node, metadata: {name: node-1}}")}}
 		_, err := Start(t.Context(), Options{Assets: assets(t), Dir: t.TempDir(), CRDs: files})
-		if err == nil || !strings.Contains(err.Error(), `there is a Node "node-1" among them`) {
+		if err == nil || !strings.Contains(err.Error(), `unexpected object Node "node-1"`) {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -147,10 +167,10 @@ func ok(t testing.TB, err error) {
 func TestAway(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	unconfigured := apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy"))
-	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // as API servers say of all that policies deny
+	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // the reason of every denial by a policy
 	for _, tt := range []struct {
-		err  error
-		away bool
+		err         error
+		unavailable bool
 	}{
 		{errors.New("connection refused"), true},
 		{apierrors.NewServiceUnavailable("etcd"), true},
@@ -160,28 +180,28 @@ func TestAway(t *testing.T) {
 		{apierrors.NewNotFound(pods, "p"), false},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
 	} {
-		if got := Unavailable(tt.err); got != tt.away {
-			t.Errorf("%v: away is %v, want %v", tt.err, got, tt.away)
+		if got := Unavailable(tt.err); got != tt.unavailable {
+			t.Errorf("Unavailable(%v) is %v, want %v", tt.err, got, tt.unavailable)
 		}
 		tries := 0
-		err := Retry(t.Context(), "make a pod", func() error {
+		err := Retry(t.Context(), "create a pod", func() error {
 			if tries++; tries > 1 {
 				return nil
 			}
 			return tt.err
 		})
-		if (err == nil) != tt.away || !tt.away && !errors.Is(err, tt.err) {
+		if (err == nil) != tt.unavailable || !tt.unavailable && !errors.Is(err, tt.err) {
 			t.Errorf("%v: tried %d times, then %v", tt.err, tries, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Retry(ctx, "make a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
+	if err := Retry(ctx, "create a pod", func() error { return errors.New("connection refused") }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
 }
 
-// TestRemote reads what another process has written down of its control plane.
+// TestRemote reads an exported control plane.
 func TestRemote(t *testing.T) {
 	own := &ControlPlane{
 		address: netip.MustParseAddrPort("127.0.0.1:6443"),
@@ -216,12 +236,12 @@ func TestRemote(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := Remote(t.TempDir()); err == nil {
-		t.Error("a folder without a control plane is no error")
+		t.Error("Remote of an empty folder: no error")
 	}
 }
 
-// A control plane starts from the snapshot of an earlier one, and from nothing when
-// the snapshot is damaged, which goes.
+// A control plane starts from the snapshot of an earlier one. A damaged snapshot is removed, and the control
+// plane starts without it.
 func TestSnapshot(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
@@ -234,7 +254,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	first := up(t, o)
 	if n := len(made()); !first.restored || n != 1 {
-		t.Fatalf("the first control plane was restored: %v, and there are %d snapshots, want one, which it began from", first.restored, n)
+		t.Fatalf("first control plane: restored is %v, with %d snapshots; want true and one snapshot", first.restored, n)
 	}
 	ok(t, first.Stop())
 
@@ -242,18 +262,18 @@ func TestSnapshot(t *testing.T) {
 	ok(t, err)
 	first.CRDs = nil
 	if others, err := first.snapshot(); err != nil || others == mine {
-		t.Errorf("without the CRDs the snapshot is %s, with them %s, %v: want another", others, mine, err)
+		t.Errorf("snapshot without CRDs is %s, with CRDs %s, error %v: want different folders", others, mine, err)
 	}
 
 	damaged := filepath.Join(made()[0], "snap", "db")
-	ok(t, os.WriteFile(damaged, []byte("no database of etcd"), 0o600))
+	ok(t, os.WriteFile(damaged, []byte("not an etcd database"), 0o600))
 	second := up(t, o)
 	if _, err := client(t, second.Config()).Discovery().ServerResourcesForGroupVersion("test.berth.dev/v1"); err != nil {
 		t.Errorf("with a damaged snapshot: %v", err)
 	}
 	ok(t, second.Stop())
 	if left := made(); second.restored || len(left) != 0 {
-		t.Errorf("with a damaged snapshot the control plane was restored: %v, and it is still there: %q", second.restored, left)
+		t.Errorf("with a damaged snapshot: restored is %v, remaining snapshots %q; want false and none", second.restored, left)
 	}
 
 	old := filepath.Join(filepath.Dir(mine), "old")
@@ -263,9 +283,9 @@ func TestSnapshot(t *testing.T) {
 	ok(t, os.MkdirAll(young, 0o700))
 	ok(t, removeOld(filepath.Dir(mine)))
 	if _, err := os.Stat(old); !os.IsNotExist(err) {
-		t.Errorf("an old snapshot stays: %v", err)
+		t.Errorf("old snapshot not removed: %v", err)
 	}
 	if _, err := os.Stat(young); err != nil {
-		t.Errorf("a new snapshot goes: %v", err)
+		t.Errorf("new snapshot removed: %v", err)
 	}
 }

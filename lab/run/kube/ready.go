@@ -21,7 +21,7 @@ import (
 	"github.com/berthnet/berth/lab/run/poll"
 )
 
-// waitUntilReady waits for the API server to say so.
+// waitUntilReady waits until the API server reports itself as ready.
 func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
 	api, err := discovery.NewDiscoveryClientForConfig(c.Config())
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	return c.installCRDs(ctx, files, false)
 }
 
-// installCRDs is InstallCRDs, which with keep does not apply CRDs that exist.
+// installCRDs implements InstallCRDs. With keep it does not apply existing CRDs.
 func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) error {
 	objects, err := readObjects(files)
 	if err != nil {
@@ -93,7 +93,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 	}
 	for _, o := range objects {
 		if o.GetKind() != "CustomResourceDefinition" {
-			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
+			return fmt.Errorf("install CRDs: unexpected object %s %q", o.GetKind(), o.GetName())
 		}
 		if keep && slices.ContainsFunc(found.Items, func(f unstructured.Unstructured) bool { return f.GetName() == o.GetName() }) {
 			continue
@@ -124,7 +124,7 @@ func (c *ControlPlane) installCRDs(ctx context.Context, files fs.FS, keep bool) 
 // (apiextensions-apiserver, serveResource). Conditions have whole seconds.
 const creationPause = 2 * time.Second
 
-// established waits until the CRD is established, and returns since when.
+// established waits until the CRD is established, and returns the time of that.
 func (s *programs) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
 	err = s.until(ctx, "install CRD "+name, func() error {
 		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
@@ -144,20 +144,19 @@ func (s *programs) established(ctx context.Context, api dynamic.Interface, name 
 	return since, err
 }
 
-// notReady is the error of admission until it has read the objects, or the
-// kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
-// plugin/policy). It calls that forbidden, or invalid.
+// notReady are errors of admission plugins that have not synced their objects or kinds yet
+// (k8s.io/apiserver/pkg/admission.WaitForReady and plugin/policy). Their reason is Forbidden or Invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
-// Unavailable reports whether an error is of an API server that cannot answer, such as one that waits for etcd. Others
-// are rejections.
+// Unavailable reports whether an error means that the API server cannot serve the request, for example because it
+// waits for etcd. Other errors are rejections.
 func Unavailable(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !errors.As(err, &status) {
-		return true // no answer at all
+		return true // no response
 	}
-	says := func(text string) bool { return strings.Contains(err.Error(), text) }
-	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	contains := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return slices.ContainsFunc(notReady, contains) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 

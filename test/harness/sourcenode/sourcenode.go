@@ -83,7 +83,7 @@ func (n *Node) Create(o client.Object) {
 	harness.OK(n.T, again("create "+o.GetName(), func(ctx context.Context) error { return n.API.Create(ctx, o) }))
 }
 
-// Get reads an object, also from an API server that takes its time. It tells
+// Get reads an object, also from an API server that takes its time. It reports
 // whether there is one.
 func (n *Node) Get(name string, into client.Object) bool {
 	return again("read "+name, func(ctx context.Context) error { return n.API.Get(ctx, client.ObjectKey{Name: name}, into) }) == nil

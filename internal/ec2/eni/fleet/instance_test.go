@@ -116,8 +116,38 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 	})
 }
 
-// A node that needs nothing makes no calls: that its instance was stopped, or runs again, is found once it
-// is suspected. Hundreds of nodes that are not ready cost a few calls, at first and later.
+// A node that needs nothing makes no calls. That its instance was stopped, or runs again, is found by
+// one call for each suspicion.
+func TestSuspectedInstanceIsAskedFor(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *world) {
+		ec2 := instancesIn("running")
+		p, n := w.suspect(ec2)
+		other := p.set(t, w.objects[1], settings(0, 8))
+		pass(minute)
+		ec2.calls.Store(0)
+		ec2.state.Store("stopped")
+		pass(minute)
+		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 0 {
+			t.Fatalf("%d calls for nothing: %+v", ec2.calls.Load(), s)
+		}
+		p.CheckInstance(n.name)
+		pass(5 * time.Second)
+		if s := n.last(); s.Class != cloud.Conflict || !strings.Contains(s.LastError, "stopped") || ec2.calls.Load() != 1 {
+			t.Errorf("after %d calls: %+v", ec2.calls.Load(), s)
+		}
+		ec2.state.Store("running")
+		p.CheckInstance(n.name) // long before it is asked for again by itself
+		pass(5 * time.Second)
+		if s := n.last(); s.LastError != "" || ec2.calls.Load() != 2 {
+			t.Errorf("once it runs, after %d calls: %+v", ec2.calls.Load(), s)
+		}
+		if s := other.last(); s.LastError != "" {
+			t.Errorf("the other: %+v", s)
+		}
+	})
+}
+
+// Hundreds of nodes that are not ready cost a few calls, at first and later.
 func TestSuspicionsShareCalls(t *testing.T) {
 	bubble(t, 300, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")

@@ -15,7 +15,7 @@ import (
 
 // Kernel is the state of the kernel of one node. It outlives daemons and is safe for concurrent use.
 type Kernel struct {
-	// HasLink tells whether an ENI has a link. Nil: every ENI has. Set it before use.
+	// HasLink reports whether an ENI has a link. Nil: every ENI has. Set it before use.
 	HasLink func(net.HardwareAddr) bool
 	// AnyNetns allows pods in network namespaces that AddNetns did not make. Set it before use.
 	AnyNetns bool

@@ -112,6 +112,7 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 	}
 	defer done()
 	var conn client.Client
+	var last error // of an attempt: it tells more than the end of ctx
 	err = retry.Until(ctx, clock.Real{}, retry.Policy{First: 50 * time.Millisecond, Most: 2 * time.Second}, func(ctx context.Context) (err error) {
 		if conn, err = c.current(); err != nil {
 			return retry.Stop(err)
@@ -122,10 +123,13 @@ func (c *Client) connection(ctx context.Context) (client.Client, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if err == nil || ctx.Err() == nil { // otherwise the deadline was too short to tell about the server
-			c.failure = err
+			c.failure, last = err, err
 		}
 		return err
 	})
+	if err != nil && ctx.Err() != nil && last != nil {
+		err = last
+	}
 	if err != nil && !errors.Is(err, plug.ErrUnreachable) {
 		err = fmt.Errorf("%w: %s: %w", plug.ErrUnreachable, c.endpoint, err)
 	}

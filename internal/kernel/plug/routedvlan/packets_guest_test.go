@@ -286,7 +286,7 @@ func TestUntracked(t *testing.T) {
 
 // A pod can send with its own address only, and packets for other addresses in its VLAN are
 // dropped.
-func TestSourcesAndDestinations(t *testing.T) {
+func TestSpoofedSourcesOfBranchesAreDropped(t *testing.T) {
 	type link struct {
 		mode   plug.Enforcing
 		family ipfamily.Family

@@ -71,7 +71,8 @@ func (t *routes) set(b branch, e ends, mac net.HardwareAddr) error {
 	if err != nil {
 		return err
 	}
-	if _, err := t.kind().Set(d); err != nil {
+	// Routes that are there are replaced too: they may differ in what does not identify them, such as their protocol.
+	if _, err := t.kind().Set(rtnl.Diff[netlink.Route]{Missing: b.routes(e)}); err != nil {
 		return err
 	}
 	_, err = t.kind().RemoveAll(d.Extra)

@@ -85,7 +85,7 @@ func (c *pods) reconcile(ctx context.Context, q reconcile.Request) (reconcile.Re
 	return reconcile.Result{RequeueAfter: again}, nil
 }
 
-// trails tells whether an EgressClient as the cache has it (nil: it has none) is older than what was
+// trails reports whether an EgressClient as the cache has it (nil: it has none) is older than what was
 // written.
 func (c *pods) trails(key types.NamespacedName, o *v1alpha1.EgressClient) bool {
 	c.mu.Lock()

@@ -69,7 +69,7 @@ type egressState struct {
 	// status.
 	wroteSlices, wroteStatus time.Time
 	version                  string
-	// lacksConsent tells whether it selects a namespace that does not consent; nil: not found
+	// lacksConsent reports whether it selects a namespace that does not consent; nil: not found
 	// out yet.
 	lacksConsent *bool
 	// since is when clients came that are in no slice yet, by UID.
@@ -258,7 +258,7 @@ func (s *state) setPodLocked(key types.NamespacedName, now podUses) (touched []m
 	return touched
 }
 
-// removePod drops a pod, and tells whether anything changed.
+// removePod drops a pod, and reports whether anything changed.
 func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	differs := a.placed.Remove(uid) || a.refused[key] != "" || a.waiting[key] != ""
 	delete(a.refused, key)
@@ -267,7 +267,7 @@ func (a *egressState) removePod(key types.NamespacedName, uid string) bool {
 	return differs
 }
 
-// setPod takes a pod's use, and tells whether anything changed.
+// setPod takes a pod's use, and reports whether anything changed.
 func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now time.Time) (differs bool) {
 	if s.client == nil {
 		differs = a.placed.Remove(uid)
@@ -281,7 +281,7 @@ func (a *egressState) setPod(key types.NamespacedName, uid string, s use, now ti
 	return set(a.waiting, key, s.waiting) || set(a.refused, key, s.refused) || differs
 }
 
-// set gives a key a value, or deletes the key if the value is empty, and tells whether anything
+// set gives a key a value, or deletes the key if the value is empty, and reports whether anything
 // changed.
 func set(of map[types.NamespacedName]string, key types.NamespacedName, value string) bool {
 	before := of[key]
@@ -335,7 +335,7 @@ func (s *state) observeSliceLocked(ref membership.Ref, o *v1alpha1.EgressClientS
 	a.placed.Observe(o.Name, o.Clients)
 }
 
-// newer tells whether a resource version is of a later write than another, which may be empty.
+// newer reports whether a resource version is of a later write than another, which may be empty.
 func newer(a, b string) bool {
 	if b == "" {
 		return true

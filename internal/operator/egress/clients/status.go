@@ -170,7 +170,7 @@ func (s *state) findConsent(ctx context.Context, ref membership.Ref, list func(c
 	return nil
 }
 
-// isIn tells whether an Egress's status says that already.
+// isIn reports whether an Egress's status says that already.
 func (s clientsStatus) isIn(by *v1alpha1.Egress) bool {
 	c := meta.FindStatusCondition(by.Status.Conditions, s.condition.Type)
 	return c != nil && by.Status.Clients == s.clients && by.Status.RefusedClients == s.refused &&

@@ -24,15 +24,11 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics"
 	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
-	vpcports "github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport"
 )
 
-const (
-	// workers is how many NICPolicies are reconciled at once.
-	workers = 4
-	// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
-	maxNote = 1024
-)
+// workers is how many NICPolicies are reconciled at once.
+const workers = 4
 
 // Watches returns the kinds that the cache must keep for Setup and NewPolicies.
 func Watches() []*watched.Kind {
@@ -130,7 +126,7 @@ func (c *controller) tell(before, o *v1alpha1.NICPolicy, is verdict) {
 	case ReasonStarting:
 	default:
 		log.Warn("a NICPolicy is not in force", "because", is.message)
-		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcports.Cut(is.message, maxNote))
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, is.reason, "Report", "%s", vpcport.Cut(is.message, podnics.MaxNote))
 	}
 }
 

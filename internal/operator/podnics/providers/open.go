@@ -241,7 +241,7 @@ func (h *health) note(op string, err error) (worse bool) {
 	}
 }
 
-// away tells whether the provider does not answer.
+// away reports whether the provider does not answer.
 func (h *health) away() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -84,7 +84,7 @@ func (s *secrets) use(vpc, name string) {
 	s.begin(name)
 }
 
-// used tells whether some VPC uses a Secret. s.mu is held.
+// used reports whether some VPC uses a Secret. s.mu is held.
 func (s *secrets) used(name string) bool {
 	for _, u := range s.byVPC {
 		if u.name == name {
@@ -124,7 +124,7 @@ func (s *secrets) watchOne(ctx context.Context, name string) {
 		_ = retry.Until(ctx, s.clock, retry.Policy{First: time.Second, Most: time.Minute, Spread: true}, func(ctx context.Context) error {
 			err := s.watchOnce(ctx, name)
 			if err != nil && !failed && ctx.Err() == nil {
-				s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "error", err)
+				s.log.Warn("watching the Secret of a VPC failed, will try again; the Secret is also read from time to time", "secret", name, "err", err)
 			}
 			failed = true
 			return err

@@ -141,7 +141,7 @@ func subnets(n vpcport.Network) (out []v1alpha1.VPCSubnet) {
 	return out
 }
 
-// maxNote is the longest note of an Event, in bytes (events.k8s.io/v1).
+// maxNote bounds the note of an Event, in bytes. The API allows podnics.MaxNote.
 const maxNote = 1000
 
 // tell makes an Event and a log line when the reason of a VPC's condition Ready changes.

@@ -138,7 +138,7 @@ func secretOf(spec v1alpha1.VPCSpec) string {
 	return fmt.Sprintf("; the credentials are in Secret %s", spec.Credentials.SecretName)
 }
 
-// lasting tells whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
+// lasting reports whether a problem ends the use of a VPC. Other problems may be over at the next call, to the
 // provider or to the API server.
 func (p *problem) lasting() bool {
 	switch p.reason {

@@ -31,7 +31,7 @@ type Options struct {
 	VPC func(name string) (VPC, bool)
 	// Most is how many ports of all VPCs a Node may have. It does no I/O.
 	Most func(ctx context.Context, node string) int
-	// Exists tells whether there is a VPC object with a UID, open or not. It does no I/O.
+	// Exists reports whether there is a VPC object with a UID, open or not. It does no I/O.
 	Exists func(uid string) bool
 	// Recorded returns the IDs of the ports of all PodNICs as the API server has them, and of the ports that
 	// NICs of this process have.
@@ -141,7 +141,7 @@ func (p *Pool) Yield(vpc string) {
 	p.wake.Set()
 }
 
-// yields tells whether the ports of a VPC are given up.
+// yields reports whether the ports of a VPC are given up.
 func (p *Pool) yields(vpc string) (yes bool) {
 	now := p.o.Clock.Now()
 	p.edit(func() {
@@ -291,7 +291,7 @@ func (p *Pool) leaves(n noted) {
 	}
 }
 
-// isUsed tells whether a kind is to have ports.
+// isUsed reports whether a kind is to have ports.
 func (d *demand) isUsed(now time.Time, idle time.Duration) bool {
 	return d.nics > 0 || now.Sub(d.used) < idle
 }

@@ -27,7 +27,7 @@ type worker struct {
 	*Pool
 	calls sync.WaitGroup
 
-	mu        sync.Mutex      // guards all below
+	surveyMu  sync.Mutex      // guards surveying
 	surveying map[string]bool // VPC objects by name
 }
 
@@ -126,7 +126,7 @@ func (w *worker) make(ctx context.Context, d *demand, v VPC) {
 	log := w.o.Logger.With("vpc", d.kind.VPC, "host", d.kind.Host, "subnets", d.kind.Subnets, "groups", d.kind.Groups)
 	switch {
 	case err != nil:
-		log.Warn("creating a warm port failed, will try again", "error", err)
+		log.Warn("creating a warm port failed, will try again", "err", err)
 	case found:
 		log.Info("found a warm port that can be used")
 	case made.Host != d.kind.Host || made.Binding.Result != vpcport.Bound:
@@ -211,7 +211,7 @@ func (w *worker) discard(ctx context.Context, id string, v VPC) {
 		err := v.Provider.Delete(ctx, id)
 		w.o.Metrics.step(stepDelete, err)
 		if err != nil {
-			w.o.Logger.Warn("deleting a warm port whose VPC was deleted failed, will try again", "port", id, "error", err)
+			w.o.Logger.Warn("deleting a warm port whose VPC was deleted failed, will try again", "port", id, "err", err)
 			return err
 		}
 		w.o.Logger.Info("deleted a warm port whose VPC was deleted", "port", id)
@@ -239,7 +239,7 @@ func (w *worker) drop(ctx context.Context, o *stocked, v VPC) {
 		}
 	})
 	if err != nil {
-		w.o.Logger.Warn("deleting a warm port failed, will try again", "vpc", o.vpc, "port", id, "error", err)
+		w.o.Logger.Warn("deleting a warm port failed, will try again", "vpc", o.vpc, "port", id, "err", err)
 	} else {
 		w.o.Logger.Info("deleted a warm port", "vpc", o.vpc, "port", id, "host", o.port.Host)
 		w.o.Freed(o.vpc)

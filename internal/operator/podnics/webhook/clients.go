@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -19,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/listener"
 )
 
 // Anybody who reaches the webhook's port could ask what pods of any namespace would get. It therefore answers only
@@ -72,7 +72,7 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 			with.GetConfigForClient, with.ClientAuth, with.ClientCAs = nil, tls.RequireAndVerifyClientCert, pool
 			return with, nil
 		}
-		from, to := addrOf(hello.Conn.RemoteAddr()), addrOf(hello.Conn.LocalAddr())
+		from, to := listener.AddrOf(hello.Conn.RemoteAddr()), listener.AddrOf(hello.Conn.LocalAddr())
 		if from == to || c.mayAsk(hello.Context(), from) {
 			return nil, nil
 		}
@@ -81,14 +81,7 @@ func (c *clients) handshake(base *tls.Config) func(*tls.ClientHelloInfo) (*tls.C
 	}
 }
 
-func addrOf(a net.Addr) netip.Addr {
-	if a, ok := a.(*net.TCPAddr); ok {
-		return a.AddrPort().Addr().Unmap()
-	}
-	return netip.Addr{}
-}
-
-// mayAsk tells whether the API server may have an address. For an unknown one the addresses are read again.
+// mayAsk reports whether the API server may have an address. For an unknown one the addresses are read again.
 func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	if from.IsLoopback() || slices.ContainsFunc(c.also, func(p netip.Prefix) bool { return p.Contains(from) }) {
 		return true
@@ -101,7 +94,7 @@ func (c *clients) mayAsk(ctx context.Context, from netip.Addr) bool {
 	return at != 0 || err != nil // pods of namespaces with policies could not be created otherwise
 }
 
-// preferred tells whether an address is known to be the API server's.
+// preferred reports whether an address is known to be the API server's.
 func (c *clients) preferred(from netip.Addr) bool {
 	at, _ := c.find(from)
 	return at == ofAPIServer

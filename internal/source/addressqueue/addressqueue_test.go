@@ -1,22 +1,21 @@
-package waiting_test
+package addressqueue_test
 
 import (
 	"context"
 	"errors"
 	"net/netip"
-	"sync"
 	"testing"
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/waiting"
+	"github.com/berthnet/berth/internal/source/addressqueue"
 )
 
 func request(id string) source.Request {
 	return source.Request{Key: attachment.Key{ContainerID: id, IfName: "eth0"}}
 }
 
-func order(q *waiting.Queue) (ids string) {
+func order(q *addressqueue.Queue) (ids string) {
 	for _, w := range q.All() {
 		ids += w.Request.Key.ContainerID
 	}
@@ -24,7 +23,7 @@ func order(q *waiting.Queue) (ids string) {
 }
 
 func TestQueue(t *testing.T) {
-	var q, other waiting.Queue
+	var q, other addressqueue.Queue
 	a, b, c := q.Push(request("a")), q.Push(request("b")), q.Push(request("c"))
 	if got := order(&q); got != "abc" || q.Len() != 3 || q.Front() != a {
 		t.Errorf("queue %s, front %v", got, q.Front())
@@ -63,32 +62,32 @@ func TestAcquire(t *testing.T) {
 	lease := source.Lease{IPv4: netip.MustParseAddr("10.0.0.1")}
 	refused := errors.New("refused")
 	for name, c := range map[string]struct {
-		held    bool                  // the key has a lease already
-		admit   func(*waiting.Waiter) // what its source does at once
-		later   func(*waiting.Waiter) // what it does before it is asked why
+		held    bool                       // the key has a lease already
+		admit   func(*addressqueue.Waiter) // what its source does at once
+		later   func(*addressqueue.Waiter) // what it does before it is asked why
 		err     error
 		changed int
 	}{
 		"held already":             {held: true},
-		"warm":                     {admit: func(w *waiting.Waiter) { w.Grant(lease) }, changed: 1},
-		"refused":                  {admit: func(w *waiting.Waiter) { w.Fail(refused) }, err: refused, changed: 1},
+		"warm":                     {admit: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
+		"refused":                  {admit: func(w *addressqueue.Waiter) { w.Fail(refused) }, err: refused, changed: 1},
 		"given up":                 {err: context.Canceled, changed: 2},
-		"given at the last moment": {later: func(w *waiting.Waiter) { w.Grant(lease) }, changed: 1},
+		"given at the last moment": {later: func(w *addressqueue.Waiter) { w.Grant(lease) }, changed: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var queue waiting.Queue
+			var queue addressqueue.Queue
 			changed := 0
-			d := waiting.Acquirer{
-				Lock: &sync.Mutex{},
+			d := addressqueue.Acquirer{
+				With: func(do func()) { do() },
 				Held: func(attachment.Key) (source.Lease, bool) { return lease, c.held },
-				Admit: func(r source.Request) *waiting.Waiter {
+				Admit: func(r source.Request) *addressqueue.Waiter {
 					w := queue.Push(r)
 					if c.admit != nil {
 						c.admit(w)
 					}
 					return w
 				},
-				Why: func(w *waiting.Waiter) *source.Exhausted {
+				Why: func(w *addressqueue.Waiter) *source.Exhausted {
 					if c.later != nil {
 						c.later(w)
 					}

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// noauthProject is the project without Keystone: Neutron accepts any then.
+// noauthProject is the project without Keystone, when Neutron accepts any project.
 const noauthProject = "b0a7b0a7b0a74b0a8b0a7b0a7b0a7b0a"
 
 // projectName is the name of the project of all resources.
 const projectName = "berth"
 
-// Project is the ID of the project of all resources.
+// Project returns the ID of the project of all resources.
 func (c *Cloud) Project() string {
 	if c.keystone == nil {
 		return noauthProject
@@ -22,12 +22,12 @@ func (c *Cloud) Project() string {
 	return c.keystone.project
 }
 
-// scope limits a token to a project.
+// scope returns the scope of a token for a project.
 func scope(project string) map[string]any {
 	return map[string]any{"project": map[string]any{"name": project, "domain": map[string]any{"id": "default"}}}
 }
 
-// password authenticates a user.
+// password returns the credentials of a user.
 func password(user, secret string) map[string]any {
 	return map[string]any{
 		"methods":  []string{"password"},
@@ -35,7 +35,7 @@ func password(user, secret string) map[string]any {
 	}
 }
 
-// login gets a token.
+// login requests a token.
 func (k *keystone) login(ctx context.Context, user, secret, project string) (token, userID string, err error) {
 	var out struct {
 		Token struct {
@@ -48,15 +48,15 @@ func (k *keystone) login(ctx context.Context, user, secret, project string) (tok
 		"auth": map[string]any{"identity": password(user, secret), "scope": scope(project)},
 	}}, &out)
 	if err != nil {
-		return "", "", fmt.Errorf("get a token for %s: %w", user, err)
+		return "", "", fmt.Errorf("request a token for %s: %w", user, err)
 	}
 	return header.Get("X-Subject-Token"), out.Token.User.ID, nil
 }
 
-// tokenLife is how long Keystone's tokens are good (fernet, "expiration").
+// tokenLife is the lifetime of Keystone's tokens (fernet, "expiration").
 const tokenLife = time.Hour
 
-// adminToken is a token of the administrator.
+// adminToken returns a token of the administrator.
 func (k *keystone) adminToken(ctx context.Context) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -68,7 +68,7 @@ func (k *keystone) adminToken(ctx context.Context) (string, error) {
 	return token, err
 }
 
-// identity makes a request of Keystone's API as its administrator.
+// identity sends a request to Keystone's API as its administrator.
 func (k *keystone) identity(ctx context.Context, method, path string, body, out any) error {
 	token, err := k.adminToken(ctx)
 	if err != nil {
@@ -78,38 +78,38 @@ func (k *keystone) identity(ctx context.Context, method, path string, body, out 
 	return err
 }
 
-// named is anything of Keystone's that has an ID.
+// named is a Keystone resource with an ID.
 type named struct {
 	ID string `json:"id"`
 }
 
-// identify creates a resource in Keystone and returns its ID.
-func (k *keystone) identify(ctx context.Context, kind, name string, more map[string]any) (string, error) {
+// create creates a resource in Keystone and returns its ID.
+func (k *keystone) create(ctx context.Context, kind, name string, more map[string]any) (string, error) {
 	attributes := map[string]any{"name": name}
 	for k, v := range more {
 		attributes[k] = v
 	}
 	out := map[string]named{}
 	if err := k.identity(ctx, "POST", kind+"s", map[string]any{kind: attributes}, &out); err != nil {
-		return "", fmt.Errorf("make %s %s: %w", kind, name, err)
+		return "", fmt.Errorf("create %s %s: %w", kind, name, err)
 	}
 	return out[kind].ID, nil
 }
 
-// enlist puts Neutron into the catalog, and makes the project and the role Role.
-func (k *keystone) enlist(ctx context.Context) error {
-	service, err := k.identify(ctx, "service", "neutron", map[string]any{"type": "network"})
+// initialize adds Neutron to the catalog, and creates the project and the role Role.
+func (k *keystone) initialize(ctx context.Context) error {
+	service, err := k.create(ctx, "service", "neutron", map[string]any{"type": "network"})
 	if err != nil {
 		return err
 	}
-	if _, err := k.identify(ctx, "endpoint", "neutron", map[string]any{"service_id": service, "interface": "public", "region_id": Region, "url": neutronURL()}); err != nil {
+	if _, err := k.create(ctx, "endpoint", "neutron", map[string]any{"service_id": service, "interface": "public", "region_id": Region, "url": neutronURL()}); err != nil {
 		return err
 	}
-	project, err := k.identify(ctx, "project", projectName, nil)
+	project, err := k.create(ctx, "project", projectName, nil)
 	if err != nil {
 		return err
 	}
-	if _, err := k.identify(ctx, "role", Role, nil); err != nil {
+	if _, err := k.create(ctx, "role", Role, nil); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -118,17 +118,17 @@ func (k *keystone) enlist(ctx context.Context) error {
 	return nil
 }
 
-// User is one of Keystone's domain Default, who works in the project called Project.
+// User is a user of Keystone's domain Default, for the project called Project.
 type User struct{ Name, Password, Project string }
 
-// AddUser creates a user of the project with the role member and further ones, such as Role. It is an
+// AddUser creates a user with the role member in the project and further roles, such as Role. It returns an
 // error without Keystone.
 func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User, error) {
 	u := User{Name: name, Password: secret(), Project: projectName}
 	if c.keystone == nil {
-		return u, fmt.Errorf("make user %s: there is no Keystone", name)
+		return u, fmt.Errorf("create user %s: this instance has no Keystone", name)
 	}
-	id, err := c.keystone.identify(ctx, "user", name, map[string]any{"password": u.Password, "default_project_id": c.Project()})
+	id, err := c.keystone.create(ctx, "user", name, map[string]any{"password": u.Password, "default_project_id": c.Project()})
 	if err != nil {
 		return u, err
 	}
@@ -140,17 +140,17 @@ func (c *Cloud) AddUser(ctx context.Context, name string, roles ...string) (User
 			return u, err
 		}
 		if len(out.Roles) != 1 {
-			return u, fmt.Errorf("make user %s: role %q does not exist", name, role)
+			return u, fmt.Errorf("create user %s: role %q does not exist", name, role)
 		}
 		if err := c.keystone.identity(ctx, "PUT", "projects/"+c.Project()+"/users/"+id+"/roles/"+out.Roles[0].ID, nil, nil); err != nil {
-			return u, fmt.Errorf("give user %s the role %s: %w", name, role, err)
+			return u, fmt.Errorf("assign role %[2]s to user %[1]s: %[3]w", name, role, err)
 		}
 	}
 	return u, nil
 }
 
-// ApplicationCredential makes one of a user's, with all roles that the user has in the project,
-// and returns its ID and secret.
+// ApplicationCredential creates an application credential of a user, with all of the user's roles in the
+// project, and returns its ID and secret.
 func (c *Cloud) ApplicationCredential(ctx context.Context, u User, name string) (id, key string, err error) {
 	token, user, err := c.keystone.login(ctx, u.Name, u.Password, u.Project)
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *Cloud) ApplicationCredential(ctx context.Context, u User, name string) 
 		"application_credential": map[string]any{"name": name, "secret": key},
 	}}, &out)
 	if err != nil {
-		return "", "", fmt.Errorf("make application credential %s: %w", name, err)
+		return "", "", fmt.Errorf("create application credential %s: %w", name, err)
 	}
 	return out.Credential.ID, key, nil
 }

@@ -1,10 +1,9 @@
-// Package waiting queues requests for addresses in the order of arrival. It implements Acquire for all address sources.
-package waiting
+// Package addressqueue queues requests for addresses in the order of arrival. It implements Acquire for all address sources.
+package addressqueue
 
 import (
 	"container/list"
 	"context"
-	"sync"
 
 	"github.com/berthnet/berth/internal/node/attachment"
 	"github.com/berthnet/berth/internal/source"
@@ -131,7 +130,8 @@ func (w *Waiter) part() {
 
 // Acquirer implements Acquire with the functions of a source.
 type Acquirer struct {
-	Lock sync.Locker // of the source; held when the functions below are called
+	// With calls do while the source is locked. The functions below are called by do.
+	With func(do func())
 	// Held returns the lease that a key already has.
 	Held func(attachment.Key) (source.Lease, bool)
 	// Admit queues a request, and serves it at once if possible.
@@ -143,25 +143,27 @@ type Acquirer struct {
 }
 
 // Acquire implements source.Source.
-func (d Acquirer) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
-	d.Lock.Lock()
-	if l, ok := d.Held(req.Key); ok {
-		d.Lock.Unlock()
+func (d Acquirer) Acquire(ctx context.Context, req source.Request) (l source.Lease, err error) {
+	var w *Waiter // nil: the key has a lease already
+	d.With(func() {
+		var held bool
+		if l, held = d.Held(req.Key); !held {
+			w = d.Admit(req)
+			d.Changed()
+		}
+	})
+	if w == nil {
 		return l, nil
 	}
-	w := d.Admit(req)
-	d.Changed()
-	d.Lock.Unlock()
 	if a, ok := w.await(ctx); ok {
 		return a.Lease, a.Err
 	}
-	return d.giveUp(ctx, w)
+	d.With(func() { l, err = d.giveUp(ctx, w) })
+	return l, err
 }
 
 // giveUp ends a wait whose context ended. If an address was granted at the same time, it is returned.
 func (d Acquirer) giveUp(ctx context.Context, w *Waiter) (source.Lease, error) {
-	d.Lock.Lock()
-	defer d.Lock.Unlock()
 	why := d.Why(w)
 	if !w.Leave() {
 		a := <-w.Answered()
