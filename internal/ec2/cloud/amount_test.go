@@ -8,7 +8,7 @@ import (
 	"github.com/berthnet/berth/test/harness/check"
 )
 
-func TestFamiliesOfAmounts(t *testing.T) {
+func TestAmountFamilies(t *testing.T) {
 	for n, want := range map[Amount]struct {
 		four, six bool
 		family    ipfamily.Family

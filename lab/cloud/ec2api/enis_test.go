@@ -18,7 +18,7 @@ func tagSpec(kind types.ResourceType, key, value string) []types.TagSpecificatio
 	return []types.TagSpecification{{ResourceType: kind, Tags: []types.Tag{{Key: &key, Value: &value}}}}
 }
 
-func TestLifeOfAnENI(t *testing.T) {
+func TestENILifecycle(t *testing.T) {
 	r := newRig(t, instant())
 	e := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("spare"), SecondaryPrivateIpAddressCount: aws.Int32(3),

@@ -33,9 +33,9 @@ var (
 	internal  = refusal(500, "InternalError", "An internal error has occurred")
 )
 
-// TestRepeats checks, for each kind of call and failure, how many requests are sent and the class of the
+// TestRetriesByFailure checks, for each kind of call and failure, how many requests are sent and the class of the
 // resulting error.
-func TestRepeats(t *testing.T) {
+func TestRetriesByFailure(t *testing.T) {
 	describe := listing(cloud.ENIFilter{})
 	assign := func(ctx context.Context, c cloud.API) (any, error) {
 		// Reuse a connection, as in production: net/http must not retry either.

@@ -53,7 +53,7 @@ func doubtful(t *testing.T, err error, says string) {
 }
 
 // Replies over the size limit are rejected, and error replies are truncated.
-func TestAnswersAreBounded(t *testing.T) {
+func TestReplySizeIsLimited(t *testing.T) {
 	blank := []byte(strings.Repeat(" ", 1<<20))
 	for _, tt := range []struct {
 		name   string
@@ -86,7 +86,7 @@ func TestAnswersAreBounded(t *testing.T) {
 }
 
 // The readers stop at the limits of size and of elements, and accept replies within them.
-func TestReadersOfAnswersAreBounded(t *testing.T) {
+func TestReplyReadersStopAtLimits(t *testing.T) {
 	endless := func(text string) io.Reader { return &repeat{text: text} }
 	n, err := io.Copy(io.Discard, &bounded{from: endless(" "), most: maxAnswer, left: maxAnswer})
 	if n != maxAnswer || err == nil || !strings.Contains(err.Error(), "bytes") {
@@ -120,7 +120,7 @@ func (r *repeat) Read(p []byte) (int, error) {
 }
 
 // A reply that trickles in byte by byte fails at the call timeout.
-func TestAnswersByteByByte(t *testing.T) {
+func TestSlowRepliesTimeOut(t *testing.T) {
 	c := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "<DescribeNetworkInterfacesResponse>")
 		byteByByte(w, " ", time.Millisecond)
@@ -154,7 +154,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 }
 
 // A metadata service that trickles its reply byte by byte fails at the timeout.
-func TestMetadataByteByByte(t *testing.T) {
+func TestSlowMetadataTimesOut(t *testing.T) {
 	clearAWS(t)
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")

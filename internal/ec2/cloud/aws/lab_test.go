@@ -73,8 +73,8 @@ func eventually(t *testing.T, call func() error) {
 	}
 }
 
-// TestLabLife takes an ENI through its life cycle and makes every API call.
-func TestLabLife(t *testing.T) {
+// TestLabENILifecycle takes an ENI through its life cycle and makes every API call.
+func TestLabENILifecycle(t *testing.T) {
 	lab, c := labClient(t, labSpec())
 	ctx := t.Context()
 	id := lab.Cloud.Instances.ID("node")

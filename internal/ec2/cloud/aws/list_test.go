@@ -141,8 +141,8 @@ func TestListings(t *testing.T) {
 	}
 }
 
-// TestMalformedAnswers corrupts one field at a time.
-func TestMalformedAnswers(t *testing.T) {
+// TestMalformedReplies corrupts one field at a time.
+func TestMalformedReplies(t *testing.T) {
 	tests := []struct{ old, new, want string }{
 		{"<networkInterfaceId>eni-0a</networkInterfaceId>", "", "networkInterfaceId"},
 		{"02:00:00:00:00:0a", "zz", "networkInterfaceSet[eni-0a].macAddress"},

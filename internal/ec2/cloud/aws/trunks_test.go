@@ -153,8 +153,8 @@ func (w world) look(t *testing.T, id string) cloud.ENI {
 	return list[0]
 }
 
-// TestTrunkLife covers the lifecycle of a trunk and a branch.
-func TestTrunkLife(t *testing.T) {
+// TestTrunkLifecycle covers the lifecycle of a trunk and a branch.
+func TestTrunkLifecycle(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		e := w.create(t, cloud.CreateENI{Type: cloud.InterfaceTrunk, Amount: cloud.Amount{Addresses: 2}})
@@ -197,8 +197,8 @@ func TestTrunkLife(t *testing.T) {
 
 func sorted(list []string) []string { return slices.Sorted(slices.Values(list)) }
 
-// TestTrunkIsDetached: a trunk without branches can be detached and deleted like other ENIs.
-func TestTrunkIsDetached(t *testing.T) {
+// TestDetachTrunk: a trunk without branches can be detached and deleted like other ENIs.
+func TestDetachTrunk(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		id, attachment := w.trunk(t, 1)
 		a := w.associate(t, id, 1)
@@ -209,7 +209,7 @@ func TestTrunkIsDetached(t *testing.T) {
 }
 
 // Terminating an instance turns its branches into detached ENIs.
-func TestBranchesOfALostInstance(t *testing.T) {
+func TestTerminationDetachesBranches(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		kept, _ := w.trunk(t, 1)
 		gone, attachment := w.trunk(t, 2)
@@ -293,7 +293,7 @@ func TestTrunkRefusals(t *testing.T) {
 }
 
 // A new ENI gets the requested primary address, which is free again once the ENI is deleted.
-func TestPrimaryAddressOfChoice(t *testing.T) {
+func TestRequestedPrimaryAddress(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		create := func(addr, token string) (cloud.ENI, error) {
@@ -331,7 +331,7 @@ func TestPrimaryAddressOfChoice(t *testing.T) {
 
 // Requests with the same client token create one association, even if replies are lost. Disassociating and
 // setting groups are idempotent, too.
-func TestAssociatedOnce(t *testing.T) {
+func TestAssociateIsIdempotent(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		trunk, _ := w.trunk(t, 1)
@@ -368,8 +368,8 @@ func TestAssociatedOnce(t *testing.T) {
 	})
 }
 
-// TestFiltersOfBranches: filters select ENIs by type, and by any of several tag values.
-func TestFiltersOfBranches(t *testing.T) {
+// TestBranchFilters: filters select ENIs by type, and by any of several tag values.
+func TestBranchFilters(t *testing.T) {
 	everywhere(t, func(t *testing.T, w world) {
 		ctx := t.Context()
 		trunk, _ := w.trunk(t, 1)

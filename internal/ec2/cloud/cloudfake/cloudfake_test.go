@@ -48,7 +48,7 @@ func free(t *testing.T, c *Cloud) int {
 }
 
 // ENIs go through their life cycle; invalid calls along the way are rejected.
-func TestLifeOfAnENI(t *testing.T) {
+func TestENILifecycle(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
 	e := check.Must(c.CreateENI(ctx, req))(t)

@@ -87,7 +87,7 @@ func TestOrder(t *testing.T) {
 }
 
 // A call that waits for long is reported once; one that does not is not reported.
-func TestHeld(t *testing.T) {
+func TestLongWaitIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 0.05, Burst: 1})
 		start := time.Now()
@@ -158,7 +158,7 @@ func TestFinishesFirst(t *testing.T) {
 }
 
 // A completing call that gives up no longer holds back new work.
-func TestGivenUpBegun(t *testing.T) {
+func TestCanceledCallHoldsNothingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(AttachENI, Limit{Rate: 0.01, Burst: 1})
 		w := newWaiting(t, s)
@@ -173,7 +173,7 @@ func TestGivenUpBegun(t *testing.T) {
 }
 
 // A call of low priority gets its turn although more urgent calls never stop arriving.
-func TestPatience(t *testing.T) {
+func TestLowPriorityCallsAreNotStarved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaiting(t, limited(DescribeENIs, Limit{Rate: 1, Burst: 1}))
 		w.join("page", DescribeENIs, 0, 0)
@@ -222,7 +222,7 @@ func TestQueueOrder(t *testing.T) {
 }
 
 // After random calls of all kinds have succeeded, failed or given up, the Set has no waiters and no calls in flight.
-func TestAllCallsEnd(t *testing.T) {
+func TestSetIsEmptyAfterRandomCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(AttachENI, Limit{Rate: 20, Burst: 2})
 		var callers sync.WaitGroup

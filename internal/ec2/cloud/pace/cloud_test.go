@@ -52,8 +52,8 @@ func (a *answers) AssociateBranch(_ context.Context, as cloud.Association, token
 func (a *answers) DisassociateBranch(context.Context, string) error  { return a.next() }
 func (a *answers) SetGroups(context.Context, string, []string) error { return a.next() }
 
-// TestCloudRepeats checks, for each kind of call, which failures are retried and the resulting error class.
-func TestCloudRepeats(t *testing.T) {
+// TestCloudRetries checks, for each kind of call, which failures are retried and the resulting error class.
+func TestCloudRetries(t *testing.T) {
 	refused := &cloud.Error{Class: cloud.Throttled, Code: "RequestLimitExceeded"}
 	lost := &cloud.Error{Class: cloud.Transient}
 	gone := &cloud.Error{Class: cloud.Gone, Code: "InvalidNetworkInterfaceID.NotFound"}
@@ -208,7 +208,7 @@ func TestCloudChoosesByFamily(t *testing.T) {
 }
 
 // An empty request succeeds without a call.
-func TestNothingNeedsNoCall(t *testing.T) {
+func TestEmptyRequestsMakeNoCall(t *testing.T) {
 	a := &answers{}
 	api, ctx := pace.Cloud(a, pace.Options{}), t.Context()
 	_, err := api.Instances(ctx, nil)

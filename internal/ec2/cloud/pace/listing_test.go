@@ -49,7 +49,7 @@ func (l *lists) SubnetPage(_ context.Context, f cloud.SubnetFilter, _ string) ([
 }
 
 // A filter with more values than a call accepts is split into calls that together cover all combinations.
-func TestFiltersAreAskedForWhole(t *testing.T) {
+func TestLargeFiltersAreSplit(t *testing.T) {
 	const most = 200
 	ids := make([]string, 450)
 	for i := range ids {
@@ -96,7 +96,7 @@ func tags(n int) map[string]string {
 }
 
 // Subnet filters are split likewise.
-func TestFiltersOfSubnetsAreAskedForWhole(t *testing.T) {
+func TestLargeSubnetFiltersAreSplit(t *testing.T) {
 	ids := make([]string, 300)
 	for i := range ids {
 		ids[i] = fmt.Sprint(i)

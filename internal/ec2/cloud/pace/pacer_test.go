@@ -100,7 +100,7 @@ func TestPacerBurst(t *testing.T) {
 }
 
 // A refusal after an idle period does not change the rate, however small the burst has become.
-func TestPacerQuiet(t *testing.T) {
+func TestPacerIdle(t *testing.T) {
 	s := simulate(bucket{rate: 5, size: 50})
 	s.callers, s.latency = 200, 10*time.Millisecond
 	s.run(2 * time.Minute)

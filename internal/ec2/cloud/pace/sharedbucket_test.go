@@ -249,7 +249,7 @@ func TestLimitsChange(t *testing.T) {
 }
 
 // Nodes that join slowly wait only for replies.
-func TestUnhurriedJoins(t *testing.T) {
+func TestSlowJoins(t *testing.T) {
 	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudfake.Bucket{Rate: 4, Size: 20}}.run(t)
 	if r.wait.Round(time.Millisecond) != 3*latency || r.refused > 0 {
 		t.Errorf("median node took %v with %.1f %% of calls refused, want %v with none refused", r.wait, 100*r.refused, 3*latency)
@@ -306,7 +306,7 @@ func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Durati
 }
 
 // Listings for repair and joins do not starve each other.
-func TestListingBeside(t *testing.T) {
+func TestListingsDuringJoins(t *testing.T) {
 	pages := 0
 	shared := cloudfake.Bucket{Rate: 4, Size: 20}
 	r := joins{nodes: 200, shared: &shared, also: func(ctx context.Context, api cloud.API) {
