@@ -101,8 +101,8 @@ func ec2Down(t *testing.T, c *cluster) {
 	c.Cloud.API.Outage(true)
 	defer c.Cloud.API.Outage(false)
 	c.want(t, "node-2", 3)
-	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
-	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
+	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "check that the EC2 endpoint is reachable", "next try at")
+	c.event(t, "node-2", "NetworkTransient", "check that the EC2 endpoint is reachable")
 	harness.Add(t, c.named(t, "node-3"), "warm")
 	harness.Add(t, c.named(t, "node-2"), "warm")
 	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come

@@ -175,7 +175,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 			pass(c.wait)
 			for _, n := range p.writers {
 				if s := n.last(); s.Class != c.trouble {
-					t.Fatalf("%s: status of %s = %+v, want class %[4]v", c.name, n.name, s)
+					t.Fatalf("%s: status of %s = %+v, want class %v", c.name, n.name, s, c.trouble)
 				}
 			}
 			check.AtMost(t, ec2.calls.Swap(0), c.most, "%s: number of calls", c.name)
