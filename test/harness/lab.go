@@ -115,24 +115,24 @@ func BadLog(p *proc.Process) error {
 // Rest is the time within which a lab must be at rest.
 const Rest = 3 * time.Minute
 
-// Settle waits until the lab agrees with itself (oracle.Check).
+// Settle waits until the lab is consistent (oracle.Check).
 func Settle(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Rest)
 	defer cancel()
 	if err := oracle.Wait(ctx, l); err != nil {
-		t.Fatalf("after %v still not at rest: %v", Rest, err)
+		t.Fatalf("still not at rest after %v: %v", Rest, err)
 	}
 }
 
-// Eventually tries until is returns nil, and fails the test with the last error after a time. It is
-// for other processes and the kernel, which have no event for it.
+// Eventually calls is until it returns nil, and fails the test with the last error after a time. It is for other
+// processes and the kernel, which provide no event to wait for.
 func Eventually(t *testing.T, within time.Duration, what string, is func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
 	if err := poll.Until(ctx, is); err != nil {
-		t.Fatalf("%s: not within %v: %v", what, within, err)
+		t.Fatalf("%s: condition not met within %v: %v", what, within, err)
 	}
 }
 

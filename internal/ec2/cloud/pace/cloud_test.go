@@ -184,7 +184,7 @@ func TestCloudChoosesByFamily(t *testing.T) {
 		{"unassign IPv4 address and prefix", unassign(four, block4), pace.Unassign, "expected one of the two"},
 		{"create branch", ask(cloud.CreateENI{Type: cloud.InterfaceBranch}), pace.CreateENI, "type \"branch\""},
 		{"IPv6 primary address", ask(cloud.CreateENI{Primary: six.Addr()}), pace.CreateENI, "expected an IPv4 address"},
-		{"IPv4 address as IPv6 address", ask(cloud.CreateENI{IPv6Address: four.Addr()}), pace.CreateENI, "expected an IPv6 address"},
+		{"IPv4 address as IPv6 address", ask(cloud.CreateENI{IPv6Address: four.Addr()}), pace.CreateENI, "expected either an IPv6 address"},
 		{"IPv6 address and number of addresses", ask(cloud.CreateENI{IPv6Address: six.Addr(), Amount: cloud.Amount{IPv6: 1}}), pace.CreateENI, "or a number of them"},
 		{"VLAN 0", associate(0), pace.AssociateBranch, "expected 1 to 4094"},
 		{"VLAN 4095", associate(4095), pace.AssociateBranch, "expected 1 to 4094"},
