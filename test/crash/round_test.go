@@ -58,8 +58,8 @@ type round struct {
 	found []string   // violations, with commands that reproduce them
 }
 
-// violate records a violation, and prints it at once. Once the soak is interrupted, failures and
-// unfinished work are none.
+// violate records a violation and prints it immediately. After an interruption of the soak, failures and unfinished
+// work are not violations.
 func (r *round) violate(k kind, text string) {
 	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
 		return
