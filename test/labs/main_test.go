@@ -56,9 +56,9 @@ func share(a, b []netip.Addr) bool {
 	return slices.ContainsFunc(a, func(a netip.Addr) bool { return slices.Contains(b, a) })
 }
 
-// questions is how many questions of oracle.Reach are answered, where each pod has another one on its
-// node and one on the next: to two pods, its node and the internet, by TCP and UDP, in each family
-// that it has; with a node-local address of the other family also to the next node and the internet.
+// questions returns how many questions of oracle.Reach get replies if each pod has another one on its node and one on the
+// next: to two pods, its node and the internet, over TCP and UDP, in each family of the pod; with a node-local address of
+// the other family also to the next node and the internet.
 func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 	n := 4 * len(families.Families())
 	if nodeLocal {
