@@ -26,9 +26,8 @@ import (
 )
 
 // TestBurstWhileBerthdIsKilled creates pods on all nodes simultaneously while berthd is killed twice on each. All
-// pods
-// become Ready with their first sandboxes, because an ADD outlives the daemon. The times are only logged: a kubelet
-// restarts a container that ended twice after 10 s, or after crashLoopBackOff.maxContainerRestartPeriod
+// pods become Ready with their first sandboxes, because an ADD outlives the daemon. The times are only logged: a
+// kubelet restarts a container that ended twice after 10 s, or after crashLoopBackOff.maxContainerRestartPeriod
 // (docs/operate.md), and pods wait for that.
 func TestBurstWhileBerthdIsKilled(t *testing.T) {
 	// Start with addresses for all pods, and the same number for cooling ones.
@@ -47,8 +46,7 @@ func TestBurstWhileBerthdIsKilled(t *testing.T) {
 }
 
 // burst creates pods on all nodes simultaneously, kills berthd the given number of times on each meanwhile, and
-// returns
-// the longest time from creation to Ready.
+// returns the longest time from creation to Ready.
 func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Duration) {
 	t.Helper()
 	const pods = 30

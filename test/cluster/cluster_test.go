@@ -25,8 +25,7 @@ import (
 )
 
 // Environment variables set by make e2e: directories of images, separated by colons, those of another version of
-// Berth
-// and of another architecture, the helm program, and the directory of containerd 2.
+// Berth and of another architecture, the helm program, and the directory of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
 	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
@@ -67,8 +66,7 @@ func run(m *testing.M) int {
 const disks = "/var/lib/vpclab"
 
 // sweepDead removes the cgroups and disks of interrupted runs, which outlive their sandbox. A lab with a running
-// process
-// in one of its cgroups is alive.
+// process in one of its cgroups is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}
@@ -93,8 +91,7 @@ func sweepDead() error {
 }
 
 // TestCluster runs the proofs of `make demo MODE=cluster` with each mode, IP family, runtime and proxy; the clusters
-// of
-// other tests are IPv4-only. Cases do not run in parallel, because each needs the whole machine.
+// of other tests are IPv4-only. Cases do not run in parallel, because each needs the whole machine.
 func TestCluster(t *testing.T) {
 	images := filepath.SplitList(os.Getenv(imagesVariable))
 	for _, tc := range []struct {

@@ -35,8 +35,7 @@ const shop = "shop"
 var internet = types.NamespacedName{Namespace: "egress", Name: "internet"}
 
 // TestEgress runs gateways and clients like users do: installed from the chart, with the privileges that it grants,
-// run
-// by containerd and kubelets, with Services by kube-proxy. It needs a kernel with Foo-over-UDP, so it runs in the
+// run by containerd and kubelets, with Services by kube-proxy. It needs a kernel with Foo-over-UDP, so it runs in the
 // virtual machine (hack/egress-cluster.sh).
 func TestEgress(t *testing.T) {
 	w := raiseEmpty(t, lab.Options{Mode: lab.PoolMode, Egress: true, Pools: lab.EgressPools(), Kubelets: &lab.Kubelets{}, Progress: func(line string) { t.Log(line) }})

@@ -21,8 +21,7 @@ const foreignTag = "lab-foreign"
 func notYet(what any) error { return fmt.Errorf("not yet: %v", what) }
 
 // foreignImage rolls out images for another architecture: the update stops at the first node, whose pods keep
-// running,
-// until the chart's former values are applied.
+// running, until the chart's former values are applied.
 func foreignImage(t *testing.T, w *world) {
 	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
 	harness.OK(t, errors.Join(err, atLeastOne(archives)))
@@ -82,8 +81,7 @@ func (w *world) refusals(t *testing.T) (said []string, err error) {
 }
 
 // missingKind deletes the CRD of NodeNetworks, and all of them with it: pods keep running, and the objects are
-// recreated
-// once the CRD is back.
+// recreated once the CRD is back.
 func missingKind(t *testing.T, w *world) {
 	w.underCalls(t, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
@@ -101,8 +99,7 @@ func missingKind(t *testing.T, w *world) {
 }
 
 // olderKind patches a CRD so that it lacks fields that the programs write. Helm refuses to overwrite the change
-// unless
-// forced.
+// unless forced.
 func olderKind(t *testing.T, w *world) {
 	version := "/spec/versions/0/schema/openAPIV3Schema/properties/"
 	var patch []string

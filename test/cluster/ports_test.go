@@ -61,8 +61,7 @@ func (w *world) asks(t *testing.T, address string) error {
 }
 
 // namespacesVPC creates pods in a namespace without the annotation, which uses the cluster's default VPC, and then
-// with
-// another VPC.
+// with another VPC.
 func namespacesVPC(t *testing.T, w *world) {
 	const shop = "shop"
 	w.kubectl(t, "create", "namespace", shop)

@@ -56,8 +56,7 @@ func (w *world) forged(t *testing.T) (packets [][]string) {
 }
 
 // sources checks which packets the VPC drops as forged while pods with Services, host ports and callers are created
-// and
-// deleted and their node reboots. All are packets to deleted pods that the node routes back to the VPC.
+// and deleted and their node reboots. All are packets to deleted pods that the node routes back to the VPC.
 func sources(t *testing.T, w *world) {
 	w.nft(t, witness, "-f", "-")
 	defer w.nft(t, "", "delete", "table", "inet", "witness")

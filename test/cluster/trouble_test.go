@@ -56,9 +56,8 @@ var troubles = []trouble{
 }
 
 // TestTrouble checks one cluster for each mode, and injects faults in turn. The nodes of one cluster have only the
-// CNI
-// plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree on every
-// address.
+// CNI plugins that come with Berth. After each fault nodes and pods are Ready, and pods, daemons and cloud agree on
+// every address.
 func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {

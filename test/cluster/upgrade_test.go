@@ -18,8 +18,7 @@ import (
 const nextTag = "lab-next"
 
 // upgrade upgrades the release with helm upgrade and reverts it with helm rollback, while the Service is called and
-// pods
-// are created and deleted.
+// pods are created and deleted.
 func upgrade(t *testing.T, w *world) {
 	w.importAll(t, os.Getenv(nextVariable))
 	w.underCalls(t, func() {

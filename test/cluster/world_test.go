@@ -168,8 +168,7 @@ func (w *world) daemon(ctx context.Context, node string) (*corev1.Pod, error) {
 }
 
 // rest waits until nodes, Berth's pods and the Deployment are Ready, and pods, daemons and cloud agree on addresses,
-// with
-// none lost or leaked.
+// with none lost or leaked.
 func (w *world) rest(t *testing.T) {
 	t.Helper()
 	ctx := harness.Deadline(t, soon)

@@ -23,8 +23,7 @@ import (
 )
 
 // withBranches is operator mode with pods whose first or additional interface is a branch. It needs a kernel with
-// VLANs,
-// so it runs in the virtual machine, whose control plane is shared.
+// VLANs, so it runs in the virtual machine, whose control plane is shared.
 func withBranches(m mode) mode {
 	s := lab.DefaultSpec(3, "m5.large")
 	for i := range s.Instances {

@@ -67,8 +67,7 @@ var slots = []types.NamespacedName{
 }
 
 // Destinations of Egresses, some of which overlap; most include the outside host. 198.51.100.0/22 contains the
-// gateways
-// themselves.
+// gateways themselves.
 var destinationSets = [][]string{
 	{"203.0.113.0/24"},
 	{"203.0.113.10/32", "2001:db8:ffff::/48"},

@@ -18,11 +18,10 @@ import (
 )
 
 // TestProgramsKilledAtEveryFailpoint kills the daemon of one node, or the only operator, with SIGKILL at every step:
-// of
-// ADD, DEL, growth and shrink; of publication and the release handshake; of requesting, cutting, draining and
-// releasing
-// a block. Pods are retried like a kubelet does. After the restart all views must agree, and after the last pod nodes
-// must hold only what the policy keeps. By default it covers every ninth step (harness.Sample), and none with IPv6.
+// of ADD, DEL, growth and shrink; of publication and the release handshake; of requesting, cutting, draining and
+// releasing a block. Pods are retried like a kubelet does. After the restart all views must agree, and after the last
+// pod nodes must hold only what the policy keeps. By default it covers every ninth step (harness.Sample), and none
+// with IPv6.
 func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range slices.Concat(modes, harness.WithAll(furtherKillModes)) {
@@ -44,8 +43,7 @@ func TestProgramsKilledAtEveryFailpoint(t *testing.T) {
 }
 
 // killsOfALab is the number of failpoints tested in one lab. Node mode, which has most failpoints and no control
-// plane,
-// gets two labs.
+// plane, gets two labs.
 const killsOfALab = 24
 
 func killAt(t *testing.T, m mode, l *lab.Lab, owners *addressOwners, name string) {
@@ -91,8 +89,7 @@ func dieAt(ctx context.Context, t *testing.T, m mode, l *lab.Lab, name string, d
 }
 
 // armed returns the value of BERTH_FAILPOINTS that kills at a failpoint. Failpoints for undoing an ADD need an ADD
-// that
-// fails.
+// that fails.
 func armed(name string) string {
 	s := name + "=kill"
 	if strings.HasPrefix(name, "daemon.undo.") {

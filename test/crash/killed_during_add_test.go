@@ -17,8 +17,7 @@ import (
 )
 
 // roomy returns a lab of one node with warm addresses on the primary ENI for the given number of pods. Addresses lost
-// in
-// a kill are requested again, without a failed ADD.
+// in a kill are requested again, without a failed ADD.
 func roomy(pods int) lab.Options {
 	warm := fmt.Sprint(pods)
 	return harness.Quick(lab.NodeMode, lab.Options{
@@ -65,8 +64,7 @@ func TestADDAndDELOutliveAKilledDaemon(t *testing.T) {
 }
 
 // TestBurstOutlivesTheDaemon restarts or kills the daemon during a burst of ADDs, and no ADD fails: no pod waits for
-// a
-// retry by its kubelet. The times are only logged, including that of a burst without a restart.
+// a retry by its kubelet. The times are only logged, including that of a burst without a restart.
 func TestBurstOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
 	const pods = 30
@@ -141,8 +139,7 @@ func burst(ctx context.Context, t *testing.T, n *node.Node, pods int) (slowest t
 }
 
 // killTimes restarts the daemon with a failpoint that kills it, the given number of times, and then without. The
-// channel
-// receives nil once the last daemon runs.
+// channel receives nil once the last daemon runs.
 func killTimes(ctx context.Context, t *testing.T, n *node.Node, points string, kills int) <-chan error {
 	t.Helper()
 	restarted := make(chan error, 1)

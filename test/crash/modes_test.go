@@ -76,8 +76,7 @@ var nodeMode = mode{
 }
 
 // operatorMode has nodes that keep one address warm and no pods on the primary ENI. Six pods fill the two secondary
-// ENIs
-// of a t3.small.
+// ENIs of a t3.small.
 var operatorMode = mode{
 	name: lab.OperatorMode, pods: 6, faults: faults,
 	options:  lab.Options{InstanceType: "t3.small"},
@@ -257,8 +256,7 @@ func (m mode) programs(l *lab.Lab) (all []program) {
 }
 
 // backTo waits until every node has the given number of ENIs, not counting its trunk, with the given number of
-// secondary
-// addresses unless that is negative.
+// secondary addresses unless that is negative.
 func backTo(enis, addresses int) func(ctx context.Context, l *lab.Lab) error {
 	return func(ctx context.Context, l *lab.Lab) error {
 		return eachNode(ctx, l, func(n *node.Node) error {

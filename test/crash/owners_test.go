@@ -20,8 +20,7 @@ import (
 )
 
 // addressOwners records who had which address when, so that a duplicate use is detected immediately, even if it does
-// not
-// last until the end.
+// not last until the end.
 type addressOwners struct {
 	violate func(k kind, text string)
 	cooling time.Duration // cooling period of addresses

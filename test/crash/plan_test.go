@@ -68,8 +68,7 @@ func (m mode) paced(operations int, kills map[event]int) error {
 }
 
 // TestPlans checks that the kills of every plan satisfy paced, that paced detects too few and too many kills, and
-// that
-// each mode's short round has kills of every kind.
+// that each mode's short round has kills of every kind.
 func TestPlans(t *testing.T) {
 	for _, m := range slices.Concat(modes, furtherSoaks) {
 		for seed := range uint64(200) {

@@ -1,9 +1,7 @@
 // Package crash kills programs, in every mode: at every failpoint, and at random during cloud faults
 // (docs/architecture.md, "Rules that no crash may break"). Each time the kernel, the records on disk, introspection,
-// the
-// lab's EC2 and the API objects must agree again, with no address assigned twice and nothing leaked. A soak
-// (TestSoak)
-// is one short round of two modes or, with flags, any number of rounds (make soak).
+// the lab's EC2 and the API objects must agree again, with no address assigned twice and nothing leaked. A soak
+// (TestSoak) is one short round of two modes or, with flags, any number of rounds (make soak).
 package crash
 
 import (
@@ -339,8 +337,7 @@ func (t *tally) violated() (n int) {
 }
 
 // options are the flags of a soak. Without a time or a number of operations it is one short round of two modes,
-// chosen by
-// the gate's slice.
+// chosen by the gate's slice.
 type options struct {
 	time   time.Duration // no operation starts later
 	ops    int           // operations per mode

@@ -17,13 +17,10 @@ import (
 )
 
 // TestSoak adds and removes pods at random on three nodes while daemons and two operators are killed at random
-// moments
-// and at failpoints, leaders are halted, the API server is killed, and EC2 fails calls or is unreachable. Duplicate
-// use
-// of an address is detected immediately. At the end all views must agree, and nodes must hold only what the policy
-// keeps. By default it is one short round of two modes, which take turns (harness.Rotate); with -soak.time or
-// -soak.ops
-// it runs rounds until these limits, regardless of violations.
+// moments and at failpoints, leaders are halted, the API server is killed, and EC2 fails calls or is unreachable.
+// Duplicate use of an address is detected immediately. At the end all views must agree, and nodes must hold only what
+// the policy keeps. By default it is one short round of two modes, which take turns (harness.Rotate); with -soak.time
+// or -soak.ops it runs rounds until these limits, regardless of violations.
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	o := soakFlags

@@ -38,8 +38,7 @@ type troublemaker struct {
 }
 
 // restartDelay is how soon a program that died at a failpoint is restarted. Operations may need it, and no trouble is
-// due
-// before they continue.
+// due before they continue.
 const restartDelay = 100 * time.Millisecond
 
 // run injects each trouble after a number of operations, so that the speed of the machine does not matter.
@@ -200,8 +199,7 @@ func (m *troublemaker) end(e event, p *proc.Process, err error) {
 }
 
 // haltOperator halts an operator, sometimes for longer than its Lease, so that it continues as a former leader. It
-// may end
-// meanwhile, at its failpoint or because it lost its Lease.
+// may end meanwhile, at its failpoint or because it lost its Lease.
 var haltOperator = trouble{make: func(ctx context.Context, m *troublemaker) {
 	o := m.someOperator()
 	unlessGone := func(err error) {

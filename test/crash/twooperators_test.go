@@ -15,11 +15,9 @@ import (
 )
 
 // TestTwoActiveOperators runs two operators for the same nodes without leader election, while pods are added and
-// removed.
-// One of them is halted repeatedly and continues with its old state. No address is in two pods, nor available on two
-// nodes unless one has released it, no block is cut twice, no request is lost, and at the end nodes hold only what
-// the
-// policy keeps.
+// removed. One of them is halted repeatedly and continues with its old state. No address is in two pods, nor
+// available on two nodes unless one has released it, no block is cut twice, no request is lost, and at the end nodes
+// hold only what the policy keeps.
 func TestTwoActiveOperators(t *testing.T) {
 	t.Parallel()
 	smallBlocks := poolMode // two addresses per block, too few for a quarter to be warm

@@ -130,8 +130,7 @@ func (w *worker) del(ctx context.Context) func() {
 }
 
 // In modes with ports, one of lossOdds steps loses a node, and one of forceOdds DELs is for a pod whose object is
-// already
-// gone.
+// already gone.
 const (
 	lossOdds  = 20
 	forceOdds = 5

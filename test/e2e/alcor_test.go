@@ -19,9 +19,8 @@ import (
 )
 
 // TestSandboxesUseAlcorLinks makes containerd create sandboxes whose interfaces are links of Alcor's agents. Packets
-// pass
-// between nodes, and the link of a NIC that outlives its pod returns to the VPC's namespace, even after berthd was
-// killed.
+// pass between nodes, and the link of a NIC that outlives its pod returns to the VPC's namespace, even after berthd
+// was killed.
 func TestSandboxesUseAlcorLinks(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.PortMode, lab.Options{Nodes: 2, NoDaemons: true, PortCloud: portcloud.NewAlcor})

@@ -32,8 +32,7 @@ import (
 const patience = 30 * time.Second
 
 // containerd is a node's container runtime: a process in the node's network namespace with private directories,
-// sockets
-// and cgroups.
+// sockets and cgroups.
 type containerd struct {
 	cri.RuntimeServiceClient
 	images cri.ImageServiceClient

@@ -17,8 +17,7 @@ import (
 )
 
 // pauseImageName is the name of the sandbox image in containerd. The host does not exist, so that any attempt to pull
-// the
-// image fails.
+// the image fails.
 const pauseImageName = "pause.invalid/berth/pause:e2e"
 
 // pauseImage is the sandbox image as a tar archive in OCI layout.

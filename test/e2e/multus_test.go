@@ -79,8 +79,7 @@ func installMultus(t *testing.T, c *lab.Cluster) {
 }
 
 // useMultus makes Multus the network of a node; it calls Berth for every pod's first interface. Multus drops the path
-// of
-// the daemon's socket, so the socket must be at its default path: only one node of a sandbox can use Multus.
+// of the daemon's socket, so the socket must be at its default path: only one node of a sandbox can use Multus.
 func useMultus(t *testing.T, l *lab.Lab, n *node.Node, binary string) {
 	t.Helper()
 	harness.OK(t, os.Symlink(n.StateDir(), filepath.Dir(cni.DefaultSocket)))

@@ -75,8 +75,7 @@ func empty(t *testing.T, l *lab.Lab, runtimes ...*containerd) {
 }
 
 // TestRuntimeReportsNetworkReady checks when containerd reports the network as ready: not without a daemon, nor
-// before the
-// first address, but with an address, and still after the daemon was killed.
+// before the first address, but with an address, and still after the daemon was killed.
 func TestRuntimeReportsNetworkReady(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, false)

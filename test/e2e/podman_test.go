@@ -22,8 +22,7 @@ import (
 )
 
 // containersConf makes podman use CNI (its own netavark is the default since 4.0) with the plugins and configuration
-// of
-// a node (containers.conf(5)).
+// of a node (containers.conf(5)).
 const containersConf = `[engine]
 runtime = "runc"
 cgroup_manager = "cgroupfs"
@@ -99,8 +98,7 @@ func (p podman) start(t *testing.T, name string) string {
 const networkName = "berth"
 
 // TestPodmanContainersHaveVPCAddresses runs containers with podman, which uses libcni like CRI-O. Each has an address
-// in
-// the VPC, is reachable from another node, and releases the address when removed.
+// in the VPC, is reachable from another node, and releases the address when removed.
 func TestPodmanContainersHaveVPCAddresses(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 2, DaemonArgs: []string{"--log-level=debug", "--cooling-period=" + cooling.String()}})

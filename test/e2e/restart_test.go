@@ -15,10 +15,8 @@ import (
 )
 
 // TestVanishedSandboxesAreReleased loses sandboxes while the daemon is down. At start the daemon releases those that
-// have
-// no network namespace and are not listed by the runtime. A sandbox that is only unlisted is released once its
-// namespace
-// has been gone for the grace period, and a listed one when the runtime stops it.
+// have no network namespace and are not listed by the runtime. A sandbox that is only unlisted is released once its
+// namespace has been gone for the grace period, and a listed one when the runtime stops it.
 func TestVanishedSandboxesAreReleased(t *testing.T) {
 	t.Parallel()
 	const grace = 3 * time.Second
@@ -84,8 +82,7 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 }
 
 // TestSandboxesOutliveContainerd kills and stops containerd: sandboxes keep their connections and addresses, and can
-// be
-// removed afterwards.
+// be removed afterwards.
 func TestSandboxesOutliveContainerd(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, true)

@@ -150,8 +150,7 @@ func (c *containerd) removeAll(t *testing.T) {
 }
 
 // forget makes the runtime lose a sandbox without a CNI call. containerd must be restarted afterwards, because it
-// reads
-// its sandboxes when it starts.
+// reads its sandboxes when it starts.
 func (c *containerd) forget(t *testing.T, s *sandbox) {
 	t.Helper()
 	harness.OK(t, unix.Kill(s.pid, unix.SIGKILL))
@@ -176,8 +175,7 @@ func (s *sandbox) dropNetns(t *testing.T) {
 }
 
 // connect opens a connection to the sandbox from a network namespace. The pause process may be slower than its
-// runtime,
-// and not listen yet.
+// runtime, and not listen yet.
 func (s *sandbox) connect(t *testing.T, netns string) (conn *echo.Conn) {
 	t.Helper()
 	harness.Eventually(t, patience, "connect to "+s.name, func() (err error) {

@@ -31,8 +31,7 @@ const fouPort = 5555
 func (s *liveEgress) selected() string { return s.key.Namespace + "-selected" }
 
 // selects makes the Egress select pods by their labels and those of their namespaces, and gives its gateways a short
-// grace
-// period.
+// grace period.
 func selects(e *v1alpha1.EgressSpec) {
 	e.Clients = &v1alpha1.EgressClientSelector{
 		NamespaceSelector: &v1alpha1.LabelSelector{MatchLabels: map[string]v1alpha1.LabelValue{"team": "live"}},

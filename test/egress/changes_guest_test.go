@@ -31,8 +31,7 @@ import (
 )
 
 // TestEgressChangesUnderRunningPods changes an Egress and its clients and checks the traffic of running pods, which
-// never
-// restart. The soak changes every field of Egresses.
+// never restart. The soak changes every field of Egresses.
 func TestEgressChangesUnderRunningPods(t *testing.T) {
 	s := &liveEgress{newEgress(t, "live", selects)}
 	harness.OK(t, s.lab.Kube.CreateNamespace(s.ctx(), s.selected(), map[string]string{v1alpha1.AnnotationEgressSelectableFrom: s.key.Namespace}))
@@ -141,8 +140,7 @@ func takePermission(s *liveEgress, named, _ *node.Pod) {
 }
 
 // breakPod creates one pod that cannot be changed, because another link has the name of its tunnel, and changes the
-// Egress
-// of all pods.
+// Egress of all pods.
 func breakPod(s *liveEgress, named, _ *node.Pod) {
 	bad := s.add(0, "bad", s.named())
 	s.byGateways(bad, outside...)
@@ -219,8 +217,7 @@ func (s *liveEgress) notRecorded(at int, p *node.Pod) error {
 }
 
 // nothingIn checks that a pod's namespace has no egress state: links, rules, routes, nftables tables, and
-// Foo-over-UDP
-// ports.
+// Foo-over-UDP ports.
 func nothingIn(p *node.Pod) error {
 	return ns.Do(p.Netns(), func() error {
 		var errs []error
@@ -281,8 +278,7 @@ func (s *liveEgress) noObjects() error {
 }
 
 // TestFirstConnections makes a few pods connect concurrently as soon as they have their network. No connection fails,
-// and
-// no gateway drops a packet of a pod that it does not know yet.
+// and no gateway drops a packet of a pod that it does not know yet.
 func TestFirstConnections(t *testing.T) { firstConnections(t, "first", 6) }
 
 // runtimesAtOnce is how many pods are created at a time, because an emulated processor runs only few processes.

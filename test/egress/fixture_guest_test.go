@@ -31,8 +31,7 @@ import (
 )
 
 // world is the lab of all tests in the package, started by the first one. Tests run sequentially, and leave its
-// nodes,
-// daemons and operator running.
+// nodes, daemons and operator running.
 var world struct {
 	once sync.Once
 	lab  *lab.Lab
@@ -103,9 +102,8 @@ func replicas(n int32) change {
 }
 
 // newEgress creates a namespace with the Egress "way", whose destinations are the addresses of the outside host. It
-// has
-// two gateways unless changes say otherwise, and may be used by pods in the namespace "NAME-clients" that name it.
-// newEgress returns once all gateways are ready. Everything is removed when the test ends.
+// has two gateways unless changes say otherwise, and may be used by pods in the namespace "NAME-clients" that name
+// it. newEgress returns once all gateways are ready. Everything is removed when the test ends.
 func newEgress(t *testing.T, name string, changes ...change) *egress {
 	t.Helper()
 	s := &egress{t: t, lab: raised(t), key: types.NamespacedName{Namespace: name, Name: "way"}}
@@ -166,8 +164,7 @@ func (s *egress) end() {
 }
 
 // gateways waits until the Egress has the given number of gateways, all ready and none terminating, and returns their
-// names
-// by address.
+// names by address.
 func (s *egress) gateways(n int) map[netip.Addr]string {
 	s.t.Helper()
 	addrs, err := s.lab.Kube.WaitGateways(harness.Deadline(s.t, harness.Patience), s.key, n)
@@ -212,8 +209,7 @@ func seenAs(ctx context.Context, p *node.Pod, network string, to netip.Addr, wit
 }
 
 // reaches waits until a pod reaches the outside host in both families through one of the given gateways, or through
-// any if
-// by is nil. It fails immediately if the pod is seen with its own address.
+// any if by is nil. It fails immediately if the pod is seen with its own address.
 func (s *egress) reaches(p *node.Pod, by map[netip.Addr]string) {
 	s.t.Helper()
 	for _, to := range outside {

@@ -37,8 +37,8 @@ func apart(s *v1alpha1.EgressSpec) {
 }
 
 // TestConnectionsMoveOffALostGatewayNode stops a gateway's node abruptly: nodes detect this by probing gateways, and
-// new
-// connections use the other gateway. Once Kubernetes detects the lost node, another gateway replaces the lost one.
+// new connections use the other gateway. Once Kubernetes detects the lost node, another gateway replaces the lost
+// one.
 func TestConnectionsMoveOffALostGatewayNode(t *testing.T) {
 	s := newEgress(t, "node-gone", apart)
 	by := s.gateways(2)
@@ -84,8 +84,7 @@ const (
 )
 
 // TestRollingUpdateLosesNoConnection replaces all gateways under long and new connections: no new connection fails,
-// and
-// existing ones are served until they end.
+// and existing ones are served until they end.
 func TestRollingUpdateLosesNoConnection(t *testing.T) {
 	s := newEgress(t, "rolling")
 	before := s.gateways(2)
@@ -129,9 +128,8 @@ func TestRollingUpdateLosesNoConnection(t *testing.T) {
 }
 
 // TestConnectionsOutliveAllPrograms kills the operator, the client's daemon, and the gateways' programs under
-// traffic. The
-// kernel keeps serving connections, datagrams and new connections without failures, and a new pod waits until the
-// programs are back.
+// traffic. The kernel keeps serving connections, datagrams and new connections without failures, and a new pod waits
+// until the programs are back.
 func TestConnectionsOutliveAllPrograms(t *testing.T) {
 	s := newEgress(t, "away")
 	n := s.lab.Nodes()[0]
@@ -194,8 +192,7 @@ func TestConnectionsOutliveAllPrograms(t *testing.T) {
 }
 
 // TestFullConnectionTrackingIsReported opens more connections than a gateway may track: its metrics and an Event of
-// its pod
-// report that; the gateway keeps running, and serves new connections again when there is room.
+// its pod report that; the gateway keeps running, and serves new connections again when there is room.
 func TestFullConnectionTrackingIsReported(t *testing.T) {
 	const limit, each = 5000, 2700
 	s := newEgress(t, "full", replicas(1))
@@ -241,8 +238,7 @@ func TestFullConnectionTrackingIsReported(t *testing.T) {
 }
 
 // begin sends a datagram to each of a range of ports on the outside host, each of which starts a connection, as long
-// as
-// the pod itself may track more.
+// as the pod itself may track more.
 func begin(t *testing.T, p *node.Pod, from, to int) {
 	t.Helper()
 	c, err := ns.ListenPacket(p.Netns(), netip.AddrPortFrom(p.Addr(), 0))
@@ -280,8 +276,7 @@ func sample(t *testing.T, text, name string) float64 {
 }
 
 // TestNothingLeaksWithoutGateways scales an Egress to zero under traffic, and up again. Meanwhile no packet leaves
-// with a
-// pod's own address, and the condition Available is False.
+// with a pod's own address, and the condition Available is False.
 func TestNothingLeaksWithoutGateways(t *testing.T) {
 	s := newEgress(t, "gone")
 	nodes := s.lab.Nodes()
@@ -334,8 +329,7 @@ func TestNothingLeaksWithoutGateways(t *testing.T) {
 }
 
 // TestReusedAddressIsNoClient removes a client during conversations, and immediately gives its address to another
-// pod:
-// gateways have forgotten the client, and the new pod is seen with its own address.
+// pod: gateways have forgotten the client, and the new pod is seen with its own address.
 func TestReusedAddressIsNoClient(t *testing.T) {
 	s := newEgress(t, "reused")
 	n := s.lab.Nodes()[0]

@@ -43,8 +43,7 @@ type flood struct {
 }
 
 // pour opens new connections from a pod at the given pace, alternating between the families. Each must get a reply in
-// time,
-// and must be seen with a gateway's address.
+// time, and must be seen with a gateway's address.
 func (s *egress) pour(p *node.Pod, pace, within time.Duration) *flood {
 	s.t.Helper()
 	f := &flood{last: time.Now()}

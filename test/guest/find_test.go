@@ -36,8 +36,7 @@ func (f found) program() string { return path.Base(f.dir) + ".test" }
 var asksForAPI = regexp.MustCompile(`\b(harness\.(Main|Kube)\(|kube\.Remote\()`)
 
 // find finds the tests for the guest: those in *_test.go files whose build constraint requires the tag, and with long
-// also
-// those that require longTag.
+// also those that require longTag.
 func find(module fs.FS, long bool) ([]found, error) {
 	tests, api := map[string][]string{}, map[string]bool{}
 	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {

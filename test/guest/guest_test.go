@@ -1,6 +1,5 @@
 // Package guest runs the tests that need a kernel with Foo-over-UDP or VLANs, in two virtual machines, one of which
-// uses a
-// control plane on the host. The tests are in the packages under test, in files with the build tag guest.
+// uses a control plane on the host. The tests are in the packages under test, in files with the build tag guest.
 package guest
 
 import (
@@ -41,10 +40,8 @@ var (
 const root = "../.."
 
 // TestGuest has a subtest for each test in a machine, below a subtest for its package. Packages that need only the
-// kernel
-// share one machine, those that need a control plane another. A package that has passed and is unchanged is not run
-// again
-// (verdict_test.go).
+// kernel share one machine, those that need a control plane another. A package that has passed and is unchanged is
+// not run again (verdict_test.go).
 func TestGuest(t *testing.T) {
 	all, err := find(os.DirFS(root), long)
 	harness.OK(t, err)
@@ -110,10 +107,8 @@ func TestGuest(t *testing.T) {
 }
 
 // progress returns a function that prints lines immediately, with the time since the call of progress. go test shows
-// lines
-// of a running test only after it has failed, so they are marked as the package's, like package testing does. No
-// other
-// test may run.
+// lines of a running test only after it has failed, so they are marked as the package's, like package testing does.
+// No other test may run.
 func progress(t *testing.T) func(format string, args ...any) {
 	began := time.Now()
 	before, after := "", ""
@@ -194,8 +189,7 @@ func sample() string {
 }
 
 // build builds the test programs in dir, and in bin below it the programs that harness.Main would build in the guest.
-// They
-// have no race detector, which would be ten times as slow.
+// They have no race detector, which would be ten times as slow.
 func build(t *testing.T, module, dir string, all []found) error {
 	t.Helper()
 	tags := "guest,grpcnotrace"

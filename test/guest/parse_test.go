@@ -18,8 +18,7 @@ import (
 )
 
 // mark starts the lines of the guest's script that separate the outputs of test programs: mark begin DIR, and mark
-// end
-// EXIT-CODE.
+// end EXIT-CODE.
 const mark = "\x1d"
 
 // script runs the test programs in dir one after the other, each in its package's directory.
@@ -143,8 +142,7 @@ const (
 )
 
 // report makes subtests of the guest's tests, all of which must be present. It returns whether all tests passed that
-// were
-// not left to another slice.
+// were not left to another slice.
 func (o *outcome) report(t *testing.T, want []string) (complete bool) {
 	failed, complete := false, true
 	for _, name := range want {

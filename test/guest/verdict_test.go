@@ -24,8 +24,7 @@ import (
 const VerdictsVar = "BERTH_VERDICTS"
 
 // verdicts caches the outcomes of packages that have passed and need only the guest's kernel and the machine's
-// programs,
-// keyed by a hash of everything they depend on.
+// programs, keyed by a hash of everything they depend on.
 type verdicts struct {
 	dir    string // empty if the cache is disabled
 	module string // directory of the module
@@ -45,8 +44,7 @@ type verdict struct {
 }
 
 // openVerdicts opens the cache for the programs in a directory. All verdicts depend on the guest's kernel, on how
-// tests run
-// there, and on the Debian packages.
+// tests run there, and on the Debian packages.
 func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 	if os.Getenv(VerdictsVar) == "none" || long {
 		return &verdicts{}, nil
@@ -64,8 +62,7 @@ func openVerdicts(module, bin string, image vm.Image) (*verdicts, error) {
 }
 
 // file returns the path of a package's verdict. A program that does not contain the name of the sample variable does
-// not
-// depend on the sample.
+// not depend on the sample.
 func (v *verdicts) file(p found) (string, error) {
 	program, err := os.ReadFile(filepath.Join(v.bin, p.program()))
 	if err != nil {

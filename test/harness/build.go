@@ -1,6 +1,5 @@
 // Package harness is shared by tests of the whole system: it builds the programs under test, starts labs, and checks
-// what
-// they leave behind.
+// what they leave behind.
 package harness
 
 import (
@@ -21,13 +20,11 @@ import (
 var BinDir string
 
 // parallel is how many tests of a package run in parallel: all of them, because Slot limits the labs. With fewer,
-// tests
-// that wait for a slot could block subtests of a test that holds one.
+// tests that wait for a slot could block subtests of a test that holds one.
 const parallel = "1000"
 
 // Main builds programs (names below cmd/) and runs a package's tests with them, for TestMain. It returns the exit
-// code.
-// Daemon and operator have the race detector if the tests do.
+// code. Daemon and operator have the race detector if the tests do.
 func Main(m *testing.M, programs ...string) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("FAIL: these tests create network namespaces: run them as root (make test does)")

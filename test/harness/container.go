@@ -53,16 +53,14 @@ exec unshare --mount --propagation slave sh -ec '
 `
 
 // Container runs berthd on a lab's nodes like the chart's DaemonSet does: unprivileged, with a few capabilities and
-// the host
-// directories that the chart mounts.
+// the host directories that the chart mounts.
 type Container struct {
 	of   corev1.Container // with the chart's default values
 	dirs []string         // one per node
 }
 
 // RaiseContained is RaiseQuick with berthd in containers. Mounts of network namespaces must propagate to containers,
-// like
-// on a machine with systemd.
+// like on a machine with systemd.
 func RaiseContained(t *testing.T, m lab.Mode, o lab.Options) (*lab.Lab, *Container) {
 	t.Helper()
 	const netns = "/run/netns"

@@ -15,8 +15,7 @@ import (
 )
 
 // OperatorConfig returns the operator's access to ControlPlane: its service account, with the roles and admission
-// policies
-// of a mode, which it applies unless they exist.
+// policies of a mode, which it applies unless they exist.
 func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
 	return OperatorConfigOf(t, deploy.InMode(mode, "test"))
@@ -53,8 +52,7 @@ func ApplyAccessOf(ctx context.Context, r deploy.Release) error {
 }
 
 // access is the release, as JSON, whose access rules were applied to ControlPlane. Nearly all tests of a package use
-// the
-// same ones, and applying them takes longer than many a test.
+// the same ones, and applying them takes longer than many a test.
 var access atomic.Value
 
 // Through sends a client's requests through do, which may send each with next, and is called concurrently.

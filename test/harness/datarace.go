@@ -15,11 +15,9 @@ func races(log string) (reports []string) {
 }
 
 // ofOVSDBLibrary reports whether a report concerns only libovsdb's own race. In version 0.8.1, connect adds to its
-// WaitGroup
-// while handleDisconnectNotification, which it has started, may already wait for it, if a connection is lost right
-// after
-// it was made. For such a WaitGroup the detector shows no memory accesses but one call on each side, both from the
-// library's client.
+// WaitGroup while handleDisconnectNotification, which it has started, may already wait for it, if a connection is
+// lost right after it was made. For such a WaitGroup the detector shows no memory accesses but one call on each side,
+// both from the library's client.
 func ofOVSDBLibrary(report string) bool {
 	stacks := strings.Split(report, "\n\n")
 	return len(stacks) >= 2 && waitGroupOfOVSDB(stacks[0]) && waitGroupOfOVSDB(stacks[1])

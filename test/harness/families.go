@@ -17,8 +17,7 @@ import (
 )
 
 // FamiliesVar is the environment variable with the IP families of pods in labs of node mode and operator mode that do
-// not
-// set any: ipv4 (the default), dual or ipv6 (`make families`).
+// not set any: ipv4 (the default), dual or ipv6 (`make families`).
 const FamiliesVar = "BERTH_IP_FAMILIES"
 
 // families parses a value of FamiliesVar. The error names the variable.
@@ -53,10 +52,8 @@ type Size struct {
 }
 
 // Few returns a size for tests of a node that runs out of addresses: that of the instance type or, with IPv6-only
-// pods, of
-// one with the same number of ENIs that uses single IPv6 addresses. With a prefix there would be addresses for any
-// number
-// of pods.
+// pods, of one with the same number of ENIs that uses single IPv6 addresses. With a prefix there would be addresses
+// for any number of pods.
 func Few(t *testing.T, instanceType string) Size {
 	t.Helper()
 	s := Size{Type: instanceType}
@@ -123,8 +120,7 @@ func Talk(t *testing.T, p, other *node.Pod) error {
 }
 
 // Addresses returns the number of pods that a NodeNetwork has addresses for, used or not: on each ENI, the number in
-// the
-// scarcer family.
+// the scarcer family.
 func Addresses(o *v1alpha1.NodeNetwork) (pods int) {
 	enis := map[string]*[ipfamily.Number]int{}
 	for text, at := range o.Spec.IPAM.Available {

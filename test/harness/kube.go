@@ -35,10 +35,8 @@ import (
 var ControlPlane *kube.ControlPlane
 
 // Kube starts a control plane with Berth's CRDs, calls prepare to add to it, runs a package's tests, and returns the
-// exit
-// code, for TestMain. In a virtual machine the control plane is the host's (test/guest), shared by the tests of
-// several
-// packages.
+// exit code, for TestMain. In a virtual machine the control plane is the host's (test/guest), shared by the tests of
+// several packages.
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 func Kube(run func() int, prepare ...func() error) (code int) {
@@ -52,8 +50,7 @@ func KubeWithControllers(run func() int, prepare ...func() error) (code int) {
 }
 
 // KubeWithScheduler is Kube with kube-scheduler: pods are bound to Nodes, but no kubelet runs them. The initial taint
-// of a
-// Node is not removed.
+// of a Node is not removed.
 func KubeWithScheduler(run func() int, prepare ...func() error) (code int) {
 	return kubeOf(kube.Options{Scheduler: true}, run, prepare...)
 }
@@ -158,8 +155,7 @@ func newKubeClient(cfg *rest.Config) (client.Client, error) {
 }
 
 // kubeScheme and kubeMapper, which belongs to ControlPlane, are created once: tests create hundreds of clients, and
-// each
-// mapper would request the kinds from the API server.
+// each mapper would request the kinds from the API server.
 var (
 	kubeScheme = sync.OnceValues(func() (*runtime.Scheme, error) {
 		scheme := runtime.NewScheme()

@@ -19,8 +19,7 @@ import (
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test ends, after checking the programs'
-// logs for
-// data races and panics. Raise sets Dir and, if empty, BinDir.
+// logs for data races and panics. Raise sets Dir and, if empty, BinDir.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	Slot(t)
@@ -152,8 +151,7 @@ func Deadline(t *testing.T, d time.Duration) context.Context {
 }
 
 // quickDaemon has daemon settings for all modes that keep delays short. berth is alone in the CNI configuration,
-// because
-// CHECK of the reference plugins (1.1.1) fails if they have nothing to do.
+// because CHECK of the reference plugins (1.1.1) fails if they have nothing to do.
 var quickDaemon = []string{"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=5s"}
 
 // quickLeases has settings for operators that must stay leaders on a busy machine.
@@ -169,8 +167,7 @@ var (
 var quickReconciler = []string{"--shrink-delay=300ms", "--listing-interval=2s"}
 
 // Quick returns the options of a lab with settings that keep delays short, whose pods have addresses of Families.
-// Settings in
-// o take precedence.
+// Settings in o take precedence.
 func Quick(m lab.Mode, o lab.Options) lab.Options {
 	o.Mode = m
 	o = withFamilies(o)

@@ -17,10 +17,8 @@ import (
 )
 
 // Asks calls an echo server from the network namespace at path for up to a minute, and compares the source address
-// that
-// the server sees. It uses another port every five seconds, because the kernel treats packets of a port like the
-// first
-// one, even after a repair.
+// that the server sees. It uses another port every five seconds, because the kernel treats packets of a port like the
+// first one, even after a repair.
 func Asks(t *testing.T, path string, to, want netip.Addr) error {
 	t.Helper()
 	return AsksBy(t, path, "udp", netip.AddrPortFrom(to, echo.Port), want)
@@ -81,8 +79,7 @@ type Conversations struct {
 }
 
 // Converse sends a question over each connection at the given pace, until the test ends or End is called. A reply
-// must
-// arrive in time, and the server must always see the same source address.
+// must arrive in time, and the server must always see the same source address.
 func Converse(t *testing.T, pace, within time.Duration, conns ...*echo.Conn) *Conversations {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -17,8 +17,7 @@ import (
 )
 
 // Patience only ends hanging tests: it is far longer than any step takes, and than the minute after which errors that
-// need
-// human intervention are retried.
+// need human intervention are retried.
 const Patience = 5 * time.Minute
 
 // Add adds a pod like a kubelet does, with retries.

@@ -26,9 +26,8 @@ var OddSlices = []int{1, 3, 5, 7, 9}
 var errSlice = errors.New("not a slice")
 
 // Sample returns every n-th of similar cases, such as kills at each step, and one if there are fewer than n, which is
-// at most
-// Slices. All slices together cover all cases. An odd n selects both kinds of steps that come in pairs of before and
-// after. In a sample within a sample the numbers must be coprime, or some pairs never run.
+// at most Slices. All slices together cover all cases. An odd n selects both kinds of steps that come in pairs of
+// before and after. In a sample within a sample the numbers must be coprime, or some pairs never run.
 func Sample[T any](t *testing.T, n int, all []T) []T {
 	t.Helper()
 	if n > Slices {

@@ -14,8 +14,7 @@ import (
 )
 
 // Sandbox is a pod's empty network namespace on a node, for a test's CNI calls. The lab does not know it: the test
-// must
-// delete its network before Settle.
+// must delete its network before Settle.
 type Sandbox struct {
 	*libcni.RuntimeConf
 	Node *node.Node

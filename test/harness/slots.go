@@ -16,10 +16,8 @@ import (
 )
 
 // labsAtOnce is the maximum number of concurrent labs in the tests of all packages. On two cores more of them only
-// wait for
-// each other: with ten in each of three packages the same tests took four times as long, and three times the
-// processor
-// time.
+// wait for each other: with ten in each of three packages the same tests took four times as long, and three times the
+// processor time.
 const labsAtOnce = 5
 
 var errNoSlot = errors.New("all slots for labs are taken")
@@ -31,10 +29,8 @@ var slots = struct {
 }{holders: map[string]bool{}}
 
 // Slot waits until fewer than labsAtOnce labs of all packages run in the sandbox, and then counts as one until the
-// test ends.
-// A test that holds a slot, or whose parent does, gets no second one, so slots cannot deadlock. Raise calls Slot;
-// tests
-// that start labs differently must call it.
+// test ends. A test that holds a slot, or whose parent does, gets no second one, so slots cannot deadlock. Raise
+// calls Slot; tests that start labs differently must call it.
 func Slot(t *testing.T) {
 	t.Helper()
 	name := t.Name()
@@ -88,8 +84,7 @@ func slotDir() string {
 }
 
 // freeSlot locks one of the labsAtOnce lock files, or returns errNoSlot. The kernel releases the lock when the file
-// is
-// closed, also when the process ends.
+// is closed, also when the process ends.
 func freeSlot(dir string) (*os.File, error) {
 	for i := range labsAtOnce {
 		f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf(".slot-%d", i)), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)

@@ -47,8 +47,7 @@ func burst(t *testing.T, n *node.Node, name string, count int) {
 }
 
 // connections counts the connections to the daemon's socket, accepted or not. The kernel lists the server's end of
-// each by
-// the path that the socket was bound to, which is different but in the same directory.
+// each by the path that the socket was bound to, which is different but in the same directory.
 func connections(n *node.Node) (count int, err error) {
 	err = ns.Do(n.Netns, func() error {
 		list, err := os.ReadFile("/proc/thread-self/net/unix")
@@ -59,9 +58,8 @@ func connections(n *node.Node) (count int, err error) {
 }
 
 // TestBurstNeedsFewEC2Calls checks that a burst of pods costs at most one call for each ENI with room and five for
-// each new
-// ENI, and that the ENIs are released afterwards. A machine that stalls splits the burst in two, so the test may
-// retry.
+// each new ENI, and that the ENIs are released afterwards. A machine that stalls splits the burst in two, so the test
+// may retry.
 func TestBurstNeedsFewEC2Calls(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "m5.large")
@@ -132,8 +130,7 @@ func callCounts(calls map[string]vpc.CallStats) string {
 }
 
 // TestExhaustedAddressesAreReported exhausts the subnet, the instance's ENIs and max-pods. Each error names the
-// limit, and
-// pods start again when there is room.
+// limit, and pods start again when there is room.
 func TestExhaustedAddressesAreReported(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -225,8 +222,7 @@ func TestExhaustedAddressesAreReported(t *testing.T) {
 }
 
 // TestCoolingContinuesAfterRestart kills the daemon while an address is cooling. The address cools for the rest of
-// its
-// period.
+// its period.
 func TestCoolingContinuesAfterRestart(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second

@@ -16,8 +16,7 @@ import (
 )
 
 // TestBadNetworkNamespacesAreRejected passes paths that only the daemon can reject. The error names the path, and
-// nothing is
-// left behind. TestBadConfiguration and TestBadEnvironment cover input rejected by the plugin itself.
+// nothing is left behind. TestBadConfiguration and TestBadEnvironment cover input rejected by the plugin itself.
 func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
@@ -58,8 +57,7 @@ func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 }
 
 // TestBadSettingsEndTheDaemon starts daemons with invalid settings: they end immediately, name each invalid setting
-// with the
-// reason, and leave nothing behind. Package config covers all reasons.
+// with the reason, and leave nothing behind. Package config covers all reasons.
 func TestBadSettingsEndTheDaemon(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ args, env, want []string }{

@@ -124,8 +124,7 @@ func (b *branches) firstRestarts(near, far routed) {
 }
 
 // firstStandard switches the node to mode standard: the security groups of new pods apply only to traffic that
-// crosses the
-// VPC.
+// crosses the VPC.
 func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 	b.Helper()
 	stranger := b.addFirst(b.b, "stranger", outsider)
@@ -155,8 +154,7 @@ func (b *branches) firstStandard(near, far routed, plain *node.Pod) {
 }
 
 // firstLeavesAddresses checks that pods whose first interface is a branch use none of the node's addresses for pods,
-// unlike
-// an ordinary pod.
+// unlike an ordinary pod.
 func (b *branches) firstLeavesAddresses(plain *node.Pod, pods ...routed) {
 	b.Helper()
 	networks, err := b.Kube.NodeNetworks(b.Context())

@@ -82,17 +82,15 @@ func branchesLab() lab.Options {
 }
 
 // branchCase is a test in a lab with branches. Lab and case take a minute and a half in the guest, so only make e2e
-// runs
-// them.
+// runs them.
 type branchCase struct {
 	name string
 	does func(*branches)
 }
 
 // TestPodsHaveBranches tests pods with branch interfaces and per-pod security groups in a VPC that enforces them,
-// with the
-// operator's own IAM policy. Branches are IPv4-only, dual-stack (some IPv6-only), or IPv6-only in an IPv6-only
-// cluster.
+// with the operator's own IAM policy. Branches are IPv4-only, dual-stack (some IPv6-only), or IPv6-only in an
+// IPv6-only cluster.
 func TestPodsHaveBranches(t *testing.T) {
 	for families, cases := range map[ipfamily.Set][]branchCase{
 		ipfamily.OnlyIPv4: {
@@ -331,8 +329,7 @@ func (b *branches) dropped(from *node.Pod, own, to vpc.ENI) {
 }
 
 // shut checks that the VPC drops questions to a branch in each family because of its security groups, and counts the
-// drops
-// there.
+// drops there.
 func (b *branches) shut(who string, at vpc.ENI, ask question) {
 	b.Helper()
 	for i, a := range b.addrs(at) {

@@ -47,8 +47,7 @@ func TestChartCapabilitiesSuffice(t *testing.T) {
 }
 
 // TestEachChartCapabilityIsNeeded removes one capability at a time, and uses the container's read-only /proc/sys.
-// Each time
-// the kernel denies something.
+// Each time the kernel denies something.
 func TestEachChartCapabilityIsNeeded(t *testing.T) {
 	l, container := harness.RaiseContained(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt})
 	n := l.Nodes()[0]

@@ -28,8 +28,8 @@ func chained(o lab.Options) lab.Options {
 }
 
 // TestChainedPluginsServeHostPorts runs the reference plugins portmap and bandwidth after berth, as installed by
-// berthd. A
-// host port leads to a pod on any ENI, and replies leave through the primary ENI: the VPC drops them elsewhere.
+// berthd. A host port leads to a pod on any ENI, and replies leave through the primary ENI: the VPC drops them
+// elsewhere.
 func TestChainedPluginsServeHostPorts(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -102,8 +102,7 @@ func TestChainedPluginsServeHostPorts(t *testing.T) {
 }
 
 // TestPodsOutliveCNIVersionChanges installs another CNI version while pods run, up and down, as an upgrade of a
-// plugin or a
-// runtime does. CHECK and DEL still work.
+// plugin or a runtime does. CHECK and DEL still work.
 func TestPodsOutliveCNIVersionChanges(t *testing.T) {
 	t.Parallel()
 	const first = "0.4.0" // the first version with CHECK

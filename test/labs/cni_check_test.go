@@ -16,8 +16,7 @@ import (
 )
 
 // checkNames removes default routes of a pod, and requires CHECK to name them. Package datapath covers all faults
-// that CHECK
-// finds.
+// that CHECK finds.
 func checkNames(t *testing.T, n *node.Node) {
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	for _, f := range familiesOfPods() {

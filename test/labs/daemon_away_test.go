@@ -27,8 +27,7 @@ func installPlugin(n *node.Node) error {
 }
 
 // TestCallsToSlowDaemonTimeOut halts a daemon: ADD and DEL fail after the configured timeout, and leave no state in
-// the
-// daemon.
+// the daemon.
 func TestCallsToSlowDaemonTimeOut(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
@@ -77,8 +76,7 @@ func TestSecondDaemonOfANodeEnds(t *testing.T) {
 }
 
 // TestStoppedDaemonLeavesWaitingADDs stops a daemon with SIGTERM while an ADD waits. It ends immediately with status
-// 0, the
-// next daemon handles the ADD, and running pods are unaffected.
+// 0, the next daemon handles the ADD, and running pods are unaffected.
 func TestStoppedDaemonLeavesWaitingADDs(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")

@@ -23,10 +23,8 @@ import (
 var metadata = [ipfamily.Number]string{"http://169.254.169.254/latest/meta-data/instance-id", "http://[fd00:ec2::254]/latest/meta-data/instance-id"}
 
 // TestDataPathSettingsTakeEffect restarts a node's daemon with each data path setting and without, and checks the
-// traffic of
-// running pods on two ENIs. The settings concern IPv4 traffic of pods with an IPv4 address. Over IPv6 a pod always
-// has its
-// own source address, and over IPv4 without an own address that of its node.
+// traffic of running pods on two ENIs. The settings concern IPv4 traffic of pods with an IPv4 address. Over IPv6 a
+// pod always has its own source address, and over IPv4 without an own address that of its node.
 func TestDataPathSettingsTakeEffect(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")

@@ -19,15 +19,11 @@ import (
 )
 
 // TestDualStackAndIPv6OnlyPods runs dual-stack, IPv6-only and, for comparison, IPv4-only pods, more than one ENI has
-// IPv4
-// addresses for. Each pod has one address of each family, all on one ENI. It reaches pods on its node and on another,
-// nodes and the internet in each family, with the node's IPv4 address and its own IPv6 address as source. It cannot
-// reach
-// the metadata service, and is not reachable from outside. It reaches destinations of a family without an own address
-// with
-// its node's address, without an entry in the CNI result; IPv4-only pods need a setting for that. Released addresses
-// cool
-// down.
+// IPv4 addresses for. Each pod has one address of each family, all on one ENI. It reaches pods on its node and on
+// another, nodes and the internet in each family, with the node's IPv4 address and its own IPv6 address as source. It
+// cannot reach the metadata service, and is not reachable from outside. It reaches destinations of a family without
+// an own address with its node's address, without an entry in the CNI result; IPv4-only pods need a setting for that.
+// Released addresses cool down.
 func TestDualStackAndIPv6OnlyPods(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

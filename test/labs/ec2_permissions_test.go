@@ -17,8 +17,7 @@ import (
 )
 
 // TestDeniedEC2ActionsAreReported denies the EC2 action that a node needs next. Only steps that need this action
-// stop, the
-// message names it, nothing is left behind, and the steps continue once the action is allowed.
+// stop, the message names it, nothing is left behind, and the steps continue once the action is allowed.
 func TestDeniedEC2ActionsAreReported(t *testing.T) {
 	t.Parallel()
 	for mode, test := range map[lab.Mode]func(*testing.T){
@@ -35,8 +34,7 @@ func TestDeniedEC2ActionsAreReported(t *testing.T) {
 }
 
 // permissionDeniedToDaemons uses three nodes with a role each. Errors that need human intervention are retried about
-// once a
-// minute.
+// once a minute.
 func permissionDeniedToDaemons(t *testing.T) {
 	few := harness.Few(t, "t3.small")
 	s := lab.DefaultSpec(3, few.Type)
@@ -106,8 +104,7 @@ type denial struct {
 }
 
 // denials returns the actions that are denied together. An action that would keep another node from its step is in
-// another
-// group.
+// another group.
 func denials(few harness.Size) [][]denial {
 	no := false
 	one := int32(few.PerENI) // addresses on one ENI
@@ -126,8 +123,7 @@ func denials(few harness.Size) [][]denial {
 }
 
 // assignments returns the actions that assign and unassign the addresses that pods run out of: IPv4 addresses, if
-// pods have
-// any.
+// pods have any.
 func assignments() (assign, unassign string) {
 	if harness.Families() == ipfamily.OnlyIPv6 {
 		return "AssignIpv6Addresses", "UnassignIpv6Addresses"

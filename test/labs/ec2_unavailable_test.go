@@ -19,8 +19,7 @@ import (
 )
 
 // TestDaemonStartsWithoutEC2 starts a daemon without the metadata service, then without EC2. The first time it waits
-// and
-// recovers by itself, later it serves the previously confirmed addresses.
+// and recovers by itself, later it serves the previously confirmed addresses.
 func TestDaemonStartsWithoutEC2(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
@@ -82,8 +81,7 @@ func TestDaemonStartsWithoutEC2(t *testing.T) {
 }
 
 // TestLateEC2RepliesAtRestart unassigns addresses of a node while its daemon is down, and delays metadata and
-// describe calls:
-// no pod gets an address that EC2 has unassigned.
+// describe calls: no pod gets an address that EC2 has unassigned.
 func TestLateEC2RepliesAtRestart(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--cooling-period=0s"}})
@@ -134,8 +132,7 @@ func log(t *testing.T, n *node.Node) string {
 }
 
 // takeAllBut unassigns all single addresses of a node's ENIs except the given ones, behind Berth's back. On
-// dual-stack ENIs
-// these are IPv4 addresses, because IPv6 comes in prefixes.
+// dual-stack ENIs these are IPv4 addresses, because IPv6 comes in prefixes.
 func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep []netip.Addr) (taken []netip.Addr) {
 	t.Helper()
 	kept := func(a netip.Addr) bool { return slices.Contains(keep, a) }

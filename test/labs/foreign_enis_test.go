@@ -15,8 +15,7 @@ import (
 )
 
 // TestForeignENIsAreLeftAlone attaches ENIs that are not Berth's: they are neither changed, counted nor used, and
-// occupy
-// their device index.
+// occupy their device index.
 func TestForeignENIsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")

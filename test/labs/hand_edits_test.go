@@ -24,8 +24,7 @@ var handEdits = map[string]func(*testing.T, *cluster, string){
 }
 
 // TestHandEditsAreCorrected writes invalid values that CEL admits to NodeNetworks. Operator and daemon restore the
-// fields
-// that they own; invalid values in users' fields are reported. Pods are unaffected.
+// fields that they own; invalid values in users' fields are reported. Pods are unaffected.
 func TestHandEditsAreCorrected(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 8)
@@ -111,8 +110,7 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 }
 
 // wrongType sets another instance type, which is reported and ignored: the node gets the requested free addresses, up
-// to its
-// actual limit.
+// to its actual limit.
 func wrongType(instanceType string, free int32) func(*testing.T, *cluster, string) {
 	return func(t *testing.T, c *cluster, name string) {
 		set := func(to string, free int32) {

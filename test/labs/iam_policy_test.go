@@ -17,8 +17,7 @@ import (
 )
 
 // TestOperatorPolicySuffices runs an operator with deploy/iam/operator.json, and nodes without EC2 permissions. The
-// nodes
-// grow and shrink without a denied call, and every action of the policy is used.
+// nodes grow and shrink without a denied call, and every action of the policy is used.
 func TestOperatorPolicySuffices(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3) // every lab uses the policy; only this test finds superfluous actions
@@ -72,8 +71,7 @@ func TestOperatorPolicySuffices(t *testing.T) {
 		var errs []error
 		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
 			// EC2 requires this permission for tags at creation; ec2:CreateAction is a condition key; these pods have
-			// no
-			// VPC ports.
+			// no VPC ports.
 			unneeded := []string{"CreateTags", "CreateAction", "AssociateTrunkInterface", "DisassociateTrunkInterface"}
 			if harness.Families() == ipfamily.OnlyIPv6 {
 				unneeded = append(unneeded, "AssignPrivateIpAddresses", "UnassignPrivateIpAddresses")

@@ -30,8 +30,7 @@ func inNetns(t *testing.T, path string, args ...string) string {
 }
 
 // crowd makes a pod open thousands of connections to a metrics port at the node's address. The daemon keeps its
-// memory small
-// and serves other clients.
+// memory small and serves other clients.
 func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.OK(t, n.Stop(patience))
 	n.Args = append(n.Args, "--metrics-address="+harness.PrimaryAddress(t, l, n).String()+":61678")
@@ -84,8 +83,7 @@ func resident(t *testing.T, n *node.Node) (kib int) {
 }
 
 // localnet redirects packets of a pod to the node's loopback address, with DNAT and route_localnet (ip-sysctl). Only
-// the node
-// itself gets a reply.
+// the node itself gets a reply.
 func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 	inNetns(t, n.Netns, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 	inNetns(t, n.Netns, "nft", `add table ip localnet

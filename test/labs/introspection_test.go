@@ -33,8 +33,7 @@ const (
 )
 
 // TestIntrospectionAndMetricsAgree compares introspection, berthctl, metrics and probes with each other and with
-// pods, and
-// checks who can read them.
+// pods, and checks who can read them.
 func TestIntrospectionAndMetricsAgree(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})

@@ -43,10 +43,8 @@ func withNatives(t *testing.T, s *spec.Spec) (list []spec.Subnet) {
 }
 
 // TestIPv6OnlySubnets runs IPv6-only pods in IPv6-only subnets, with nodes in the same or in other subnets. Pods
-// reach each
-// other, nodes and the internet, and IPv4 destinations with their node's address if it has one, also after a restart
-// of
-// berthd. Their ENIs have no IPv4 address; berthd needs none either.
+// reach each other, nodes and the internet, and IPv4 destinations with their node's address if it has one, also after
+// a restart of berthd. Their ENIs have no IPv4 address; berthd needs none either.
 func TestIPv6OnlySubnets(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -101,8 +99,7 @@ func podsInTaggedSubnets(t *testing.T, l *lab.Lab) {
 }
 
 // liveInNatives runs pods in IPv6-only subnets across a restart of a daemon, and removes them. With nodeLocal they
-// also
-// reach IPv4 destinations, with their node's address.
+// also reach IPv4 destinations, with their node's address.
 func liveInNatives(t *testing.T, l *lab.Lab, nodeLocal bool) {
 	t.Helper()
 	const pods = 3

@@ -24,8 +24,7 @@ import (
 )
 
 // TestKernelChangesByOthersAreRepaired drops packets, flushes Berth's kernel state, and removes sandboxes and links
-// of ENIs,
-// like other software does.
+// of ENIs, like other software does.
 func TestKernelChangesByOthersAreRepaired(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -158,8 +157,7 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 }
 
 // TestNodeTakesPodsAfterReboot stops and starts an instance: its pods and cooling addresses are gone, and the node
-// accepts
-// pods again by itself.
+// accepts pods again by itself.
 func TestNodeTakesPodsAfterReboot(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -206,8 +204,7 @@ func condition(t *testing.T, n *node.Node, kind, status string) (found introspec
 const linksPresent = "ENILinksPresent"
 
 // detach detaches an ENI behind Berth's back, and waits until it is attached again. Daemons list ENIs only once an
-// hour here,
-// so only the missing link reveals it.
+// hour here, so only the missing link reveals it.
 func detach(t *testing.T, l *lab.Lab, e vpc.ENI) {
 	t.Helper()
 	before := e.Attachment.ID

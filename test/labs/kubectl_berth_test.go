@@ -102,8 +102,7 @@ func eventually(t *testing.T, l *lab.Lab, object string, want diagnose.Verdict, 
 }
 
 // TestKubectlBerthAgreesWithTheCluster compares `kubectl berth` with nodes, objects and the kernel in a cluster with
-// daemons
-// and operators.
+// daemons and operators.
 func TestKubectlBerthAgreesWithTheCluster(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")

@@ -1,8 +1,6 @@
 // Package labs has the tests that need a lab: real programs in network namespaces, so that the kernel is real, with
-// an EC2,
-// a data centre and a Kubernetes API server. Each file covers one documented behaviour, in every mode, both under
-// normal
-// conditions and under disturbances from outside Berth.
+// an EC2, a data centre and a Kubernetes API server. Each file covers one documented behaviour, in every mode, both
+// under normal conditions and under disturbances from outside Berth.
 package labs
 
 import (
@@ -68,8 +66,7 @@ func questions(pods int, families ipfamily.Set, nodeLocal bool) int {
 }
 
 // reach checks that all pods reach their expected destinations, with this number of replies unless 0, and waits until
-// the
-// lab is at rest.
+// the lab is at rest.
 func reach(t *testing.T, l *lab.Lab, when string, want int) {
 	t.Helper()
 	answers, err := oracle.Reach(harness.Deadline(t, patience), l)
@@ -104,8 +101,7 @@ func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) vpc.ENI {
 }
 
 // full waits until an ADD fails because no address is free, with an error that contains all words. The daemon may
-// still be
-// retrying when the first ADDs fail.
+// still be retrying when the first ADDs fail.
 func full(t *testing.T, n *node.Node, name string, words ...string) {
 	t.Helper()
 	failsAtLast(t, types.ErrTryAgainLater, append(words, "no address"), func() error { return harness.AddOnce(t, n, name) })

@@ -55,13 +55,10 @@ func withPodSubnets(nodes int, instanceType string) *spec.Spec {
 }
 
 // TestNodeNetworkTemplateApplies labels one of two nodes while its daemon runs, so that a template puts its pods into
-// other
-// subnets with another security group. The other node is unaffected. Pods reach each other, the nodes and the
-// internet,
-// also after a restart. Once the label is removed, new ENIs are created as before, and existing ones continue to
-// serve
-// their pods. With outdatedENIs: Drain, ENIs that do not match are deleted after their pods. An invalid template is
-// reported, and the last valid one stays in effect across a restart.
+// other subnets with another security group. The other node is unaffected. Pods reach each other, the nodes and the
+// internet, also after a restart. Once the label is removed, new ENIs are created as before, and existing ones
+// continue to serve their pods. With outdatedENIs: Drain, ENIs that do not match are deleted after their pods. An
+// invalid template is reported, and the last valid one stays in effect across a restart.
 func TestNodeNetworkTemplateApplies(t *testing.T) {
 	t.Parallel()
 	few := harness.Few(t, "t3.small")
@@ -169,8 +166,7 @@ func TestNodeNetworkTemplateApplies(t *testing.T) {
 }
 
 // isApart returns an error unless a pod is in the pods' subnet of its node's zone, on an ENI with only their security
-// group;
-// or, if apart is false, without that group and, if place is true, in its node's subnet.
+// group; or, if apart is false, without that group and, if place is true, in its node's subnet.
 func isApart(l *lab.Lab, p *node.Pod, group string, apart, place bool) error {
 	var enis []vpc.ENI
 	for _, e := range l.Snapshot().ENIs {

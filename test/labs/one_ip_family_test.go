@@ -22,10 +22,8 @@ import (
 var familyTroubles = map[string]func(*testing.T, *cluster, string){"full": subnetFull, "invented": availableInvented, "taken": takenByOthers}
 
 // TestFailuresOfOneIPFamily runs dual-stack pods with failures of one family. No pod gets addresses of only one
-// family,
-// conditions name the family or the call, and no unmatched address is left. The instance type uses single IPv6
-// addresses,
-// which take separate calls.
+// family, conditions name the family or the call, and no unmatched address is left. The instance type uses single
+// IPv6 addresses, which take separate calls.
 func TestFailuresOfOneIPFamily(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 3, 9)
@@ -97,8 +95,7 @@ func takenByOthers(t *testing.T, c *cluster, name string) {
 }
 
 // refusedIPv6 denies the assignment of IPv6 addresses: the condition names the call, pods get the available
-// addresses, and no
-// IPv4 address is assigned in vain.
+// addresses, and no IPv4 address is assigned in vain.
 func refusedIPv6(t *testing.T, c *cluster, name string) {
 	const action = "AssignIpv6Addresses"
 	c.has(t, name, 1)

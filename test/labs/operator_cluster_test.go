@@ -169,8 +169,7 @@ func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
 }
 
 // troubled checks the common effects of a failure: a condition and an Event of the Node with the same words, while
-// another
-// node grows.
+// another node grows.
 func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...string) {
 	t.Helper()
 	c.condition(t, name, kind, metav1.ConditionTrue, reason, words...)

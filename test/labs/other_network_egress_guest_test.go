@@ -69,8 +69,7 @@ func egressObject(t *testing.T, api client.Client) *v1alpha1.Egress {
 }
 
 // unguarded removes the admission policies that labs of other packages left in the shared API: the test writes
-// objects that
-// only operator and nodes may write.
+// objects that only operator and nodes may write.
 func unguarded(t *testing.T, api client.Client) {
 	t.Helper()
 	harness.OK(t, api.DeleteAllOf(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{}))
@@ -150,8 +149,8 @@ func seen(t *testing.T, rt *libcni.RuntimeConf, by ...netip.Addr) {
 }
 
 // TestEgressAfterAnotherNetwork checks that a pod of another network reaches the outside through a gateway, across
-// changes
-// while it runs, a kill of the daemon, and DEL. The test stands in for the operator and the gateway's program.
+// changes while it runs, a kill of the daemon, and DEL. The test stands in for the operator and the gateway's
+// program.
 func TestEgressAfterAnotherNetwork(t *testing.T) {
 	harness.StartKube(t)
 	harness.KubeClean(t)

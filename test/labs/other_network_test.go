@@ -192,8 +192,7 @@ func value(t *testing.T, r types.Result) (v any) {
 }
 
 // TestBerthAfterAnotherNetwork chains berth after the plugins of another network, only for egress. Tests that need
-// tunnels
-// are in other_network_egress_guest_test.go.
+// tunnels are in other_network_egress_guest_test.go.
 func TestBerthAfterAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	harness.StartKube(t)
@@ -304,8 +303,7 @@ func shapeOf(v any) any {
 }
 
 // installationBesideAnotherNetwork installs the plugin without a configuration. A condition reports what to add to
-// the other
-// network's configuration until it is added.
+// the other network's configuration until it is added.
 func installationBesideAnotherNetwork(t *testing.T) {
 	h := newHost(t)
 	harness.OK(t, os.MkdirAll(h.conf(), 0o755))

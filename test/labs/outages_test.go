@@ -41,8 +41,7 @@ func TestOutagesOfEC2AndTheAPIServer(t *testing.T) {
 }
 
 // apiServerDown stops the API server: pods use and release warm addresses, and an ADD that needs another address
-// explains the
-// problem. Growth continues afterwards.
+// explains the problem. Growth continues afterwards.
 func apiServerDown(t *testing.T, c *cluster) {
 	n, other := c.named(t, "node-2"), c.named(t, "node-3")
 	harness.OK(t, lab.BindPods(t.Context(), n, "a", "b")) // their objects cannot be created later
@@ -118,8 +117,7 @@ func ec2Down(t *testing.T, c *cluster) {
 }
 
 // throttled permits a single call of an action: nodes that need it wait and report that, others grow with other
-// actions, and
-// all continue afterwards.
+// actions, and all continue afterwards.
 func throttled(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.Cloud.API.ResetCalls()

@@ -16,8 +16,7 @@ import (
 )
 
 // TestPodEventsExplainWaiting requires an Event of a pod when its ADD waits, fails, succeeds and is rejected, and
-// when its
-// ENI is detached. berthd writes them with the rights of the installation.
+// when its ENI is detached. berthd writes them with the rights of the installation.
 func TestPodEventsExplainWaiting(t *testing.T) {
 	for mode, o := range map[lab.Mode]lab.Options{
 		lab.OperatorMode: {InstanceType: harness.Few(t, "t3.small").Type, DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}, OperatorArgs: []string{"--listing-interval=1h"}},

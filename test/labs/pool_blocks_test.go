@@ -11,8 +11,7 @@ import (
 )
 
 // TestHundredPodsAtOnce sends a hundred ADDs to a node without blocks, and kills the operator meanwhile: each pod
-// gets an
-// address, and no surplus block stays.
+// gets an address, and no surplus block stays.
 func TestHundredPodsAtOnce(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0, 6)
@@ -48,8 +47,7 @@ func TestHundredPodsAtOnce(t *testing.T) {
 }
 
 // TestBlocksOfOneAddress removes a pod while the API server is down; another pod gets its address and thus its block.
-// A
-// repeated DEL of the first pod does not release the block. A third pod chooses a pool by annotation.
+// A repeated DEL of the first pod does not release the block. A third pod chooses a pool by annotation.
 func TestBlocksOfOneAddress(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 1, 5)

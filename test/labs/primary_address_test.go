@@ -23,10 +23,8 @@ import (
 )
 
 // TestPodUsesOwnAddressOfAnENI sets spec.eni.usePrimaryAddress: a pod gets the primary address of a secondary ENI,
-// and has
-// the same connectivity as other pods. When the setting is removed the pod keeps the address; after the pod the node
-// gets
-// it back. An ENI without other addresses is released as a whole.
+// and has the same connectivity as other pods. When the setting is removed the pod keeps the address; after the pod
+// the node gets it back. An ENI without other addresses is released as a whole.
 func TestPodUsesOwnAddressOfAnENI(t *testing.T) {
 	t.Parallel()
 	o := lab.Options{Nodes: 2, InstanceType: "m5.large"}
@@ -154,8 +152,7 @@ func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {
 }
 
 // releases waits until a node confirms the release of an address, and stops the watch. It returns false if the watch
-// ended
-// before.
+// ended before.
 func releases(w watch.Interface, name string, a netip.Addr) bool {
 	defer w.Stop()
 	for event := range w.ResultChan() {

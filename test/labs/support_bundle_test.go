@@ -27,8 +27,7 @@ func TestSupportBundleHidesSecrets(t *testing.T) {
 }
 
 // supportBundle collects a bundle on a node with secrets in every kind of place. It contains everything except the
-// secrets.
-// The node does not accept pods afterwards.
+// secrets. The node does not accept pods afterwards.
 func supportBundle(t *testing.T, n *node.Node) {
 	t.Helper()
 	harness.Ready(t, n)

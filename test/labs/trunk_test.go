@@ -12,8 +12,7 @@ import (
 )
 
 // TestOperatorKeepsATrunk sets spec.eni.trunk: the instance has a trunk, whose addresses no pod gets, also after a
-// restart of
-// the daemon. When unset, the trunk is deleted.
+// restart of the daemon. When unset, the trunk is deleted.
 func TestOperatorKeepsATrunk(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0) // make e2e runs TestPodsHaveBranches, with pods on trunks

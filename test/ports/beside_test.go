@@ -21,8 +21,7 @@ import (
 )
 
 // TestBeside runs pods whose first interface comes from ENIs or a pool, with VPC ports as additional interfaces.
-// berthd has
-// the privileges granted by the chart.
+// berthd has the privileges granted by the chart.
 func TestBeside(t *testing.T) {
 	harness.Rotate(t, 0, 2, 4, 7, 9) // TestMachines runs in the other slices
 	for _, mode := range harness.Sample(t, 3, []lab.Mode{lab.PoolMode, lab.NodeMode, lab.OperatorMode}) {

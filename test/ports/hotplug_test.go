@@ -129,8 +129,7 @@ func (b *bench) hotPlugAgain() {
 }
 
 // hotPlugRefused edits a NIC of a running pod, and adds one that cannot be plugged: Events on the pod explain this,
-// and the
-// pod keeps its NICs.
+// and the pod keeps its NICs.
 func (b *bench) hotPlugRefused() {
 	p := b.add(b.a, "stays", "[{subnet: subnet-1}]")
 	before := b.nic(p, "eth0")
@@ -241,8 +240,7 @@ func (b *bench) hotPlugWhileKilled() {
 }
 
 // addressesThatChange changes the addresses of ports at the provider: an additional NIC gets the new address; for the
-// first
-// NIC a condition and an Event report the change.
+// first NIC a condition and an Event report the change.
 func (b *bench) addressesThatChange() {
 	p, far := b.add(b.a, "moves", "[{}, {name: eth1, subnet: subnet-2, ip: 192.168.1.90}]"), b.add(b.b, "far", "[{subnet: subnet-2}]")
 	b.answers(far, "192.168.1.90")

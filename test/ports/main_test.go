@@ -1,8 +1,6 @@
 // Package ports tests pods with VPC ports, from the annotation to the packet: the real plugin, daemon and operator;
-// with a
-// strict Neutron behind Keystone and the real OVN on the nodes; and with a strict Alcor and its agents on the nodes.
-// If OVN
-// is not installed, the Neutron tests are skipped with a message.
+// with a strict Neutron behind Keystone and the real OVN on the nodes; and with a strict Alcor and its agents on the
+// nodes. If OVN is not installed, the Neutron tests are skipped with a message.
 package ports
 
 import (

@@ -29,9 +29,8 @@ type testCase struct {
 }
 
 // TestPods follows the life cycle of pods with one NIC and with several, through the CNI verbs. berthd has the
-// privileges
-// granted by the chart. Both providers share most cases; by default a third of the shared ones runs with the second
-// provider (harness.Sample).
+// privileges granted by the chart. Both providers share most cases; by default a third of the shared ones runs with
+// the second provider (harness.Sample).
 func TestPods(t *testing.T) {
 	for _, provider := range []struct {
 		name  string
@@ -235,8 +234,7 @@ func (b *bench) manyAtOnce() {
 }
 
 // linkGoesBack uses a NIC that outlives its pod: the agent's link moves into the pod, back to the VPC's namespace,
-// and is
-// deleted with the port.
+// and is deleted with the port.
 func (b *bench) linkGoesBack() {
 	ctx := harness.Deadline(b.T, harness.Patience)
 	nic := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kept"}, Spec: v1alpha1.PodNICSpec{VPC: b.VPCs[0].Name}}
@@ -266,8 +264,7 @@ func (b *bench) linkGoesBack() {
 }
 
 // agentAway stops a node's agent: an ADD waits for the port's link until its timeout, and another one succeeds once
-// the agent
-// is back.
+// the agent is back.
 func (b *bench) agentAway() {
 	harness.OK(b.T, b.alcor.Crash(b.a.Name))
 	ctx := harness.Deadline(b.T, harness.Patience)

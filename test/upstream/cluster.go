@@ -40,8 +40,7 @@ const (
 )
 
 // daemonArgs are the daemon settings that the cluster's network requires. The API server, through which tests reach
-// pods, is
-// outside the VPC, so pods reply to it with their own addresses only if configured.
+// pods, is outside the VPC, so pods reply to it with their own addresses only if configured.
 var daemonArgs = map[lab.Mode][]string{
 	lab.NodeMode:     {apiWithoutSNAT},
 	lab.OperatorMode: {apiWithoutSNAT},
@@ -50,8 +49,7 @@ var daemonArgs = map[lab.Mode][]string{
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
 // podFamilies returns the IP families of pods. By default one mode with ENIs is IPv4-only and the other dual-stack,
-// because
-// they share a data path.
+// because they share a data path.
 func (o options) podFamilies() ipfamily.Set {
 	of := lab.Options{Mode: lab.Mode(o.mode), IPFamilies: o.families}
 	if of.IPFamilies == "" && of.Mode == lab.OperatorMode {

@@ -1,13 +1,11 @@
 // Command upstream runs Kubernetes' own end-to-end tests of networking, and the node tests that need networking,
-// against
-// Berth: on a cluster of the lab that it starts in a mode, or on an existing cluster with -kubeconfig.
+// against Berth: on a cluster of the lab that it starts in a mode, or on an existing cluster with -kubeconfig.
 //
 //	upstream -mode node -e2e e2e.test -ginkgo ginkgo -images DIR
 //
 // It reports failures and progress while the tests run, and leaves a directory for each mode below -out, with a JUnit
 // report, the log of the tests and the results. -page writes the results of all modes in a directory into a page of
-// the
-// documentation. The exit code is 1 if a spec failed, and 2 for invalid flags.
+// the documentation. The exit code is 1 if a spec failed, and 2 for invalid flags.
 package main
 
 import (

@@ -40,8 +40,7 @@ func groupOf(s spec) string {
 }
 
 // short lists the specs of the group "short", which takes only minutes: traffic between pods, nodes, services and
-// node ports,
-// names, probes and hooks.
+// node ports, names, probes and hooks.
 var short = []string{
 	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance]",
 	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: udp [Conformance]",
@@ -91,8 +90,7 @@ func notIPTables(n network) bool { return n.proxy != host.IPTables }
 const pastTheNode = "needs the pod's own node to translate Services, which sees no packets of a port"
 
 // exclusions lists the specs that are not applicable. All other specs of a group are run; a spec may still skip
-// itself if the
-// cluster does not suit it.
+// itself if the cluster does not suit it.
 var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
 	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},

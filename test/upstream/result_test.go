@@ -53,8 +53,7 @@ func TestOutcomesOfSpecs(t *testing.T) {
 }
 
 // Results of different modes and families are kept separately, and those of groups that were not run now are kept if
-// they
-// are for the same Kubernetes version.
+// they are for the same Kubernetes version.
 func TestResultsAreKeptByGroup(t *testing.T) {
 	folder := t.TempDir()
 	of := func(mode string, families ipfamily.Set, version, group, name string) results {

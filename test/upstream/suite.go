@@ -126,8 +126,7 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 }
 
 // focusOn returns a pattern that matches exactly these specs. Ginkgo matches it with the suite's description and the
-// spec's
-// name.
+// spec's name.
 func focusOn(specs []spec) string {
 	var names []string
 	for _, s := range specs {
@@ -167,10 +166,8 @@ func tail(out []byte, n int) []byte {
 }
 
 // progress receives Ginkgo's output, and prints failures and progress. Ginkgo prints a dot for each completed spec,
-// "S" for
-// skipped ones, and for a failure a line "• [FAILED] [12.3 seconds]" followed by the name. The final results come
-// from
-// Ginkgo's report.
+// "S" for skipped ones, and for a failure a line "• [FAILED] [12.3 seconds]" followed by the name. The final results
+// come from Ginkgo's report.
 type progress struct {
 	out     io.Writer
 	total   int

@@ -20,8 +20,7 @@ import (
 )
 
 // withBranches returns a node in operator mode with a trunk. Pods have a branch as their first or second interface,
-// and one
-// branch is kept warm.
+// and one branch is kept warm.
 func withBranches(t *testing.T) *nics {
 	n := newNode(t, slices.Concat(quick, []string{"--ipam=eni-operator", "--auto-create-node-network", "--pre-allocate=1", "--trunk-eni", "--vpc-ports", "--ovsdb="})...)
 	n.inVPC("m5.large")
@@ -93,8 +92,7 @@ func TestHaltsWithWarmBranches(t *testing.T) {
 			}
 		}
 		// Three cold branches; the first warm one, which pod-3 or pod-4 gets; its successor; and a cold one for the
-		// other
-		// pod. In addition the trunk, an ENI with addresses, and the orphan of inVPC.
+		// other pod. In addition the trunk, an ENI with addresses, and the orphan of inVPC.
 		if made != 6+3 {
 			t.Errorf("%d ENIs were created, want 6 branches and 3 others", made)
 		}

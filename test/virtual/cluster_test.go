@@ -105,8 +105,7 @@ func check(t *testing.T, err error) {
 }
 
 // kubeconfig writes a file through which one program reaches the API server. Requests take no time: the operator
-// makes some
-// while holding a mutex, during which virtual time does not pass.
+// makes some while holding a mutex, during which virtual time does not pass.
 func (c *cluster) kubeconfig(do apifake.Do) string {
 	c.made++
 	// Host names are unique in the process.
@@ -177,8 +176,7 @@ func patch[O any](t *testing.T, by func(context.Context, client.Object, client.P
 }
 
 // takeBackReleases makes the operator request the release of addresses, and then adds pods that need them before the
-// slow
-// daemon has confirmed the release. The operator cancels it.
+// slow daemon has confirmed the release. The operator cancels it.
 func (c *cluster) takeBackReleases(n *node) {
 	c.t.Helper()
 	n.pods.each(90, 96, n.pods.add)
@@ -208,8 +206,7 @@ func (c *cluster) addPool(name, ipv4, ipv6 string) {
 }
 
 // blocksAgree compares the node's blocks, of which there must be a given number, with the blocks announced in its
-// kernel, and
-// checks that no request is open.
+// kernel, and checks that no request is open.
 func (c *cluster) blocksAgree(n *node, want int) error {
 	var blocks v1alpha1.AddressBlockList
 	var requests v1alpha1.BlockRequestList

@@ -74,8 +74,7 @@ func TestHaltsWithEgress(t *testing.T) {
 }
 
 // egressUsers creates Egresses and pods, and stands in for Kubernetes' controllers and kubelets. Pods are in
-// namespace
-// default, Egresses in namespace internet.
+// namespace default, Egresses in namespace internet.
 type egressUsers struct {
 	*cluster
 	n        *node
@@ -111,8 +110,7 @@ func newEgressUsers(c *cluster, n *node) *egressUsers {
 func inMetadata(fields map[string]any) map[string]any { return map[string]any{"metadata": fields} }
 
 // exercise creates Egresses and pods, changes all of them while pods run, and deletes the Egresses, one before its
-// pods and one
-// after.
+// pods and one after.
 func (u *egressUsers) exercise() {
 	u.t.Helper()
 	pods := &u.n.pods

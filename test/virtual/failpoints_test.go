@@ -50,8 +50,7 @@ var elsewhere = map[string]string{
 }
 
 // once lists failpoints that a run passes only once, so that no program is halted at the second hit; sometimes lists
-// those that
-// a run may pass twice.
+// those that a run may pass twice.
 var once = map[string][]string{
 	"TestHaltsInNodeMode": named("eni.collect.", "eni.create.", "eni.tag.", "eni.unassign.", "intent.save."),
 	"TestHaltsInOperatorMode": named("eni.assign.", "eni.attach.after", "eni.collect.", "eni.create.", "eni.delete.", "eni.detach.", "eni.tag.", "eni.unassign.",
@@ -191,8 +190,7 @@ func TestHaltsInPoolMode(t *testing.T) {
 }
 
 // leaveOrphans creates ENIs of this cluster: an attached one whose tag names another instance, and a detached one of
-// a vanished
-// instance.
+// a vanished instance.
 func (n *node) leaveOrphans() {
 	const vanished = "i-0bad"
 	tags := map[string]string{eni.TagCluster: clusterName, eni.TagOwner: eni.Owner, eni.TagInstanceID: vanished}
@@ -204,8 +202,7 @@ func (n *node) leaveOrphans() {
 }
 
 // exercise adds as many pods as the node accepts, replaces half of them, and removes all, waiting for rest in
-// between. Finally
-// the node must hold only what the policy keeps.
+// between. Finally the node must hold only what the policy keeps.
 func (n *node) exercise(pods int, empty func() error) {
 	n.t.Helper()
 	half := (pods + 1) / 2

@@ -92,8 +92,7 @@ func (m *nics) settle(also ...func() error) {
 }
 
 // agree compares the records, the plugged ports, the PodNICs, the provider's ports, the pods' annotations and the
-// replies to
-// ADDs.
+// replies to ADDs.
 func (m *nics) agree() error {
 	w, _ := m.daemon()
 	records, err := records(m.dir(w.number))

@@ -46,7 +46,7 @@ type node struct {
 	plugs    *plugfake.Node // VPC ports in pods
 	tunnels  *egressfake.Kernel
 	cloud    *cloudfake.Cloud // nil without a cloud
-	instance string           // instance ID in the cloud
+	instance string           // instance type in the cloud
 	pods     pods
 	families ipfamily.Set // families of pods' addresses
 	// kubeconfig writes the file through which a daemon reaches the API server; may be nil.

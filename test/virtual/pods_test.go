@@ -67,8 +67,7 @@ func (p *pods) call(do func(ctx context.Context, client rpc.NodeClient) error) e
 }
 
 // add adds a pod. After a call without a reply it retries for the same sandbox if its number is even; otherwise it
-// creates
-// another sandbox, like after a failure.
+// creates another sandbox, like after a failure.
 func (p *pods) add(name string) error {
 	if p.object != nil {
 		if err := p.object(name, true); err != nil {

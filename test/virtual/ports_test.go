@@ -82,8 +82,7 @@ func inPortMode(t *testing.T) (m *nics) {
 }
 
 // exercisePorts adds, edits, replaces and removes pods with one NIC or two, with a user's port, and with a PodNIC
-// that
-// outlives its pods.
+// that outlives its pods.
 func (m *nics) exercisePorts() {
 	m.t.Helper()
 	m.pods.each(0, 4, m.pods.add)

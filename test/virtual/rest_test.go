@@ -184,7 +184,7 @@ func (n *node) cloudAgrees(dir string, records []attachment.Record) error {
 	}
 	for p, id := range held {
 		if assigned[p] != id {
-			errs = append(errs, fmt.Errorf("%v is in the inventory for %s and assigned to %q", p, id, assigned[p]))
+			errs = append(errs, fmt.Errorf("the inventory has %v on %s, but it is assigned to %q", p, id, assigned[p]))
 		}
 	}
 	for _, r := range records {

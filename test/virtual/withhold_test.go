@@ -17,9 +17,8 @@ import (
 )
 
 // TestPoolWithholdsAddressesOfNodes uses a pool that contains the address of a node: no pod gets it. Another node
-// joins with
-// the address of a running pod: the pod keeps it, pod and pool report the conflict, and no other pod gets the
-// address.
+// joins with the address of a running pod: the pod keeps it, pod and pool report the conflict, and no other pod gets
+// the address.
 func TestPoolWithholdsAddressesOfNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, append(quick, "--ipam=pool")...)

@@ -25,8 +25,7 @@ type crash struct {
 }
 
 // eachCrash runs a test in virtual time for each failpoint, at whose first hit a program is halted, and for a sample
-// of the
-// failpoints again with the second hit.
+// of the failpoints again with the second hit.
 func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at crash)) {
 	t.Helper()
 	var first, second []crash
@@ -44,8 +43,7 @@ func eachCrash(t *testing.T, failpoints []string, test func(t *testing.T, at cra
 }
 
 // world is one life of a program. All effects of the program pass through do or request, or are below a directory
-// that halt
-// renames. So a halted program has no effects until its context ends it.
+// that halt renames. So a halted program has no effects until its context ends it.
 type world struct {
 	number int             // number of the program's life, from 1
 	ctx    context.Context // ends with the world
@@ -144,8 +142,7 @@ func (p *program) haltAt(at crash) {
 }
 
 // wantHalt checks that the program was halted once, or never if the second hit of a failpoint is requested that a run
-// passes
-// once.
+// passes once.
 func (p *program) wantHalt(at crash) {
 	p.t.Helper()
 	test, _, _ := strings.Cut(p.t.Name(), "/")

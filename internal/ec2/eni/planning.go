@@ -295,8 +295,7 @@ type surplus struct {
 }
 
 // allow sets in a state which part of its excess may be released now and, if drain is set, whether outdated ENIs may
-// be
-// drained.
+// be drained.
 func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, drain bool, now time.Time) {
 	outdated := 0
 	if drain && slices.ContainsFunc(s.ENIs, func(e plan.ENI) bool { return e.Outdated }) {

@@ -13,10 +13,8 @@ import (
 // publisher passes the inventory to the node, as derived from the view. It belongs to the reconciler's goroutine.
 //
 // There are two ways. Releases are recorded before the cloud is called: record returns an error, and without the
-// record
-// there is no call. All other changes are published after the reply to the call that made them, before anything
-// depends
-// on them.
+// record there is no call. All other changes are published after the reply to the call that made them, before
+// anything depends on them.
 type publisher struct {
 	cfg      *Config
 	view     *view

@@ -13,9 +13,8 @@ import (
 )
 
 // Reconciler reconciles one node's ENIs with its policy. It decides what to do next; its parts do it, each with its
-// own
-// state. Reconcile (or Run) is called by one goroutine at a time, to which all parts belong except the fields marked
-// otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance and End may be called from any goroutine.
+// own state. Reconcile (or Run) is called by one goroutine at a time, to which all parts belong except the fields
+// marked otherwise. Kick, Status, Reconfigure, Invalidate, CheckInstance and End may be called from any goroutine.
 type Reconciler struct {
 	cfg     Config
 	loop    loop
@@ -117,9 +116,8 @@ func (r *Reconciler) Kick() {
 }
 
 // Invalidate reports that the published inventory may differ from the cloud: nothing is published or planned before
-// the
-// next observation, which is made late enough to show every reply so far. It may be called from any goroutine, and
-// from Publish.
+// the next observation, which is made late enough to show every reply so far. It may be called from any goroutine,
+// and from Publish.
 func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
 
 // CheckInstance reports that the instance may have been stopped or started. It is described before anything else is
@@ -127,13 +125,11 @@ func (r *Reconciler) Invalidate() { r.view.freshness.invalidated.Store(true) }
 func (r *Reconciler) CheckInstance() { r.instance.suspected.Store(true) }
 
 // ObserveSince disregards observations from before at. It is called before the first pass if another process has
-// served
-// the node until then.
+// served the node until then.
 func (r *Reconciler) ObserveSince(at time.Time) { r.view.freshness.onlySince(at) }
 
 // Observed processes a listing made for many nodes, on the reconciler's goroutine. It ignores one older than the
-// known
-// state.
+// known state.
 func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 	if r.Ended() {
 		return
@@ -147,8 +143,7 @@ func (r *Reconciler) VPCs() []string { return r.placement.VPCs() }
 
 // Configure applies other settings and keeps the known state of the node. Errors that needed human intervention are
 // retried immediately. It is called from the reconciler's goroutine. The error names the field, and leaves the
-// settings
-// unchanged.
+// settings unchanged.
 func (r *Reconciler) Configure(s Settings) error {
 	before := r.cfg.Settings
 	if reflect.DeepEqual(s, before) {
@@ -175,16 +170,14 @@ func (r *Reconciler) Configure(s Settings) error {
 }
 
 // End makes a running pass stop after its current call and publish nothing. Calls beside passes are canceled. It may
-// be
-// called from any goroutine.
+// be called from any goroutine.
 func (r *Reconciler) End() { r.loop.end() }
 
 // Ended reports whether End or Close was called.
 func (r *Reconciler) Ended() bool { return r.loop.ended.Err() != nil }
 
 // Close ends the reservations that the reconciler holds in shared state. It is called when no pass is running and
-// none
-// will follow.
+// none will follow.
 func (r *Reconciler) Close() {
 	r.loop.end()
 	r.retries.close()
@@ -329,8 +322,7 @@ func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 }
 
 // learnPrerequisites fetches what must be known before planning, and reports whether anything was missing: limits,
-// the
-// state of the instance, the last process's creation in flight.
+// the state of the instance, the last process's creation in flight.
 func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.observer.limitsDue(now):

@@ -9,8 +9,7 @@ import (
 )
 
 // The node grows in no other way while a created ENI waits to be attached. So an ENI that EC2 keeps refusing to
-// attach
-// counts as surplus after a few attempts: it is deleted, and the plan continues without it.
+// attach counts as surplus after a few attempts: it is deleted, and the plan continues without it.
 
 const (
 	attachTries = 3
@@ -21,8 +20,7 @@ const (
 )
 
 // refusals records the attachments and detachments that EC2 refused, and until when they are not retried. The trunk
-// is
-// separate: its failures keep no pod waiting. It belongs to the reconciler's goroutine.
+// is separate: its failures keep no pod waiting. It belongs to the reconciler's goroutine.
 type refusals struct {
 	cfg            *Config
 	view           *view
@@ -92,8 +90,7 @@ func (f *refusals) attach(k *known, by plan.Kind, class cloud.Class, now time.Ti
 }
 
 // trunkBusy records that a trunk could not be detached because it has branches, if the error class means that for
-// this
-// kind of step. This is not a failure: the detachment is retried slowly until the branches are gone.
+// this kind of step. This is not a failure: the detachment is retried slowly until the branches are gone.
 func (f *refusals) trunkBusy(k plan.Kind, class cloud.Class, now time.Time) bool {
 	if k != plan.DetachTrunk || class != cloud.Conflict {
 		return false

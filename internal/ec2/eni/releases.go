@@ -14,9 +14,8 @@ import (
 // records the release, then the call is made. It belongs to the reconciler's goroutine.
 //
 // If several processes may serve a node, a process that recorded a release may be stopped before its call is sent,
-// and
-// continue much later. Recorded releases are therefore never restored to the node: whichever process serves the node
-// repeats the call until the release is done.
+// and continue much later. Recorded releases are therefore never restored to the node: whichever process serves the
+// node repeats the call until the release is done.
 // process works for the node asks the cloud until the release is done.
 type releases struct {
 	cfg       *Config
@@ -118,8 +117,7 @@ func (s *releases) cancelForPods() {
 }
 
 // unassignFailed keeps withdrawn addresses out of use while the call may have taken effect: up to now, whenever it
-// was
-// sent. A denied call certainly has not.
+// was sent. A denied call certainly has not.
 func (s *releases) unassignFailed(p *step, class cloud.Class, now time.Time) {
 	if class == cloud.Permission && !s.cfg.process.sharesNode {
 		s.restore(p)
@@ -143,8 +141,7 @@ func (s *releases) detachFailed(p *step, class cloud.Class, now time.Time) {
 }
 
 // overdue handles releases that should be done according to a listing that cannot be older than the call, but are
-// not.
-// If other processes may serve the node, it returns the step that repeats the call; otherwise the node gets the
+// not. If other processes may serve the node, it returns the step that repeats the call; otherwise the node gets the
 // addresses back.
 func (s *releases) overdue(ctx context.Context, now time.Time) *step {
 	if !s.cfg.process.sharesNode {

@@ -14,11 +14,9 @@ import (
 )
 
 // replies validates the replies of calls before the view records them: whether they fit the known state of the node
-// and
-// of other nodes. An impossible reply counts as lost: the call took some effect, which a lookup of the ENI reveals.
-// The
-// cloud's client has already compared the reply with the request (cloud/aws, reply.go): the ENI's ID, and for an
-// assignment the number of addresses.
+// and of other nodes. An impossible reply counts as lost: the call took some effect, which a lookup of the ENI
+// reveals. The cloud's client has already compared the reply with the request (cloud/aws, reply.go): the ENI's ID,
+// and for an assignment the number of addresses.
 type replies struct {
 	view      *view
 	subnets   *placement.Subnets
@@ -37,8 +35,7 @@ func gone(op, format string, args ...any) error {
 }
 
 // assigned validates the addresses and prefixes that a reply assigns to k: no ENI has them, and they are in k's
-// subnet,
-// if its blocks are known.
+// subnet, if its blocks are known.
 func (c *replies) assigned(k *known, given []netip.Prefix) error {
 	op := assignOp(given)
 	if err := checkFree(op, k.ID, given, c.subnets.Blocks(k.SubnetID), c.view.list()); err != nil {

@@ -11,8 +11,7 @@ import (
 )
 
 // An activity is a group of steps with a common backoff, so that failures of one kind of step do not stop another,
-// and
-// growth that was refused in one way is not attempted in another.
+// and growth that was refused in one way is not attempted in another.
 type activity string
 
 const (
@@ -192,8 +191,7 @@ func (t *retries) take(g activity) *step {
 }
 
 // drop removes and returns the step of an activity to be repeated, unless its call may have taken effect; nil if
-// there
-// is none.
+// there is none.
 func (t *retries) drop(g activity) *step {
 	if p := t.repeat[g]; p == nil || p.lost {
 		return nil

@@ -65,10 +65,8 @@ func (c *creations) end() {
 }
 
 // resume returns the step that repeats a creation of the last process; nil if there is none, or its ENI is in view.
-// With
-// the same client token, EC2 returns the ENI of the first call. Intents older than an hour are dropped: listings do
-// not
-// lag that long, and tokens expire.
+// With the same client token, EC2 returns the ENI of the first call. Intents older than an hour are dropped: listings
+// do not lag that long, and tokens expire.
 func (c *creations) resume() *step {
 	now := c.cfg.Clock.Now()
 	intent, ok, err := c.cfg.Intents.Load()

@@ -9,17 +9,15 @@ import (
 )
 
 // No pod waits for an ENI's DeleteOnTermination. The call that sets it therefore yields to the needs of other nodes,
-// and
-// no pass waits for it: while it waits for the rate limit, its node continues, and the call keeps its place in the
-// limiter's queue.
+// and no pass waits for it: while it waits for the rate limit, its node continues, and the call keeps its place in
+// the limiter's queue.
 
 // deleteOnTerminationYields is how long a call that sets DeleteOnTermination yields. If the instance ends before, its
 // ENI is collected as an orphan.
 const deleteOnTerminationYields = 2 * time.Minute
 
 // terminations sets DeleteOnTermination with calls that no pass waits for. It belongs to the reconciler's goroutine;
-// the
-// goroutines of its calls do not access it.
+// the goroutines of its calls do not access it.
 type terminations struct {
 	cfg      *Config
 	view     *view

@@ -188,8 +188,7 @@ func (k *known) releaseBegan(list []netip.Prefix, now time.Time) {
 }
 
 // releaseRecorded dates a release to now, such as one that another process recorded, or whose call may have taken
-// effect
-// until now.
+// effect until now.
 func (k *known) releaseRecorded(list []netip.Prefix, now time.Time) {
 	for _, p := range list {
 		k.releasing[p] = now
@@ -312,8 +311,7 @@ func (v *view) detached(k *known, now time.Time) {
 }
 
 // detachBegan records that an ENI is withdrawn from the node, and that the detachment is, or may have been, requested
-// as
-// of now.
+// as of now.
 func (v *view) detachBegan(id string, now time.Time) { v.detaching[id] = now }
 
 // detachCancelled records that an ENI will not be detached.
@@ -383,8 +381,7 @@ func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
 }
 
 // Seed gives the reconciler the last confirmed inventory, so that a lagging listing does not restore addresses that
-// were
-// being released. Call it before Run. Nothing in the cloud is changed before it has been observed.
+// were being released. Call it before Run. Nothing in the cloud is changed before it has been observed.
 func (r *Reconciler) Seed(inv Inventory) {
 	if inv.InstanceID != r.cfg.InstanceID {
 		return

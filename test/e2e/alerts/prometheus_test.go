@@ -54,8 +54,7 @@ func tool(t *testing.T, program string) string {
 }
 
 // watch starts a Prometheus that scrapes all daemons and operators of a lab, and waits for some scrapes. Durations in
-// the
-// rules are divided by faster; with 60, scraping every half second stands for every 30 s.
+// the rules are divided by faster; with 60, scraping every half second stands for every 30 s.
 func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Helper()
 	lint(t, l)

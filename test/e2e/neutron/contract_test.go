@@ -112,8 +112,7 @@ func contract(t *testing.T, w *world, p vpcport.Provider, plug vpcport.Plug) {
 }
 
 // compare compares the lab's Neutron with the real one: status, type and message of errors, the attributes in the
-// reply
-// to each request of the provider, and revisions and bindings.
+// reply to each request of the provider, and revisions and bindings.
 func compare(t *testing.T, w *world, host neutronfake.Host) {
 	t.Helper()
 	s := neutronscenes.Stage{Host: nodeNames[0], Project: w.Project(), Quota: func(n int) { harness.OK(t, w.SetQuota(context.Background(), n)) }}

@@ -127,8 +127,7 @@ func TestNodesComeAndGo(t *testing.T) {
 }
 
 // starter is the environment variable of a test process that only starts an instance: its directory and the namespace
-// of
-// its services.
+// of its services.
 const starter = "BERTH_TEST_STARTER"
 
 // TestStarterKilled kills the process that started an instance, with either backend: all programs end.

@@ -13,10 +13,8 @@ import (
 )
 
 // TestProviderWithNeutron tests the provider of VPC ports and the plugs with a real Neutron: with OVN, and with
-// Neutron's
-// own agent, which puts a Linux bridge between a port and br-int. The lab's Neutron replies word for word like each
-// of
-// them.
+// Neutron's own agent, which puts a Linux bridge between a port and br-int. The lab's Neutron replies word for word
+// like each of them.
 func TestProviderWithNeutron(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -39,8 +37,7 @@ func TestProviderWithNeutron(t *testing.T) {
 }
 
 // TestContractWithLeastRights runs the contract tests as a project user with exactly the rights that the provider
-// requires,
-// with a password and with an application credential.
+// requires, with a password and with an application credential.
 func TestContractWithLeastRights(t *testing.T) {
 	w := of(t, openstack.OVN, true)
 	u, err := w.AddUser(t.Context(), name(), openstack.Role)

@@ -56,8 +56,7 @@ func normal(o *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 }
 
 // apply is a forced server-side apply: fields that the manager applied before, but not now, are removed. Lists other
-// than
-// conditions are replaced as a whole. s.mu is held.
+// than conditions are replaced as a whole. s.mu is held.
 func (s *Server) apply(q request, o *object, manager string, body []byte) (*unstructured.Unstructured, error) {
 	config := &unstructured.Unstructured{}
 	if err := json.Unmarshal(body, &config.Object); err != nil {

@@ -137,8 +137,7 @@ func readBody(r *http.Request) ([]byte, error) {
 }
 
 // parse parses a path: /api/v1 or /apis/GROUP/VERSION, optionally namespaces/NAME, a resource, and optionally a name
-// and a
-// subresource.
+// and a subresource.
 func (s *Server) parse(r *http.Request) (q request, err error) {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	gv := schema.GroupVersion{Version: "v1"}

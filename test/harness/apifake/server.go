@@ -1,10 +1,7 @@
 // Package apifake is an in-memory Kubernetes API server, for programs that a test runs inside its own process, in
-// virtual
-// time. It speaks the real protocol with client-go: resource versions and conflicts, lists and watches with
-// selectors,
-// finalizers, preconditions, status subresources, merge patches and server-side apply. It has no validation, no
-// defaults
-// except the phase of a Pod, no admission and no roles, and collects garbage on request.
+// virtual time. It speaks the real protocol with client-go: resource versions and conflicts, lists and watches with
+// selectors, finalizers, preconditions, status subresources, merge patches and server-side apply. It has no
+// validation, no defaults except the phase of a Pod, no admission and no roles, and collects garbage on request.
 //
 //	server.go     kinds, and changes of objects
 //	handler.go    requests
@@ -62,8 +59,7 @@ type object struct {
 }
 
 // event is a change of an object: before is nil for a new object, after for a deleted one, whose last state has the
-// version
-// of the deletion.
+// version of the deletion.
 type event struct {
 	version       int64
 	resource      schema.GroupVersionResource

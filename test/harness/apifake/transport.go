@@ -15,8 +15,7 @@ import (
 type Do func(ctx context.Context, call func(context.Context) error) error
 
 // Transport sends requests of programs in this process to Servers, by host name. client-go uses http.DefaultTransport
-// for
-// kubeconfig files written by Kubeconfig.
+// for kubeconfig files written by Kubeconfig.
 type Transport struct {
 	mu    sync.Mutex
 	hosts map[string]host // guarded by mu
@@ -95,8 +94,7 @@ func (h host) watch(r *http.Request) (*http.Response, error) {
 }
 
 // stream is a body that ends with EOF even if its reader closes it. Any other error would make client-go's metadata
-// filter
-// (watch.Filter) wait forever for a reader that is gone.
+// filter (watch.Filter) wait forever for a reader that is gone.
 type stream struct{ *io.PipeReader }
 
 // Read implements io.Reader.

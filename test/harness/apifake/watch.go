@@ -16,8 +16,7 @@ import (
 )
 
 // latency is the delay of an event, to which later is added for each further watch. A program that is canceled must
-// have no
-// event in flight: client-go's metadata filter (watch.Filter) would wait for its reader forever.
+// have no event in flight: client-go's metadata filter (watch.Filter) would wait for its reader forever.
 const (
 	latency = time.Millisecond
 	later   = 7 * time.Microsecond

@@ -1,6 +1,5 @@
 // Package controllers is the harness for controllers of berth-operator: it runs them in the test's process against a
-// real
-// API server, like the operator does, with its cache and its service account. Tests only.
+// real API server, like the operator does, with its cache and its service account. Tests only.
 //
 //	controllers.go  running controllers, also in processes that failpoints kill
 //	await.go        waiting for objects, conditions and Events
@@ -57,8 +56,7 @@ func Manager(cfg *rest.Config, kinds []*watched.Kind) (manager.Manager, error) {
 }
 
 // Start runs controllers that reach the API server through cfg, with some transports around each request, until end
-// is
-// called or the test ends. end returns once they have stopped.
+// is called or the test ends. end returns once they have stopped.
 func Start(t *testing.T, cfg *rest.Config, kinds []*watched.Kind, setup Setup, through ...transport.WrapperFunc) (end func()) {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
@@ -88,8 +86,7 @@ func Run(t *testing.T, mgr manager.Manager) (end func()) {
 }
 
 // Main is TestMain of a package whose controllers Killed starts in separate processes, with a log on standard error.
-// start
-// starts the control plane, such as harness.Kube.
+// start starts the control plane, such as harness.Kube.
 //
 //	func TestMain(m *testing.M) { os.Exit(controllers.Main(m, harness.Kube, Watches(), setup)) }
 func Main(m *testing.M, start func(run func() int, prepare ...func() error) int, kinds []*watched.Kind, setup func(context.Context, manager.Manager, *slog.Logger) error) int {
@@ -117,8 +114,7 @@ func Logger(w io.Writer) *slog.Logger {
 }
 
 // Killed starts the controllers of Main in a process that failpoints kill, and restarts it without failpoints each
-// time it
-// has died, until the test ends. The returned function counts the deaths.
+// time it has died, until the test ends. The returned function counts the deaths.
 func Killed(t *testing.T, cfg *rest.Config, failpoints string) (deaths func() int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")

@@ -16,8 +16,7 @@ import (
 )
 
 // ServeWebhookAt creates the Secret and the webhook configurations of a release of the chart. The API server calls
-// the given
-// address, instead of the operator's Service, until the end of the test.
+// the given address, instead of the operator's Service, until the end of the test.
 func ServeWebhookAt(t *testing.T, r deploy.Release, address string) {
 	t.Helper()
 	objects, err := deploy.Render(r)

@@ -22,8 +22,7 @@ import (
 const childVar = "BERTH_TEST_CHILD"
 
 // Main is a test's main function: run runs in the test's own process; child runs in a process made by Command, with
-// the
-// value passed to Command. It returns the exit code.
+// the value passed to Command. It returns the exit code.
 func Main[T any](run func() int, child func(T) error) int {
 	text, is := os.LookupEnv(childVar)
 	if !is {
@@ -42,8 +41,7 @@ func Main[T any](run func() int, child func(T) error) int {
 }
 
 // Command returns the test's own program as a child that dies with its parent and writes its log to log. Variables in
-// env
-// are NAME=VALUE.
+// env are NAME=VALUE.
 func Command(what any, log io.Writer, env ...string) (*exec.Cmd, error) {
 	text, err := json.Marshal(what)
 	if err != nil {

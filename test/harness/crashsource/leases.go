@@ -23,8 +23,7 @@ const (
 )
 
 // Leases is a directory of pods' addresses by number, like the daemon's attachment records: a restarted child
-// restores the
-// leases from before its death.
+// restores the leases from before its death.
 type Leases string
 
 func (l Leases) file(pod int) string { return filepath.Join(string(l), strconv.Itoa(pod)) }
@@ -55,8 +54,7 @@ func (l Leases) All() (map[int]source.Lease, error) {
 }
 
 // Serve restores a source's leases, runs it, and executes the requests in in, "add POD" or "del POD" one per line,
-// replying
-// to each with a line to out, until in ends. An add waits up to wait for an address.
+// replying to each with a line to out, until in ends. An add waits up to wait for an address.
 func (l Leases) Serve(s source.Source, request func(pod int) source.Request, wait time.Duration, in io.Reader, out io.Writer) error {
 	if err := os.MkdirAll(string(l), 0o700); err != nil {
 		return fmt.Errorf("create the directory of leases: %w", err)

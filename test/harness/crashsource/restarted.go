@@ -13,9 +13,8 @@ import (
 )
 
 // Restarted starts a child with failpoints armed, and another one without failpoints each time one has been killed,
-// until
-// the test ends. The returned function counts the deaths. A child that ends otherwise fails the test; its log is then
-// printed.
+// until the test ends. The returned function counts the deaths. A child that ends otherwise fails the test; its log
+// is then printed.
 func Restarted(t *testing.T, what any, failpoints string) (deaths func() int) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))

@@ -7,8 +7,7 @@ import (
 )
 
 // Compare fails a test if the lab's Neutron replies differently from a real one: with another status, type or message
-// of
-// errors, or with attributes that the real one lacks.
+// of errors, or with attributes that the real one lacks.
 func Compare(t *testing.T, lab, neutron []Exchange) {
 	t.Helper()
 	for i := range min(len(lab), len(neutron)) {

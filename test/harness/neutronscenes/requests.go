@@ -11,10 +11,9 @@ import (
 )
 
 // Requests sends requests to a Neutron that reveal how it counts revisions and reports bindings, and returns a line
-// for each:
-// the request, the status of the reply, and for each port in the reply its status and binding, with its revision in
-// the
-// reply and in a later lookup. They are only for comparison: the provider does not make some of these requests.
+// for each: the request, the status of the reply, and for each port in the reply its status and binding, with its
+// revision in the reply and in a later lookup. They are only for comparison: the provider does not make some of these
+// requests.
 func Requests(t *testing.T, url string, s Stage) []string {
 	t.Helper()
 	r := &requests{t: t, url: url + "/v2.0/"}

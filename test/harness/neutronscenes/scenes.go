@@ -1,6 +1,5 @@
 // Package neutronscenes sends every request that the provider of Neutron's ports makes, with every possible reply, to
-// a
-// Neutron, and compares the replies of two of them: the lab's own and a real one.
+// a Neutron, and compares the replies of two of them: the lab's own and a real one.
 package neutronscenes
 
 import (
@@ -63,8 +62,7 @@ var (
 const absent = "00000000-0000-4000-8000-000000000000"
 
 // Stage describes the objects that exist before the scenes: IDs of the network, of its subnets Web and Small, with
-// DHCP, and
-// of a group, the name of a host, and their project.
+// DHCP, and of a group, the name of a host, and their project.
 type Stage struct {
 	Network, Web, Small, Group, Host, Project string
 	Quota                                     func(ports int) // -1 for no limit

@@ -8,8 +8,7 @@ import (
 )
 
 // Listed checks that the fields of Struct that are of Kind are exactly the listed parts, without duplicates, and that
-// there
-// are at least some.
+// there are at least some.
 func Listed[Struct, Kind any](t testing.TB, least int, listed []Kind) {
 	t.Helper()
 	fields, kind, n := reflect.TypeFor[Struct](), reflect.TypeFor[Kind](), 0

@@ -1,10 +1,9 @@
 // Package samples compares the formats that programs store in files and objects with samples of earlier releases:
-// each
-// release reads everything that its predecessor wrote, and today's programs write everything that earlier ones read.
+// each release reads everything that its predecessor wrote, and today's programs write everything that earlier ones
+// read.
 //
 // A package keeps samples below testdata/stored, with one directory per release. Samples of a release never change
-// after
-// the release; a new field of a format gets a sample in the directory of the next release.
+// after the release; a new field of a format gets a sample in the directory of the next release.
 package samples
 
 import (
@@ -32,8 +31,7 @@ type Format struct {
 }
 
 // Check reads and writes every sample of every release. It reports fields of samples that today's program would not
-// write,
-// and fields of the type that no sample has. JSON only.
+// write, and fields of the type that no sample has. JSON only.
 func Check(t *testing.T, formats ...Format) {
 	t.Helper()
 	releases, err := os.ReadDir(Folder)
@@ -88,8 +86,7 @@ func check(sample []byte, f Format, seen map[string]bool) error {
 }
 
 // Within returns an error about the first value of a JSON document that another document lacks in the same place; nil
-// if the
-// other has all of them, and possibly more.
+// if the other has all of them, and possibly more.
 func Within(sample, again []byte) error {
 	var was, is any
 	if err := json.Unmarshal(sample, &was); err != nil {
@@ -148,8 +145,7 @@ func note(v any, at string, seen map[string]bool) {
 }
 
 // fields returns the fields of a type that encoding/json writes, named like in note. A type with its own encoding has
-// none,
-// and the content of maps is not included.
+// none, and the content of maps is not included.
 func fields(t reflect.Type, at string, within map[reflect.Type]bool) (out []string) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice || t.Kind() == reflect.Array {
 		t = t.Elem()

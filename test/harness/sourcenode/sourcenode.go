@@ -27,8 +27,7 @@ const (
 )
 
 // Main runs a package's tests with a control plane that has Berth's CRDs and the roles and policies of a mode, for
-// TestMain.
-// Child is the function of a crashsource child. It returns the exit code.
+// TestMain. Child is the function of a crashsource child. It returns the exit code.
 func Main[T any](m *testing.M, mode string, child func(T) error) int {
 	return crashsource.Main(func() int {
 		return harness.Kube(m.Run, func() error { return harness.ApplyAccess(context.Background(), mode) })
@@ -36,8 +35,7 @@ func Main[T any](m *testing.M, mode string, child func(T) error) int {
 }
 
 // Config is the API access of the pod of a node's daemon, or of an operator: the token of its service account, with
-// its
-// generated role and the policy for its writes, and nothing else.
+// its generated role and the policy for its writes, and nothing else.
 func Config(t *testing.T, account, node string) *rest.Config {
 	t.Helper()
 	token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: account}, node)

@@ -1,6 +1,5 @@
 // Package sourcetest has helpers for tests of all address sources: pods by number, and a searchable log. Package
-// sourcenode
-// has more for sources that use the Kubernetes API. Tests only.
+// sourcenode has more for sources that use the Kubernetes API. Tests only.
 package sourcetest
 
 import (
@@ -57,8 +56,7 @@ func Add(t testing.TB, s source.Source, i int, within time.Duration) source.Leas
 }
 
 // Burst makes concurrent requests for the pods from (inclusive) to to (exclusive). It returns the leases of those
-// that got
-// one in time, and the errors of the others. No address may belong to two pods.
+// that got one in time, and the errors of the others. No address may belong to two pods.
 func Burst(t testing.TB, s source.Source, from, to int, within time.Duration) (leases map[int]source.Lease, failed map[int]error) {
 	t.Helper()
 	var mu sync.Mutex // guards the results
@@ -147,8 +145,7 @@ func (l *Log) Count(text string) int {
 }
 
 // Values returns the metrics of a registry, whose families must be in a source's reference, by name and labels in
-// their
-// exposition format; for histograms the count.
+// their exposition format; for histograms the count.
 func Values(t testing.TB, r *prometheus.Registry, reference source.Reference) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()

@@ -47,8 +47,7 @@ func NewMetadata(o Options) *Metadata {
 			HTTPClient: o.HTTPClient,
 			Logger:     o.sdkLogger(),
 			// Metadata retries by itself, because it distinguishes a service that is still starting from one that
-			// denies
-			// access.
+			// denies access.
 			Retryer:    sdk.NopRetryer{},
 			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent()), boundAnswers(metadataMax, metadataMax)},
 		}),

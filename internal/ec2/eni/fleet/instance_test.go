@@ -272,8 +272,7 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 }
 
 // The settings of a node may name a wrong instance type, by mistake or intentionally. The limits are those of the
-// type
-// that EC2 reports.
+// type that EC2 reports.
 func TestLimitsAreThoseOfTheCloud(t *testing.T) {
 	for _, said := range []string{"m5.4xlarge", "z9.none"} {
 		t.Run(said, inBubble(1, func(t *testing.T, w *world) { // the instance is an m5.xlarge

@@ -115,8 +115,7 @@ func (b *busy) SetDeleteOnTermination(ctx context.Context, id, attachment string
 }
 
 // While a node waits for DeleteOnTermination to be set, it serves its pods and reports no error. The flag is set
-// after
-// two minutes, although other callers never stop.
+// after two minutes, although other callers never stop.
 func TestDeleteOnTerminationYields(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		cl := &busy{Cloud: w.cloud}

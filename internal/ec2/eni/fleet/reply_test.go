@@ -61,8 +61,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 }
 
 // thief is a cloud that, while switched on, also assigns addresses of one instance's ENIs to other ENIs, in replies
-// or
-// in listings.
+// or in listings.
 type thief struct {
 	w                 *world
 	of                string // the instance

@@ -53,8 +53,7 @@ func (w *writer) wantNoTrunk(t *testing.T, in *world, reason string) {
 }
 
 // A trunk is created like other ENIs, in the primary ENI's subnet, without addresses for pods. It takes the slot of
-// an
-// ENI for pods, however many pods there are.
+// an ENI for pods, however many pods there are.
 func TestTrunk(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.State.AddSubnet("subnet-pods", "zone-a", "10.1.0.0/16", nil)
@@ -180,8 +179,7 @@ func TestTrunkWithBranches(t *testing.T) {
 }
 
 // Neither branches nor ENIs that will become branches are collected as orphans, whatever their other tags. A trunk of
-// a
-// vanished instance is collected.
+// a vanished instance is collected.
 func TestBranchesAreNotLeftBehind(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.apart = true
@@ -315,8 +313,7 @@ func (*killer) Listed(time.Duration, error) {}
 func (*killer) Collected(eni.Collected) {}
 
 // The operator crashes at each step of creating and removing a trunk in turn, and another one continues. No ENI
-// leaks,
-// and nothing is done twice.
+// leaks, and nothing is done twice.
 func TestTrunkOverACrash(t *testing.T) {
 	for _, point := range []string{"create", "attach", "set-deletion", "detach", "delete"} {
 		for _, at := range []string{"before", "after"} {

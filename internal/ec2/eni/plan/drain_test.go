@@ -133,8 +133,7 @@ func (w *pairs) outdated() (n int) {
 }
 
 // Whatever pods and settings do, draining ends: plans come to an end, pods wait only for reasons other than the
-// drain,
-// and no outdated ENI is left once no pod is.
+// drain, and no outdated ENI is left once no pod is.
 func TestDrainsComeToAnEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
@@ -247,8 +246,7 @@ func (s *sim) end(pods ...int) {
 }
 
 // 49 pods run on a t3.small with prefixes. The last one, on the second ENI, ends last. The node then needs one
-// prefix,
-// on the first ENI.
+// prefix, on the first ENI.
 func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1})
 	s.release = true

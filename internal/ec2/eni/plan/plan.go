@@ -41,13 +41,11 @@ type Plan struct {
 //
 // The plan shrinks only if there is no need to grow, and only by the amount of Release: first whole ENIs with nothing
 // used or cooling, the highest index first; then free addresses of the emptiest ENI. The primary comes last, because
-// it
-// can never be detached; its cooling addresses are waited for. If an ENI is kept only for addresses that the policy
-// keeps free, the same number is first assigned to other ENIs (shrink.go).
+// it can never be detached; its cooling addresses are waited for. If an ENI is kept only for addresses that the
+// policy keeps free, the same number is first assigned to other ENIs (shrink.go).
 //
 // Berth's detached ENIs that are not needed are deleted. Outdated ENIs are drained according to State.Drain
-// (drain.go).
-// The trunk comes last (trunk.go).
+// (drain.go). The trunk comes last (trunk.go).
 //
 // The amount of one request is min(free in the subnet, room on the ENI, needed + max-above-watermark) (Cilium, "AWS
 // ENI", "IP Allocation").

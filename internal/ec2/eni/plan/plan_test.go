@@ -298,8 +298,7 @@ func BenchmarkPlan(b *testing.B) {
 }
 
 // A detached ENI whose addresses are used by pods is reattached, whatever is free elsewhere, and never deleted. An
-// ENI
-// without a link neither counts as supply nor is released.
+// ENI without a link neither counts as supply nor is released.
 func TestENIsUnderPods(t *testing.T) {
 	full := func(index int) ENI {
 		return ENI{ID: fmt.Sprint("eni-", index), Subnet: "a", Index: index, Phase: Attached, Ours: true, Primary: index == 0, Amount: cloud.Amount{Addresses: 3}}

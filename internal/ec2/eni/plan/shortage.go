@@ -21,9 +21,8 @@ const (
 )
 
 // Shortage returns why a plan cannot give waiting pods more addresses: a reason and a sentence, or two empty strings
-// if
-// it can. Without waiting pods it returns a problem to fix before pods wait: subnets that cannot supply the policy's
-// demand. An instance at its limit is not such a problem.
+// if it can. Without waiting pods it returns a problem to fix before pods wait: subnets that cannot supply the
+// policy's demand. An instance at its limit is not such a problem.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	b := newPlanner(l, p, s)
 	x := explanation{b}

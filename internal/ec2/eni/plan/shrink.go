@@ -71,8 +71,7 @@ func (s *shrinking) shift() (excess int) {
 }
 
 // reduce releases the excess, counted in pods, from free addresses; trim releases the unmatched addresses of the
-// other
-// family. An outdated ENI that will be detached keeps its addresses until it is drained: it cannot get new ones
+// other family. An outdated ENI that will be detached keeps its addresses until it is drained: it cannot get new ones
 // instead, and a node with such remainders on all ENIs could spare none.
 func (s *shrinking) reduce(excess int) {
 	lead := s.plan.capacity.policy.Families.Families()[0]
@@ -101,11 +100,9 @@ func (s *shrinking) reduce(excess int) {
 }
 
 // shareOf returns an ENI's share of the excess, and how many single addresses of the leading family it can release
-// for
-// that now. Cooling addresses are part of the share: they are released once they have cooled down, and until then no
-// fuller ENI releases addresses instead. An ENI with only cooling addresses that fits into the excess as a whole
-// waits
-// to be detached.
+// for that now. Cooling addresses are part of the share: they are released once they have cooled down, and until then
+// no fuller ENI releases addresses instead. An ENI with only cooling addresses that fits into the excess as a whole
+// waits to be detached.
 func (s *shrinking) shareOf(e ENI, excess int, lead ipfamily.Family) (share, now int) {
 	if total := s.plan.capacity.total(e); !e.Primary && e.Used == 0 && e.Cooling > 0 && total <= excess {
 		return total, 0
@@ -190,9 +187,8 @@ func (b *planner) tidy(s State) {
 }
 
 // Pods end in any order, so an ENI may be kept only for addresses that the policy keeps free, although ENIs with
-// lower
-// indexes have room for them. In that case addresses are assigned there first. That creates an excess, and the ENI is
-// detached. Each move removes an ENI, and no ENI is created while there is room, so moves end.
+// lower indexes have room for them. In that case addresses are assigned there first. That creates an excess, and the
+// ENI is detached. Each move removes an ENI, and no ENI is created while there is room, so moves end.
 
 // Movable reports whether the node has an ENI that could be detached if others took over its addresses.
 func Movable(l cloud.Limits, p ipam.Policy, s State) bool {
@@ -250,8 +246,7 @@ func (b *planner) elsewhere(e ENI, n int) (out []Action, gain int) {
 }
 
 // Lasting measures how much of a node's excess has lasted, and for how long, so that addresses freed by a short dip
-// in
-// pods are not released and requested again.
+// in pods are not released and requested again.
 type Lasting struct {
 	levels  []level // ascending in both fields: pods end one after the other
 	allowed int     // the last result of Allow

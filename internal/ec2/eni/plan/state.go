@@ -60,8 +60,7 @@ func (e ENI) count(f ipfamily.Family) int {
 }
 
 // total returns the number of pods that an ENI has addresses for: its address count in the family with the fewest. On
-// a
-// draining ENI only used and cooling addresses count.
+// a draining ENI only used and cooling addresses count.
 func (e ENI) total(s ipfamily.Set) int {
 	if e.drain == draining {
 		return e.Used + e.Cooling
@@ -90,8 +89,7 @@ type Subnet struct {
 }
 
 // takesENI reports whether the subnet has an address for another ENI itself: an IPv4 address, or an IPv6 address in
-// an
-// IPv6-only subnet.
+// an IPv6-only subnet.
 func (sn Subnet) takesENI() bool {
 	if sn.IPv6Native {
 		return !sn.NoIPv6

@@ -106,9 +106,8 @@ func (b *subnets) lacking(sn *Subnet) (lacks []ipfamily.Family) {
 }
 
 // onlyOtherRoutes reports whether a new ENI gets enough addresses for waiting pods only in subnets whose routes
-// differ
-// from the primary's. A subnet with the primary's routes and too few addresses would waste one of the few ENIs of the
-// instance. A warm target alone is no reason to use other routes.
+// differ from the primary's. A subnet with the primary's routes and too few addresses would waste one of the few ENIs
+// of the instance. A warm target alone is no reason to use other routes.
 func (b *subnets) onlyOtherRoutes(short int) bool {
 	apart := false
 	for i := range b.list {

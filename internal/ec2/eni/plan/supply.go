@@ -19,8 +19,7 @@ type supply struct {
 }
 
 // slots returns how many addresses or prefixes of a family an ENI may hold for pods. For IPv4 that is all but one,
-// which
-// the primary address takes (EC2 User Guide, "IP addresses per network interface per instance type").
+// which the primary address takes (EC2 User Guide, "IP addresses per network interface per instance type").
 func slots(f ipfamily.Family, l cloud.Limits) int {
 	if f == ipfamily.IPv6 {
 		return l.IPv6PerENI

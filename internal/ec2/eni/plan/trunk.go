@@ -9,9 +9,8 @@ import (
 )
 
 // An instance may have one trunk, whose link carries the traffic of branch ENIs as VLANs. It has no addresses for
-// pods,
-// and takes the slot of an ENI that could have some. The slot is reserved while there is no trunk, so that growth
-// cannot take it. The trunk never displaces an ENI that serves pods or that a warm target keeps: it waits.
+// pods, and takes the slot of an ENI that could have some. The slot is reserved while there is no trunk, so that
+// growth cannot take it. The trunk never displaces an ENI that serves pods or that a warm target keeps: it waits.
 
 // Trunk is the desired trunk of a node, with EC2's recent refusals.
 type Trunk struct {
@@ -67,8 +66,7 @@ func (s State) lacksTrunk() bool {
 }
 
 // keepTrunk creates, attaches or detaches the trunk. Of several trunks it keeps the first by ID, as do the clients
-// that
-// create branches. It reports whether only a free address of the subnet is missing.
+// that create branches. It reports whether only a free address of the subnet is missing.
 func (b *planner) keepTrunk(s State) (noAddress bool) {
 	t := s.trunks()
 	for i, e := range t.attached {

@@ -134,8 +134,7 @@ func TestTrunkTroubleNamesTheRemedy(t *testing.T) {
 }
 
 // Whatever pods and settings do, plans with a trunk end. At rest a configured trunk exists, unless all slots are
-// taken;
-// ENIs for pods never take its slot once it existed; without pods it always exists.
+// taken; ENIs for pods never take its slot once it existed; without pods it always exists.
 func TestTrunkComesToBe(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(

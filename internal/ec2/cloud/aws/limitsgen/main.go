@@ -86,8 +86,8 @@ func ask(ctx context.Context, api ec2.DescribeInstanceTypesAPIClient, rows map[s
 	return nil
 }
 
-// entry returns the row of a type; false for a type without network information.
-// MaxENIs is the limit of the default network card, the only one that Berth uses.
+// entry returns the row of a type; false for a type without network information. MaxENIs is the limit of the default
+// network card, the only one that Berth uses.
 func entry(t types.InstanceTypeInfo) (limits.Entry, bool) {
 	n := t.NetworkInfo
 	if n == nil || n.MaximumNetworkInterfaces == nil || n.Ipv4AddressesPerInterface == nil {
