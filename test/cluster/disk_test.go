@@ -40,7 +40,7 @@ func fullState(t *testing.T, w *world) {
 	harness.OK(t, err)
 	there := w.makePods(t, "before-full", brokenNode, 1)
 	w.podReady(t, there...)
-	// The directory becomes a small file system of its own, used by the next berthd.
+	// The directory becomes a separate small file system, used by the next berthd.
 	sh(t, h, `cp -a /run/berth /run/berth.was; mount -t tmpfs -o size=1m tmpfs /run/berth; cp -a /run/berth.was/. /run/berth/`)
 	w.restartDaemon(t, brokenNode)
 	w.rest(t)

@@ -136,7 +136,7 @@ func (l *addressOwners) free(now time.Time, who string) {
 	l.dels++
 }
 
-func TestDoubleUseIsSeen(t *testing.T) {
+func TestDuplicateUseIsDetected(t *testing.T) {
 	a, b, at := address{addr: netip.MustParseAddr("10.0.0.1")}, address{addr: netip.MustParseAddr("10.0.0.2")}, time.Now()
 	var got []kind
 	l := newAddressOwners(nodeMode, func(k kind, _ string) { got = append(got, k) })

@@ -206,7 +206,7 @@ func TestOutputIsSplitByPackage(t *testing.T) {
 	var told []string
 	all, err := split(strings.NewReader(guest), func(n int, what string, test bool) { told = append(told, fmt.Sprint(n, " ", what, " ", test)) })
 	if want := "1 a/b false; 1 a/b TestOne true; 1 a/b TestTwo true; 1 a/b TestThree true; 2 c false"; err != nil || len(all) != 2 || strings.Join(told, "; ") != want {
-		t.Fatalf("got %v, %v, told of %q", all, err, told)
+		t.Fatalf("got %v, %v and reports %q", all, err, told)
 	}
 	if o := all[1]; o.dir != "c" || o.ended || string(o.output) != "half" {
 		t.Errorf("second program = %+v, want an unfinished one", o)

@@ -35,7 +35,7 @@ const (
 	nodes = 3
 	// instanceType has addresses for the pods of several concurrent specs, including cooling ones.
 	instanceType = "m5.xlarge"
-	// patience ends the start of a cluster that hangs.
+	// patience limits the start of a hanging cluster.
 	patience = 5 * time.Minute
 )
 

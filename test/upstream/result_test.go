@@ -107,7 +107,7 @@ func TestResultsAreKeptByGroup(t *testing.T) {
 	}
 }
 
-func TestSetUpThatFailed(t *testing.T) {
+func TestFailedSetUp(t *testing.T) {
 	reports := []specReport{{LeafNodeType: "SynchronizedBeforeSuite", State: failed}}
 	reports[0].Failure.Message = "no API server\nanywhere"
 	if got := setUpFailed(reports); got != "no API server" {
@@ -144,7 +144,7 @@ func TestProgressOfSpecs(t *testing.T) {
 }
 
 // The error names a runner that cannot be started.
-func TestRunnerThatCannotBeStarted(t *testing.T) {
+func TestUnstartableRunner(t *testing.T) {
 	s := suite{e2e: "/nowhere/e2e.test", ginkgo: "/nowhere/ginkgo", out: t.TempDir(), procs: 1, limit: time.Second}
 	_, err := s.run(t.Context(), cluster{kubeconfig: "none"}, []spec{{name: "a"}}, newProgress(io.Discard, 1))
 	if err == nil || !strings.Contains(err.Error(), "/nowhere/ginkgo") {

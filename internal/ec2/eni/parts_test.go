@@ -164,7 +164,7 @@ func publishing(t *testing.T, cfg Config) (*Reconciler, *known) {
 }
 
 // If a detachment cannot be recorded, the ENI is returned to the node before any other cloud call.
-func TestDetachmentThatIsNotRecorded(t *testing.T) {
+func TestUnrecordedDetachment(t *testing.T) {
 	for name, prepare := range map[string]func(*Reconciler, *step, *known) bool{
 		"first": func(r *Reconciler, p *step, _ *known) bool {
 			return r.actor.releases.prepare(t.Context(), p, unix(1))

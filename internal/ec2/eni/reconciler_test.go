@@ -156,7 +156,7 @@ func TestDeleteOnTerminationOf(t *testing.T) {
 }
 
 // Replies of the cloud about the instance, one after the other, and the resulting states.
-func TestInstanceAnswers(t *testing.T) {
+func TestInstanceReplies(t *testing.T) {
 	gone := &cloud.Error{Class: cloud.Gone}
 	type end struct{ vanished, stopped, uncertain bool }
 	type step struct {
@@ -207,7 +207,7 @@ func TestInstanceAnswers(t *testing.T) {
 }
 
 // A listing may lag behind a new instance; only two listings some time apart count.
-func TestInstanceIsMissed(t *testing.T) {
+func TestInstanceMissingFromListings(t *testing.T) {
 	i := instance{lag: 5 * second}
 	for _, s := range []struct {
 		seconds int
@@ -226,7 +226,7 @@ func TestInstanceIsMissed(t *testing.T) {
 	}
 }
 
-func TestInstanceIsAskedFor(t *testing.T) {
+func TestInstanceDescriptionDue(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		i     *instance

@@ -127,7 +127,7 @@ func TestDisputes(t *testing.T) {
 	}
 }
 
-func TestDoubles(t *testing.T) {
+func TestDuplicateProperties(t *testing.T) {
 	one, two, three := eniOf(1, "10.0.0.4"), eniOf(2, "10.0.0.5"), eniOf(3, "10.0.0.6")
 	if got := doubles(nil, all(one, two, three)); got != nil {
 		t.Errorf("doubles() = %v, want none", got)

@@ -24,7 +24,7 @@ type item struct {
 }
 
 // Check finds values that an earlier program would miss.
-func TestCheckFindsWhatIsMissing(t *testing.T) {
+func TestCheckFindsMissingValues(t *testing.T) {
 	sample := []byte(`{"a": 7, "list": [{"b": null}], "Plain": "x"}`)
 	for _, tt := range []struct{ written, says string }{
 		{`{"a":7,"list":[{"b":null,"new":1}],"Plain":"x","more":true}`, ""},

@@ -135,9 +135,9 @@ func TestPacerForeign(t *testing.T) {
 	const seeds = 9
 	for _, foreign := range []float64{4, 5.5, 8} {
 		took := besideForeign(t, foreign, seeds, 200, func(seed uint64) *simulation { return newSimulation(bucket{rate: 5, size: 50}, 1, false, seed) })
-		t.Logf("beside %v calls a second: %.2f times what a proportional share takes", foreign, took)
+		t.Logf("next to %v calls a second: %.2f times what a proportional share takes", foreign, took)
 		if took[seeds/2] > 1.5 || took[seeds-1] > 2.5 {
-			t.Errorf("beside %v calls a second: %.2f times what a proportional share takes, want a median of 1.5 and at most 2.5", foreign, took)
+			t.Errorf("next to %v calls a second: %.2f times what a proportional share takes, want a median of 1.5 and at most 2.5", foreign, took)
 		}
 	}
 }
@@ -175,9 +175,9 @@ func TestPeersForeign(t *testing.T) {
 	for _, tt := range []struct{ foreign, median, worst float64 }{{4, 1, 1.5}, {5.5, 1.5, 2.5}, {8, 2.5, 4}} {
 		for _, peers := range []int{1, 2, 4} {
 			took := besideForeign(t, tt.foreign, seeds, 300, func(seed uint64) *simulation { return simulatePeers(bucket{rate: 5, size: 50}, peers, seed) })
-			t.Logf("%d peers beside %v calls a second: %.2f times what a proportional share takes", peers, tt.foreign, took)
+			t.Logf("%d peers next to %v calls a second: %.2f times what a proportional share takes", peers, tt.foreign, took)
 			if took[seeds/2] > tt.median || took[seeds-1] > tt.worst {
-				t.Errorf("%d peers beside %v calls a second: %.2f times what a proportional share takes, want a median of %v and at most %v",
+				t.Errorf("%d peers next to %v calls a second: %.2f times what a proportional share takes, want a median of %v and at most %v",
 					peers, tt.foreign, took, tt.median, tt.worst)
 			}
 		}

@@ -133,7 +133,7 @@ func TestDrainToOtherSecurityGroups(t *testing.T) {
 }
 
 // Without DrainOutdated, outdated ENIs stay.
-func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
+func TestOutdatedENIsStayWithoutDrain(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { toNewSubnet(s); s.DrainOutdated = false })
 		pass(5 * minute)
@@ -147,7 +147,7 @@ func TestOutdatedENIsStayUnlessAsked(t *testing.T) {
 
 // If the configured subnet does not exist, ENIs whose pods could not move are not drained, and their free addresses
 // still serve new pods.
-func TestNoDrainToNowhere(t *testing.T) {
+func TestNoDrainWithoutSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		n := draining(t, w, warm, 5, func(s *eni.Settings) { s.SubnetIDs = []string{"subnet-mistyped"} })
 		pass(10 * minute)

@@ -74,7 +74,7 @@ func TestJoinsShareCalls(t *testing.T) {
 	}
 }
 
-func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
+func TestInvalidSettingsAffectOneNode(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		bad := settings(0, 8)
@@ -97,7 +97,7 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 
 // Setting the same settings again, as happens on every change of an object, does not retry a step that needs human
 // intervention.
-func TestSetAgainIsNoRetry(t *testing.T) {
+func TestSettingSameSettingsDoesNotRetry(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
 		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 8))
@@ -112,7 +112,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 }
 
 // A node's failure to publish to the API server stops neither other nodes nor its own growth.
-func TestPublishFailureConcernsOneNode(t *testing.T) {
+func TestPublishFailureAffectsOneNode(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		p.setAll(settings(0, 8))

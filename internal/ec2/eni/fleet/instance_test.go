@@ -46,7 +46,7 @@ func (w *world) suspect(ec2 *instances) (*operator, *writer) {
 
 // A single reply without an instance, as a lagging EC2 replica gives, does not mean that the instance has vanished:
 // EC2 is asked again first.
-func TestOneAnswerWithoutTheInstance(t *testing.T) {
+func TestOneReplyWithoutTheInstance(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
@@ -98,7 +98,7 @@ func TestSuspicionOutlivesAFailure(t *testing.T) {
 
 // EC2's reply may lag behind the change that caused a suspicion. After a reply without a change, EC2 is asked again
 // at a time when the change must be visible.
-func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
+func TestSuspicionOutlivesALaggingReply(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
@@ -117,7 +117,7 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 }
 
 // An idle node makes no calls. One call per suspicion detects that its instance was stopped or started.
-func TestSuspectedInstanceIsAskedFor(t *testing.T) {
+func TestSuspectedInstanceIsDescribed(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, n := w.suspect(ec2)
@@ -228,7 +228,7 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 }
 
 // Whatever state and type EC2 reports, pods keep their addresses, and they get more once the reports are true again.
-func TestInstancesThatCannotBeTrue(t *testing.T) {
+func TestImpossibleInstances(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		states := []string{"terminated", "running", "stopped", "shutting-down", "nonsense", "pending", "stopping"}
 		types := []string{"t3.small", "m5.4xlarge", "nonsense", "", "c5.large"}

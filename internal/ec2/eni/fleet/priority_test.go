@@ -30,7 +30,7 @@ func (a account) AssignAddresses(ctx context.Context, id string, n cloud.Amount)
 
 // Moving addresses to another ENI waits behind the needs of other nodes. If pods start to wait meanwhile, the move is
 // recalled, the pods get addresses with their own priority, and the move is made once the node is idle again.
-func TestMoveIsGivenUpForPods(t *testing.T) {
+func TestMoveIsRecalledForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
 		p := w.operator(ec2)
@@ -146,7 +146,7 @@ func TestDeleteOnTerminationYields(t *testing.T) {
 }
 
 // A waiting call is canceled when its node is removed, and when it is no longer needed.
-func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
+func TestDeleteOnTerminationIsRecalled(t *testing.T) {
 	for name, giveUp := range map[string]func(t *testing.T, p *operator, n *writer){
 		"node removed":     func(_ *testing.T, p *operator, n *writer) { p.Remove(n.name) },
 		"operator stopped": func(_ *testing.T, p *operator, _ *writer) { p.stop() },

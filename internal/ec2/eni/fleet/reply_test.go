@@ -14,7 +14,7 @@ import (
 
 // An address listed for two ENIs stays with the ENI that has it. Pods keep their addresses, and the remaining ones
 // are used once descriptions agree.
-func TestListingsThatCannotBeTrue(t *testing.T) {
+func TestImpossibleListings(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		var lies atomic.Bool
 		ec2 := &api{Cloud: w.cloud, listed: func(list []cloud.ENI) { // gives every ENI the MAC and addresses of the first
@@ -252,7 +252,7 @@ func TestCreationsNamedAsAnotherNodes(t *testing.T) {
 
 // A subnet keeps its CIDR for life, and the CIDR contains the addresses of its ENIs: nodes derive their router from
 // the CIDR.
-func TestCIDRsOfSubnetsThatCannotBeTrue(t *testing.T) {
+func TestImpossibleSubnetCIDRs(t *testing.T) {
 	truth := netip.MustParsePrefix("10.0.0.0/16")
 	others, smaller := netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("10.0.0.0/20")
 	for _, tt := range []struct {

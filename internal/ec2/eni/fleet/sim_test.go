@@ -192,7 +192,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 // A process is stopped between recording a release and making its call, and continues after another process has taken
 // over the node, where many pods wait. By then the other process has released the addresses itself, and no pod
 // has got one of them.
-func TestCallAfterAnotherTookOver(t *testing.T) {
+func TestCallAfterTakeover(t *testing.T) {
 	for name, pods := range map[string]int{"addresses": 6, "ENI": 20} { // an m5.xlarge's ENI has room for 14
 		t.Run(name, inBubble(1, func(t *testing.T, w *world) {
 			goOn := make(chan struct{})

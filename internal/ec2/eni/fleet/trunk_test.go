@@ -217,7 +217,7 @@ func TestBranchesAreNotLeftBehind(t *testing.T) {
 }
 
 // Neither lost replies nor throttled calls create a second trunk, or leak one.
-func TestFailuresAboutTrunks(t *testing.T) {
+func TestTrunkFailures(t *testing.T) {
 	for _, op := range []string{"CreateENI", "AttachENI", "SetDeleteOnTermination", "DetachENI", "DeleteENI"} {
 		for name, fault := range map[string]cloudfake.Fault{
 			"lost":      {Err: cloudfake.Err(cloud.Transient, ""), After: true},
@@ -262,7 +262,7 @@ func TestLostReplyToDetachingATrunk(t *testing.T) {
 }
 
 // A creation with a lost reply that waits to be repeated is recalled for pods, too, and repeated later.
-func TestLostCreationOfATrunkKeepsNoPodWaiting(t *testing.T) {
+func TestLostTrunkCreationDoesNotBlockPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(w.cloud, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 1}}})
 		s := settings(0, 1)
@@ -416,7 +416,7 @@ func (b busyCreations) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.
 
 // While the creation of a trunk waits behind the needs of other nodes, pods get their addresses: the creation is
 // recalled, and made when the node is idle.
-func TestTrunkIsGivenUpForPods(t *testing.T) {
+func TestTrunkCreationIsRecalledForPods(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(busyCreations{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.CreateENI.Action: {Rate: 0.1, Burst: 2}}})
 		s := settings(0, 1)
@@ -477,7 +477,7 @@ func TestTrunkInAFullSubnet(t *testing.T) {
 }
 
 // A subnet that refuses a trunk despite free addresses is retried at increasing intervals.
-func TestTrunkInASubnetThatRefuses(t *testing.T) {
+func TestTrunkInRefusingSubnet(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Front.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1000, Err: cloudfake.Err(cloud.SubnetFull, "")})
 		n := w.operator(w.cloud).set(t, w.objects[0], withTrunk(0, 0))
@@ -493,7 +493,7 @@ func TestTrunkInASubnetThatRefuses(t *testing.T) {
 
 // The reply to the creation of a trunk may omit its type. A reply with another type is not used, and the new trunk is
 // found by a listing.
-func TestRepliesWithAnotherTypeThanTrunk(t *testing.T) {
+func TestTrunkRepliesOfAnotherType(t *testing.T) {
 	for _, kind := range []cloud.InterfaceType{"", cloud.InterfaceOrdinary} {
 		t.Run(string(kind), inBubble(1, func(t *testing.T, w *world) {
 			w.cloud.State.SetLag(3 * time.Second)

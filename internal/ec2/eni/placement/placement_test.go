@@ -24,7 +24,7 @@ func (c counting) Subnets(context.Context, cloud.SubnetFilter) ([]cloud.Subnet, 
 }
 
 // Events between a request and its reply are newer than the reply.
-func TestOlderCountOfFreeAddresses(t *testing.T) {
+func TestStaleFreeCount(t *testing.T) {
 	five := []cloud.Subnet{{ID: "s1", Free: 5}}
 	for _, c := range []struct {
 		name   string
@@ -105,7 +105,7 @@ func TestReservationIsPartOfTheChoice(t *testing.T) {
 
 // EC2 does not count the addresses of an IPv6-only subnet. The subnet appears in no count of free addresses,
 // whatever is taken and released, and its blocks can be learned from a file as well as from EC2.
-func TestNobodyCountsIPv6(t *testing.T) {
+func TestIPv6OnlySubnetsAreNotCounted(t *testing.T) {
 	b := newSubnets(nil, nil)
 	b.Learn(cloud.Subnet{ID: "wrong", CIDR: netip.MustParsePrefix("10.0.0.0/24")})
 	refresh(t, b, 0, []cloud.Subnet{{ID: "wrong", IPv6Native: true}})
@@ -207,7 +207,7 @@ func (s someENIs) Each(do func(ENI)) {
 }
 
 // Callers choose the questions, for example by configured tags. Answers too old for any caller are dropped.
-func TestOldAnswersAreDropped(t *testing.T) {
+func TestOldRepliesAreDropped(t *testing.T) {
 	now := clock.NewFake(time.Unix(1000, 0))
 	m := newCache[int](now, time.Minute, 10*time.Second)
 	ask := func(question string) {

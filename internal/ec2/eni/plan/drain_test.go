@@ -91,7 +91,7 @@ func TestDrain(t *testing.T) {
 }
 
 // Without Drain, an outdated ENI does not change a plan.
-func TestOutdatedAloneChangesNothing(t *testing.T) {
+func TestOutdatedWithoutDrainChangesNothing(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(m5xlarge, rapid.SampledFrom([]ipam.Policy{{WarmIP: 2}, {WarmENI: 1}, {WarmIP: 3, FirstInterfaceIndex: 1}}).Draw(r, "policy"))
 		for range rapid.IntRange(1, 8).Draw(r, "rounds") {
@@ -134,7 +134,7 @@ func (w *pairs) outdated() (n int) {
 
 // Whatever pods and settings do, draining ends: plans come to an end, pods wait only for reasons other than the
 // drain, and no outdated ENI is left once no pod is.
-func TestDrainsComeToAnEnd(t *testing.T) {
+func TestDrainsEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
 			rapid.SampledFrom([]cloud.Limits{nitro, xen, m5xlarge, {MaxENIs: 4, IPv4PerENI: 6, IPv6PerENI: 6, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 4, IPv6PerENI: 4}}).Draw(r, "limits"),

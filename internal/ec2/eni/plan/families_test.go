@@ -303,7 +303,7 @@ func (w *pairs) steps(n int) error {
 
 // Whatever pods and settings do, plans end, respect the limits, take nothing from pods, and leave pods waiting only
 // with a reason.
-func TestPlansOfFamiliesComeToAnEnd(t *testing.T) {
+func TestFamilyPlansEnd(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newPairs(
 			rapid.SampledFrom([]cloud.Limits{nitro, xen, {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}, {MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2}, {MaxENIs: 3, IPv4PerENI: 3, IPv6PerENI: 1, Prefixes: true}}).Draw(r, "limits"),

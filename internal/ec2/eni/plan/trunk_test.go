@@ -287,7 +287,7 @@ func TestExcessLastsByParts(t *testing.T) {
 
 // Pods that start and end repeatedly do not reduce a constant excess, even if it cannot be released yet, such as a
 // prefix with one used address.
-func TestExcessLastsBesideChurn(t *testing.T) {
+func TestExcessLastsDespiteChurn(t *testing.T) {
 	for _, every := range []int{1, 2, 4, 8} {
 		var e Lasting
 		for s := range 1200 {
