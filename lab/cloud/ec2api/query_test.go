@@ -22,12 +22,12 @@ func TestWildcard(t *testing.T) {
 		{strings.Repeat("*a", 50) + "b", strings.Repeat("a", 2000), false},
 	} {
 		if got := wildcard(tc.pattern, tc.s); got != tc.want {
-			t.Errorf("wildcard(%q, %.20q) = %v", tc.pattern, tc.s, got)
+			t.Errorf("wildcard(%q, %.20q) = %v, want %v", tc.pattern, tc.s, got, tc.want)
 		}
 	}
 }
 
-// fuzzCloud is a cloud and a handler whose requests need no signature.
+// fuzzCloud returns a cloud and a handler whose requests need no signature.
 func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 	f.Helper()
 	s := spec.Default()
@@ -42,8 +42,8 @@ func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 	return c, &handler{cloud: c, actions: actions()}
 }
 
-// FuzzQuery runs any form through the parser and the action that it names: no
-// input may crash it, and whatever it does, the books must stay sound.
+// FuzzQuery runs arbitrary forms through the parser and the action that they name. No input may crash the
+// handler or make the cloud inconsistent.
 func FuzzQuery(f *testing.F) {
 	cloud, h := fuzzCloud(f)
 	books := cloud.Snapshot()
@@ -79,10 +79,10 @@ func FuzzQuery(f *testing.F) {
 			h.reply(w, httptest.NewRequest(http.MethodPost, "/", http.NoBody), r.call.Action, reply, nil)
 		}
 		if w.Code == http.StatusInternalServerError {
-			t.Fatalf("%q: %s", body, w.Body)
+			t.Fatalf("reply to %q is an internal error: %s", body, w.Body)
 		}
 		if err := cloud.Snapshot().Check(); err != nil {
-			t.Fatalf("%q left the books unsound: %v", body, err)
+			t.Fatalf("cloud is inconsistent after %q: %v", body, err)
 		}
 	})
 }

@@ -42,7 +42,7 @@ func BenchmarkNodeOf2000(b *testing.B) {
 			b.Fatal(err)
 		}
 		if got := len(c.Described().InstanceENIs(instance)); got != 2 {
-			b.Fatalf("%d ENIs", got)
+			b.Fatalf("%d ENIs described, want 2", got)
 		}
 		if err := c.ENIs.Detach(attachment, false); err != nil {
 			b.Fatal(err)
