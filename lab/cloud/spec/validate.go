@@ -66,7 +66,7 @@ func (v *validator) top(s Spec) {
 	}
 	for i, r := range s.Roles {
 		if r.Name == "" || v.roles[r.Name] {
-			v.fail(fmt.Sprintf("%q; expected a unique name", i), "%q; expected a unique name", r.Name)
+			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a unique name", r.Name)
 		}
 		v.roles[r.Name] = true
 		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)

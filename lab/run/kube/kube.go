@@ -139,7 +139,7 @@ func (o Options) complete() (Options, error) {
 		return o, fmt.Errorf("folder of the programs: %w", err)
 	}
 	if o.Dir == "" {
-		return o, errors.New("directory of a control plane: none given")
+		return o, errors.New("directory of a control plane: not set")
 	}
 	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
 		return o, fmt.Errorf("directory of a control plane: %w", err)
