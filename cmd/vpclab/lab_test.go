@@ -141,7 +141,7 @@ func TestFabricByCommand(t *testing.T) {
 	c.run("fault", "outage", "on")
 	c.run("fault", "error", "CreateNetworkInterface", "InternalError", "--count", "3")
 	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (next 3 calls)")
-	c.fails("calls a second", "fault", "throttle", "*", "fast")
+	c.fails("calls per second", "fault", "throttle", "*", "fast")
 	c.fails("covers no action", "fault", "throttle", "Describe", "1")
 	c.fails("a count does not apply", "fault", "deny", "*", "--count", "1")
 	c.fails("want one of", "fault", "clear", "earthquake")

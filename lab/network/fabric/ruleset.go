@@ -13,8 +13,17 @@ import (
 
 // ruleset is the router's packet filter in nftables:
 //
-// Named counters per ENI and cause count dropped packets. They survive changes of the
-// rules.
+//	map from  { iif : jump from-ENI }   prerouting, before connection tracking:
+//	          the source must belong to the ENI, the destination to some owner
+//	map out   { iif : jump out-ENI }    a new connection leaving the ENI: internet
+//	          gateway and the egress rules of its groups; returns if allowed
+//	map in    { oif : jump in-ENI }     a new connection to the ENI: the ingress rules
+//	set sg-…  { link, … }               the links of a group's ENIs: since sources are
+//	          checked, the incoming link of a packet identifies its groups
+//	set public { address, … }           primary addresses of primary ENIs, the only ones
+//	          with a public address at the internet gateway
+//
+// Named counters per ENI and cause count dropped packets. They survive changes of the rules.
 type ruleset struct {
 	table         *nftables.Table
 	from, out, in *nftables.Set
