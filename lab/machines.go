@@ -302,8 +302,8 @@ type machine struct {
 	host      *host.Host    // containerd, kubelet and kube-proxy; nil without kubelets
 	dark      bool          // powered off; guarded by follower.following
 
-	ports portcloud.Cloud // that it is a host of, in port mode, else nil
-	ovsdb string          // then where its OVSDB is, for this process
+	ports portcloud.Cloud // cloud of which it is a compute host in port mode, or nil
+	ovsdb string          // endpoint of its OVSDB in port mode, for this process
 }
 
 // PowerOff powers the machine off.

@@ -53,7 +53,7 @@ func prove(t *testing.T, o Options, out *bytes.Buffer, proofs int) {
 	}
 }
 
-// TestEveryProofPasses runs one demo per test slice. With TestAnInterruptedDemoCleansUp, a slice starts one control
+// TestEveryProofPasses runs one demo per test slice. With TestInterruptedDemoCleansUp, a slice starts one control
 // plane for demos.
 func TestEveryProofPasses(t *testing.T) {
 	t.Parallel()
@@ -141,7 +141,7 @@ func TestProofsDetectFailures(t *testing.T) {
 	}
 }
 
-func TestAnInterruptedDemoCleansUp(t *testing.T) {
+func TestInterruptedDemoCleansUp(t *testing.T) {
 	t.Parallel()
 	// If TestEveryProofPasses runs in node mode, use one of the other modes, which have a control plane.
 	turns := map[lab.Mode][]int{lab.NodeMode: {1, 2, 3, 6, 7, 8, 9}, lab.OperatorMode: {0}, lab.PoolMode: {4}, lab.PortMode: {5}}

@@ -76,7 +76,7 @@ func firstBlocks(ctx context.Context, s *stage) string {
 			list = append(list, n.Name+" "+b.IPv4)
 		}
 	}
-	return strings.Join(list, "; from BGP") + "; by BGP"
+	return strings.Join(list, ", ") + "; learned by BGP"
 }
 
 // fromSeveralBlocks adds the pods, all at once on every node: more than one block holds.

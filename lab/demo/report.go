@@ -137,7 +137,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	if s.Kubeconfig != "" {
 		rows = append(rows, [][2]string{
 			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get " + kinds + ", if you have kubectl"},
-			{at("kill -9 an operator; start restarts it", "operator-1"), "kill -9 an operator; start brings it back"},
+			{at("kill", "operator-1"), "kill -9 an operator; start restarts it"},
 			{at("kill", "kube-apiserver"), "the same for the API server"},
 		}...)
 	}
@@ -150,7 +150,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...)
 	if !pool && !port {
 		rows = append(rows, [][2]string{
-			{at("exec", node+"see which address the internet sees"+internetURL(s.Families)), "ask the internet who you are"},
+			{at("exec", node+"/web -- curl -s "+internetURL(s.Families)), "see which address the internet sees"},
 			{at("calls", "--follow"), "EC2 calls with their parameters"},
 			{at("fault", "throttle '*' 0.2"), "inject faults into EC2; see fault list, fault clear"},
 		}...)
@@ -180,7 +180,7 @@ func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
 		{at("exec", node+" -- ctr -n k8s.io containers ls"), "a command on a node, with its files"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
 		{at("kill", node), "power a node off; start boots it again"},
-		{at("kill -9 the API server; start restarts it", "kube-apiserver"), "kill -9 the API server; start brings it back"},
+		{at("kill", "kube-apiserver"), "kill -9 the API server; start restarts it"},
 		{at("down", ""), "remove everything"},
 	}
 	if s.Mode != lab.PoolMode && s.Mode != lab.PortMode {

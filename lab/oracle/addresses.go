@@ -17,7 +17,7 @@ import (
 // Addresses verifies the addresses of a whole cluster's pods, and returns the number of pods. It compares
 // the addresses with each other, with berthd's report on each node, and with EC2's state of the nodes, or in
 // port mode with PodNICs, the cloud's ports and the nodes' OVSDBs. It ignores the nodes in without, such as
-// one that is powered off. The cluster must be at rest: pods that are starting or terminating are an error.
+// one that is powered off. The cluster must be idle: pods that are starting or terminating are an error.
 func Addresses(ctx context.Context, l *lab.Lab, without ...string) (pods int, err error) {
 	if l.Mode == lab.PortMode {
 		return portsAgree(ctx, l, without)

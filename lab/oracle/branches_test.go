@@ -192,7 +192,7 @@ func TestRoutedPodHasNoNodeAddress(t *testing.T) {
 		"consistent state":     {kernelState{}, branch, ""},
 		"address of an ENI":    {kernelState{}, own, "an address of an ENI of this node"},
 		"route to the address": {kernelState{routes: map[netip.Addr]int{branch: 5}}, branch, "a route to 10.0.1.9"},
-		"address on the node":  {kernelState{addrs: map[netip.Addr]string{branch: "lo"}}, branch, "the node has on lo"},
+		"address on the node":  {kernelState{addrs: map[netip.Addr]string{branch: "lo"}}, branch, "the node also has on lo"},
 		"expected link":        {kernelState{links: map[int]string{5: "bthabc"}}, branch, ""},
 	} {
 		f := findings{node: &node.Node{Options: node.Options{Name: "a"}}, enis: []vpc.ENI{{Secondary: []netip.Addr{own}}}}

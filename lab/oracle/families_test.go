@@ -48,8 +48,8 @@ func TestCheckFamilies(t *testing.T) {
 
 // A detached ENI is leaked unless it is a branch.
 func TestCheckENIs(t *testing.T) {
-	books := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
-	errs := checkENIs(books)
+	snapshot := vpc.Snapshot{ENIs: []vpc.ENI{{ID: "eni-branch", Trunk: &vpc.Association{TrunkID: "eni-trunk"}}, {ID: "eni-loose"}}}
+	errs := checkENIs(snapshot)
 	if len(errs) != 1 || !strings.Contains(errs[0].Error(), "eni-loose") {
 		t.Errorf("checkENIs() = %v, want only eni-loose", errs)
 	}
@@ -75,7 +75,7 @@ func TestCheckNetworks(t *testing.T) {
 	all := errors.Join(append(errs, f.errs...)...).Error()
 	for _, want := range []string{
 		"10.0.0.77 is available in two NodeNetworks: node-1 and node-2",
-		"NodeNetwork gone is left over",
+		"NodeNetwork gone is leaked",
 		"10.0.0.77 is available, but EC2 has not assigned it",
 		"10.0.0.78 is releasing but not available",
 		"10.0.0.5 is in use or cooling, but not in status.ipam.used",

@@ -99,7 +99,6 @@ func (a *Alcor) Join(_ context.Context, h Host) (Joined, error) {
 }
 
 // Leave implements Cloud. The node manager keeps the host, like one that is powered off.
-// is off.
 func (a *Alcor) Leave(host string) error {
 	a.mu.Lock()
 	agent := a.agents[host]

@@ -248,7 +248,7 @@ func unpack(ctx context.Context, deb, dir string) (image []byte, version string,
 		return nil, "", err
 	}
 	if image == nil {
-		return nil, "no kernel below /boot", errors.New("it has no kernel below /boot")
+		return nil, "", errors.New("no kernel below /boot")
 	}
 	return image, version, nil
 }

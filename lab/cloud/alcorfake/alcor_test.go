@@ -21,8 +21,8 @@ import (
 
 const absent = "00000000-0000-4000-8000-000000000000"
 
-// bed is a cloud with one VPC.
-type bed struct {
+// fixture is a cloud with one VPC.
+type fixture struct {
 	t       *testing.T
 	cloud   *Cloud
 	network Network
@@ -30,9 +30,9 @@ type bed struct {
 	group   string
 }
 
-func newBed(t *testing.T, o Options) *bed {
+func newFixture(t *testing.T, o Options) *fixture {
 	t.Helper()
-	b := &bed{t: t, cloud: New(o)}
+	b := &fixture{t: t, cloud: New(o)}
 	b.network = b.cloud.AddNetwork(Network{Name: "blue"})
 	b.subnet = b.cloud.AddSubnet(Subnet{Name: "web", Network: b.network.ID, CIDR: netip.MustParsePrefix("10.0.0.0/29"), Gateway: netip.MustParseAddr("10.0.0.1")})
 	b.group = b.cloud.AddGroup()
@@ -41,8 +41,8 @@ func newBed(t *testing.T, o Options) *bed {
 }
 
 // call sends a request below the first project. NET, SUB and GROUP in path and body are replaced by the
-// IDs of the bed's network, subnet and group.
-func (b *bed) call(method, path, body string) (int, map[string]any) {
+// IDs of the fixture's network, subnet and group.
+func (b *fixture) call(method, path, body string) (int, map[string]any) {
 	b.t.Helper()
 	fill := strings.NewReplacer("NET", b.network.ID, "SUB", b.subnet.ID, "GROUP", b.group)
 	r := httptest.NewRequest(method, "/project/"+firstProject+fill.Replace(path), strings.NewReader(fill.Replace(body)))
@@ -96,7 +96,7 @@ func TestRefusals(t *testing.T) {
 		{"PATCH", "/ports/" + absent, "", 405, "Request method 'PATCH' not supported"},
 		{"GET", "/routers", "", 404, "No message available"},
 	} {
-		b := newBed(t, Options{Clock: clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC))})
+		b := newFixture(t, Options{Clock: clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC))})
 		status, out := b.call(tc.method, tc.path, tc.body)
 		path := "/project/" + firstProject + tc.path
 		want := map[string]any{"timestamp": "2026-11-23T08:00:00.000+0000", "status": float64(tc.status), "error": http.StatusText(tc.status), "message": tc.message, "path": path}
@@ -111,7 +111,7 @@ func TestRefusals(t *testing.T) {
 
 // Creation fails when the subnet is full, and when any VPC has a port with the MAC address.
 func TestFullSubnetAndDuplicateMAC(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	for range 5 {
 		if status, out := b.call("POST", "/ports", `{"port":{"network_id":"NET","fixed_ips":[{"subnet_id":"SUB"}]}}`); status != 201 {
 			t.Fatal(status, out)
@@ -131,28 +131,28 @@ func TestFullSubnetAndDuplicateMAC(t *testing.T) {
 // Bulk creation assigns all ports the same address and MAC address, as Alcor's does, unless each port
 // requests its own.
 func TestBulkCreationMixesUpAddresses(t *testing.T) {
-	ips := func(b *bed) (out []string) {
+	ips := func(b *fixture) (out []string) {
 		for _, p := range b.cloud.Ports() {
 			out = append(out, p.FixedIPs[0].IP.String()+" "+p.MAC)
 		}
 		slices.Sort(out)
 		return out
 	}
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	if status, out := b.call("POST", "/ports/bulk", `{"ports":[{"network_id":"NET","fixed_ips":[{"subnet_id":"SUB"}]},{"network_id":"NET","fixed_ips":[{"subnet_id":"SUB"}]}]}`); status != 201 || len(out["ports"].([]any)) != 2 {
 		t.Fatal(status, out)
 	}
 	if got := ips(b); got[0] != got[1] {
 		t.Errorf("bulk ports without requests have %v, want one address and one MAC address for both", got)
 	}
-	b = newBed(t, Options{})
+	b = newFixture(t, Options{})
 	if status, out := b.call("POST", "/ports/bulk", `{"ports":[{"network_id":"NET","mac_address":"02:00:00:00:00:01","fixed_ips":[{"subnet_id":"SUB","ip_address":"10.0.0.4"}]},{"network_id":"NET","mac_address":"02:00:00:00:00:02","fixed_ips":[{"subnet_id":"SUB","ip_address":"10.0.0.3"}]}]}`); status != 201 {
 		t.Fatal(status, out)
 	}
 	if d := cmp.Diff([]string{"10.0.0.3 02:00:00:00:00:02", "10.0.0.4 02:00:00:00:00:01"}, ips(b)); d != "" {
 		t.Errorf("bulk ports with requested addresses (-want +got):\n%s", d)
 	}
-	b = newBed(t, Options{})
+	b = newFixture(t, Options{})
 	if status, _ := b.call("POST", "/ports/bulk", `{"ports":[{"network_id":"NET"},{"network_id":"`+absent+`"}]}`); status != 500 || len(b.cloud.Ports()) != 0 {
 		t.Errorf("bulk creation with an unknown network: status %d, ports %v; want 500 and no ports", status, b.cloud.Ports())
 	}
@@ -160,7 +160,7 @@ func TestBulkCreationMixesUpAddresses(t *testing.T) {
 
 // PUT merges fields, enables port security unless the request disables it, and returns the request.
 func TestPutMergesFields(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	p := b.cloud.AddPort(Port{Network: b.network.ID, Name: "n", Device: "d", Host: "node-a", Unsecured: true, Tags: []string{"t"}})
 	status, out := b.call("PUT", "/ports/"+p.ID, `{"port":{"device_id":"e","name":null}}`)
 	if d := cmp.Diff(map[string]any{"port": map[string]any{"device_id": "e"}}, out); status != 200 || d != "" {
@@ -189,7 +189,7 @@ func TestPutMergesFields(t *testing.T) {
 // Lists include ports of all projects. Several values of a field are alternatives, and unknown fields
 // are ignored.
 func TestListFilters(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	for i, project := range []string{firstProject, "another", firstProject} {
 		b.cloud.AddPort(Port{Network: b.network.ID, Project: project, Device: fmt.Sprint("d", i)})
 	}
@@ -213,7 +213,7 @@ func TestListFilters(t *testing.T) {
 
 // Unknown fields are ignored and recorded.
 func TestUnknownFieldsAreRecorded(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	if status, out := b.call("POST", "/ports", `{"port":{"network_id":"NET","subnett":"x","veth_name":"v"},"ports":[]}`); status != 201 {
 		t.Errorf("POST with unknown fields: status %d, reply %v; want 201", status, out)
 	}
@@ -230,7 +230,7 @@ func TestUnknownFieldsAreRecorded(t *testing.T) {
 }
 
 func TestConcurrentPortCreation(t *testing.T) {
-	b := newBed(t, Options{})
+	b := newFixture(t, Options{})
 	b.subnet.CIDR = netip.MustParsePrefix("10.0.0.0/16")
 	b.cloud.AddSubnet(b.subnet)
 	var all sync.WaitGroup

@@ -112,12 +112,12 @@ func TestRefusedActionsHaveNoEffect(t *testing.T) {
 	r.cloud.API.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
 	refused("throttled", "RequestLimitExceeded", http.StatusServiceUnavailable)
 	after := r.cloud.Snapshot()
-	if before.Time = after.Time; !equalBooks(before, after) {
+	if before.Time = after.Time; !equalSnapshots(before, after) {
 		t.Errorf("refused calls changed the cloud:\nbefore %+v\nafter %+v", before, after)
 	}
 }
 
-func equalBooks(a, b vpc.Snapshot) bool {
+func equalSnapshots(a, b vpc.Snapshot) bool {
 	return a.Seq == b.Seq && len(a.ENIs) == len(b.ENIs) && len(a.Instances) == len(b.Instances) &&
 		slices.EqualFunc(a.ENIs, b.ENIs, func(x, y vpc.ENI) bool {
 			return x.ID == y.ID && x.Description == y.Description && maps.Equal(x.Tags, y.Tags)

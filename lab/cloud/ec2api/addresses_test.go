@@ -139,9 +139,9 @@ func TestIPv6OnCreation(t *testing.T) {
 			}
 		})
 	}
-	books := r.cloud.Snapshot()
-	node, _ := books.Instance("node-a")
-	if e := books.InstanceENIs(node.ID)[0]; len(e.IPv6) != 1 {
+	snapshot := r.cloud.Snapshot()
+	node, _ := snapshot.Instance("node-a")
+	if e := snapshot.InstanceENIs(node.ID)[0]; len(e.IPv6) != 1 {
 		t.Errorf("instance has IPv6 addresses %v, want one", e.IPv6)
 	}
 	subnets, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("a")}})
@@ -164,10 +164,10 @@ func TestAssignErrors(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
 	r := newRig(t, s)
-	books := r.cloud.Snapshot()
+	snapshot := r.cloud.Snapshot()
 	primary := func(name string) string {
-		i, _ := books.Instance(name)
-		return books.InstanceENIs(i.ID)[0].ID
+		i, _ := snapshot.Instance(name)
+		return snapshot.InstanceENIs(i.ID)[0].ID
 	}
 	node, old := primary("node-a"), primary("old")
 	tiny := *r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("tiny"))}).NetworkInterfaceId
@@ -207,7 +207,7 @@ func TestAssignErrors(t *testing.T) {
 	}{
 		{"address not assigned", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.1.77"}}},
 		{"prefix not assigned", node, awsec2.UnassignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.64/28"}}},
-		{"address of another ENI", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{books.InstanceENIs(books.Instances[2].ID)[0].Primary.String()}}},
+		{"address of another ENI", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{snapshot.InstanceENIs(snapshot.Instances[2].ID)[0].Primary.String()}}},
 		{"primary", tiny, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{*r.describe(tiny).PrivateIpAddress}}},
 	} {
 		t.Run("unassign "+tc.name, func(t *testing.T) {

@@ -24,9 +24,9 @@ func filters(nameValues ...string) (out []types.Filter) {
 
 func TestFilterENIs(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.cloud.Snapshot()
+	snapshot := r.cloud.Snapshot()
 	a, b := r.cloud.Instances.ID("node-a"), r.cloud.Instances.ID("node-b")
-	aENI, bENI := books.InstanceENIs(a)[0], books.InstanceENIs(b)[0]
+	aENI, bENI := snapshot.InstanceENIs(a)[0], snapshot.InstanceENIs(b)[0]
 	spare := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("berth spare"), PrivateIpAddress: aws.String("10.0.1.10"), SecondaryPrivateIpAddressCount: aws.Int32(1),
 		TagSpecifications: tagSpec(types.ResourceTypeNetworkInterface, "node.berth.dev/instance_id", a),
@@ -175,9 +175,9 @@ func TestFilterNetworks(t *testing.T) {
 		Subnets: []spec.Subnet{{Name: "far", Zone: "lab-1c", CIDR: netip.MustParsePrefix("172.16.0.0/24"), Public: true}},
 	})
 	r := newRig(t, s)
-	books := r.cloud.Snapshot()
-	home, _ := books.VPC("lab")
-	far, _ := books.Subnet("far")
+	snapshot := r.cloud.Snapshot()
+	home, _ := snapshot.VPC("lab")
+	far, _ := snapshot.Subnet("far")
 	actions := map[string]string{
 		"VPC": "DescribeVpcs", "subnet": "DescribeSubnets", "group": "DescribeSecurityGroups", "route table": "DescribeRouteTables", "tag": "DescribeTags",
 	}
@@ -189,8 +189,8 @@ func TestFilterNetworks(t *testing.T) {
 		{"subnet", "subnet-id", far.ID}, {"subnet", "vpc-id", far.VPCID}, {"subnet", "availability-zone", "lab-1c"}, {"subnet", "cidr-block", "172.16.0.0/24"},
 		{"subnet", "available-ip-address-count", "251"}, {"subnet", "map-public-ip-on-launch", "true"}, {"subnet", "tag:Name", "fa?"},
 		{"subnet", "ipv6-cidr-block-association.ipv6-cidr-block", "2600:1f14:abc:de00::/64"},
-		{"group", "group-id", books.Groups[0].ID}, {"group", "vpc-id", home.ID}, {"group", "description", "everything within*"},
-		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", books.RouteTables[0].ID},
+		{"group", "group-id", snapshot.Groups[0].ID}, {"group", "vpc-id", home.ID}, {"group", "description", "traffic within*"},
+		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", snapshot.RouteTables[0].ID},
 		{"tag", "key", "team"}, {"tag", "value", "network"}, {"tag", "tag:team", "network"}, {"tag", "resource-id", far.ID},
 	} {
 		if ids, err := r.find(actions[tc.kind], filters(tc.filter, tc.value)); len(ids) != 1 || err != nil {

@@ -237,7 +237,7 @@ func trunkAssociation(a *vpc.Association) trunkAssociationXML {
 func associateTrunk(r *request) (any, error) {
 	q := vpc.AssociateRequest{BranchID: r.need("BranchInterfaceId"), TrunkID: r.need("TrunkInterfaceId"), ClientToken: r.clientToken()}
 	if _, gre := r.number("GreKey"); gre {
-		r.fail(vpc.Errorf("The lab does not support branch interfaces with the GRE protocol (GreKey).", "The lab has no branch interfaces of the protocol GRE, which GreKey asks for."))
+		r.fail(vpc.Errorf("UnsupportedOperation", "The lab does not support branch interfaces with the GRE protocol (GreKey)."))
 	}
 	r.need("VlanId")
 	q.VLAN, _ = r.number("VlanId")

@@ -151,8 +151,8 @@ func TestAttachErrors(t *testing.T) {
 
 func TestDetachAndDeleteErrors(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.cloud.Snapshot()
-	primary := books.InstanceENIs(r.cloud.Instances.ID("node-a"))[0]
+	snapshot := r.cloud.Snapshot()
+	primary := snapshot.InstanceENIs(r.cloud.Instances.ID("node-a"))[0]
 	r.refuses(t, "OperationNotPermitted", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
 	r.refuses(t, "InvalidAttachmentID.NotFound", &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
 	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})

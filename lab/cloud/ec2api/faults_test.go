@@ -87,9 +87,9 @@ func TestLostReply(t *testing.T) {
 	retrying := client(r.cloud, static(r.cloud), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	ok(t, err)
-	books := r.cloud.Snapshot()
-	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
-		t.Fatalf("%d ENIs, want 3: two of the nodes and one new", len(books.ENIs))
+	snapshot := r.cloud.Snapshot()
+	if _, ok := snapshot.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(snapshot.ENIs) != 3 {
+		t.Fatalf("%d ENIs, want 3: two of the nodes and one new", len(snapshot.ENIs))
 	}
 	if got := r.cloud.API.Stats()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
 		t.Fatalf("CreateNetworkInterface stats = %+v, want 2 calls with one lost reply", got)

@@ -132,9 +132,9 @@ func TestFilterInstancesByENI(t *testing.T) {
 		{Name: "two", Type: "t2.medium", Subnet: "b"},
 	}
 	r := newRig(t, s)
-	books := r.cloud.Snapshot()
+	snapshot := r.cloud.Snapshot()
 	id := r.cloud.Instances.ID("one")
-	enis := books.InstanceENIs(id)
+	enis := snapshot.InstanceENIs(id)
 	zone := r.cloud.ZoneIDs()["lab-1a"]
 	if zone != "lab1-az1" {
 		t.Fatalf("zone ID of lab-1a = %s, want lab1-az1", zone)

@@ -101,17 +101,17 @@ func TestRunInstancesErrors(t *testing.T) {
 		}
 		before := len(r.cloud.Snapshot().ENIs)
 		r.refuses(t, code, in)
-		if books := r.cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
-			t.Fatalf("after %s: %d ENIs, want %d; consistency: %v", code, len(books.ENIs), before, books.Check())
+		if snapshot := r.cloud.Snapshot(); len(snapshot.ENIs) != before || snapshot.Check() != nil {
+			t.Fatalf("after %s: %d ENIs, want %d; consistency: %v", code, len(snapshot.ENIs), before, snapshot.Check())
 		}
 	}
 }
 
 func TestFilterInstances(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.cloud.Snapshot()
-	a, _ := books.Instance("node-a")
-	address := books.InstanceENIs(a.ID)[0].Primary.String()
+	snapshot := r.cloud.Snapshot()
+	a, _ := snapshot.Instance("node-a")
+	address := snapshot.InstanceENIs(a.ID)[0].Primary.String()
 	for name, fs := range map[string][]types.Filter{
 		"name":              filters("tag:Name", "node-a"),
 		"state and zone":    filters("instance-state-name", "running", "availability-zone", "lab-1a"),

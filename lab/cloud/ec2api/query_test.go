@@ -46,13 +46,13 @@ func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 // handler or make the cloud inconsistent.
 func FuzzQuery(f *testing.F) {
 	cloud, h := fuzzCloud(f)
-	books := cloud.Snapshot()
-	eni := books.ENIs[0].ID
+	snapshot := cloud.Snapshot()
+	eni := snapshot.ENIs[0].ID
 	for _, seed := range []string{
 		"Action=DescribeNetworkInterfaces&Version=2016-11-15&Filter.1.Name=tag%3Aa&Filter.1.Value.1=%2A&MaxResults=5",
 		"Action=AssignPrivateIpAddresses&NetworkInterfaceId=" + eni + "&SecondaryPrivateIpAddressCount=2",
 		"Action=AssignPrivateIpAddresses&NetworkInterfaceId=" + eni + "&Ipv4Prefix.1=10.0.1.0%2F28&PrivateIpAddress.007=10.0.0.9",
-		"Action=CreateNetworkInterface&SubnetId=" + books.Subnets[0].ID + "&PrivateIpAddresses.1.PrivateIpAddress=10.0.0.9&PrivateIpAddresses.1.Primary=true",
+		"Action=CreateNetworkInterface&SubnetId=" + snapshot.Subnets[0].ID + "&PrivateIpAddresses.1.PrivateIpAddress=10.0.0.9&PrivateIpAddresses.1.Primary=true",
 		"Action=CreateTags&ResourceId.1=" + eni + "&Tag.1.Key=a&Tag.1.Value=b&Tag.99999999999999999999.Key=c",
 		"Action=RunInstances&ImageId=ami-1&MinCount=1&MaxCount=1&NetworkInterface.1.SubnetId=x&NetworkInterface.1.DeviceIndex=0",
 		"Action=DescribeTags&NextToken=RGVzY3JpYmVUYWdzCg&MaxResults=10&DryRun=maybe",

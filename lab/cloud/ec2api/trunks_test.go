@@ -294,7 +294,7 @@ func TestAssociationPermissionsIgnoreResources(t *testing.T) {
 }
 
 // Instances of a spec can have trunks.
-func TestTrunkOfASpec(t *testing.T) {
+func TestSpecWithTrunk(t *testing.T) {
 	s := instant()
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "trunk", DeleteOnTermination: true}}
 	r := newRig(t, s)

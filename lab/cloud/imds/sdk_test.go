@@ -83,9 +83,9 @@ func TestMetadata(t *testing.T) {
 	s.Instances[0].Secondary, s.Instances[0].Prefixes, s.Instances[0].IPv6 = 2, 1, 1
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 2}}
 	cloud := serve(t, s)
-	books := cloud.Snapshot()
-	i, _ := books.Instance("node-a")
-	enis := books.InstanceENIs(i.ID)
+	snapshot := cloud.Snapshot()
+	i, _ := snapshot.Instance("node-a")
+	enis := snapshot.InstanceENIs(i.ID)
 	e := enis[0]
 	six, err := cloud.ENIs.Assign(e.ID, vpc.AddressRequest{IPv6PrefixCount: 1})
 	ok(t, err)
@@ -134,7 +134,7 @@ func TestMetadata(t *testing.T) {
 	wantStatus(t, err, http.StatusNotFound)
 
 	doc, err := client(cloud, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
-	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
+	if err != nil || doc.InstanceID != cloud.Instances.ID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != snapshot.Account {
 		t.Errorf("identity document = %+v, %v; want that of node-b", doc, err)
 	}
 	region, err := client(cloud, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
@@ -333,9 +333,9 @@ func TestIPv6OnlyMetadata(t *testing.T) {
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "six", Zone: "lab-1a", IPv6Native: true, IPv6: netip.MustParsePrefix("2600:1f14:abc:de66::/64")})
 	s.Instances[0].Subnet = "six"
 	cloud := serve(t, s)
-	books := cloud.Snapshot()
-	i, _ := books.Instance("node-a")
-	e := books.InstanceENIs(i.ID)[0]
+	snapshot := cloud.Snapshot()
+	i, _ := snapshot.Instance("node-a")
+	e := snapshot.InstanceENIs(i.ID)[0]
 	c, at := client(cloud, "node-a"), "network/interfaces/macs/"+e.MAC.String()+"/"
 	for path, want := range map[string]string{
 		"ipv6": e.IPv6[0].String(), "local-hostname": i.ID + ".lab-1.compute.internal", at + "local-hostname": i.ID + ".lab-1.compute.internal",

@@ -24,11 +24,11 @@ func BenchmarkNodeOf2000(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer c.Close()
-	books := c.Snapshot()
-	subnet := books.Subnets[0].ID
+	snapshot := c.Snapshot()
+	subnet := snapshot.Subnets[0].ID
 	n := 0
 	for b.Loop() {
-		instance := books.Instances[n%2000].ID
+		instance := snapshot.Instances[n%2000].ID
 		n++
 		e, err := c.ENIs.Create(vpc.CreateRequest{SubnetID: subnet})
 		if err != nil {

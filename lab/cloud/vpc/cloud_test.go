@@ -52,15 +52,15 @@ func delayed() spec.Spec {
 	return s
 }
 
-// story records events as "kind instance device-index", or for a branch as "kind instance vlan ID".
-type story struct {
+// eventLog records events as "kind instance device-index", or for a branch as "kind instance vlan ID".
+type eventLog struct {
 	c   *vpc.Cloud
 	mu  sync.Mutex // guards got
 	got []string
 }
 
-func follow(c *vpc.Cloud) *story {
-	s := &story{c: c}
+func follow(c *vpc.Cloud) *eventLog {
+	s := &eventLog{c: c}
 	c.Subscribe(func(e vpc.Event) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -77,7 +77,7 @@ func follow(c *vpc.Cloud) *story {
 }
 
 // since returns the events since the last call.
-func (s *story) since() []string {
+func (s *eventLog) since() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	got := s.got
@@ -85,7 +85,7 @@ func (s *story) since() []string {
 	return got
 }
 
-func (s *story) want(t *testing.T, want ...string) {
+func (s *eventLog) want(t *testing.T, want ...string) {
 	t.Helper()
 	if got := s.since(); !slices.Equal(got, want) {
 		t.Fatalf("events = %q, want %q", got, want)
@@ -190,9 +190,9 @@ func instanceLifeInEvents(t *testing.T) {
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
 	ok(t, c.Instances.Terminate("n"))
 	step(4*time.Second, "ENIDetached n 0", "ENIDetached n 1", "ENIDetached n 2", "InstanceTerminated n")
-	books := c.Snapshot()
-	if e, ok := books.ENI(kept); !ok || e.Status() != "available" || len(books.ENIs) != 3 {
-		t.Fatalf("after termination: %d ENIs, want 3; the kept one = %+v, want available", len(books.ENIs), e)
+	snapshot := c.Snapshot()
+	if e, ok := snapshot.ENI(kept); !ok || e.Status() != "available" || len(snapshot.ENIs) != 3 {
+		t.Fatalf("after termination: %d ENIs, want 3; the kept one = %+v, want available", len(snapshot.ENIs), e)
 	}
 	step(time.Hour)
 	if _, ok := c.Snapshot().Instance("n"); ok {
@@ -218,8 +218,8 @@ func TestLaunchErrors(t *testing.T) {
 			t.Errorf("Launch() = %v, want error containing %q", err, want)
 		}
 	}
-	if books := c.Snapshot(); len(books.Instances) != 2 || len(books.ENIs) != 2 || books.Check() != nil {
-		t.Errorf("failed launches left %d instances, %d ENIs (consistency: %v); want 2 and 2", len(books.Instances), len(books.ENIs), books.Check())
+	if snapshot := c.Snapshot(); len(snapshot.Instances) != 2 || len(snapshot.ENIs) != 2 || snapshot.Check() != nil {
+		t.Errorf("failed launches left %d instances, %d ENIs (consistency: %v); want 2 and 2", len(snapshot.Instances), len(snapshot.ENIs), snapshot.Check())
 	}
 }
 
@@ -330,8 +330,8 @@ func TestSubscriberMayCallBack(t *testing.T) {
 	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if books := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || books.Seq != seqs[1] {
-		t.Fatalf("events = %v, Seq of the snapshot = %d; want two consecutive ones and the last", seqs, books.Seq)
+	if snapshot := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || snapshot.Seq != seqs[1] {
+		t.Fatalf("events = %v, Seq of the snapshot = %d; want two consecutive ones and the last", seqs, snapshot.Seq)
 	}
 	cancel()
 	if _, err := c.ENIs.Assign(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil || len(seqs) != 2 {

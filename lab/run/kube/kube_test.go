@@ -108,7 +108,7 @@ func TestControlPlane(t *testing.T) {
 	})
 }
 
-func TestStartFails(t *testing.T) {
+func TestStartErrors(t *testing.T) {
 	t.Run("without programs", func(t *testing.T) {
 		_, err := Start(t.Context(), Options{Assets: t.TempDir(), Dir: t.TempDir()})
 		if err == nil || !strings.Contains(err.Error(), "hack/kubebox.sh") {

@@ -69,7 +69,7 @@ func TestUntil(t *testing.T) {
 	}
 }
 
-func TestUntilTheContextEnds(t *testing.T) {
+func TestUntilContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()

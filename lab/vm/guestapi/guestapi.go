@@ -23,7 +23,6 @@ type API struct {
 
 // Start starts a control plane with controllers and a scheduler, from the programs in assets (see kube.Options), in a new
 // directory. The caller must Close it.
-// by Close.
 func Start(ctx context.Context, assets string) (*API, error) {
 	if assets == "" {
 		return nil, errors.New("a Kubernetes control plane is needed: set KUBEBUILDER_ASSETS to the directory that hack/kubebox.sh prints")
