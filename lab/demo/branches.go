@@ -23,7 +23,7 @@ import (
 var branchProofs = []proof{
 	in(inOperator, "a pod's first interface is a branch with its own group", branchUp),
 	in(inOperator, "EC2 down: the next pod's branch exists before the pod does", branchWarm),
-	in(inOperator, "nobody reaches the pod until its group allows it, not even its node", branchGroups),
+	in(inOperator, "no traffic reaches it, even from its node, until allowed", branchGroups),
 	in(inOperator, "berthd and operators killed with -9: its packets still flow", branchKilled),
 	in(inOperator, "its branch is deleted with the pod, the trunk is not", branchGone),
 	in(inOperator, "kernel, records, objects and EC2 agree about branches", agreement),

@@ -72,7 +72,7 @@ var proofs = []proof{
 	in(withVPC, "traffic to the primary interface is answered through it", nodePort),
 
 	in(inPool, "a namespace's annotation chooses the pool", annotatedNamespace),
-	in(inPool, "a pod's annotation chooses the pool if the pool allows it", annotatedPod),
+	in(inPool, "a pod's annotation chooses the pool if it is allowed", annotatedPod),
 	in(routed, "a deleted pod's address cools down before reuse", cooling),
 	in([]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic),
 
