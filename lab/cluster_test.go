@@ -23,8 +23,8 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// TestNodesFollowInstances binds pods, launches, stops and terminates instances, and checks their Nodes, also
-// while the API server is down.
+// TestNodesFollowInstances binds pods, launches, stops and terminates instances, and checks their Nodes, even while the
+// API server is down.
 func TestNodesFollowInstances(t *testing.T) {
 	l := start(t, Options{Nodes: 1, Mode: OperatorMode})
 	t.Run("pods are API objects", func(t *testing.T) { podsAreObjects(t, l) })
@@ -137,7 +137,7 @@ func lostReplyToABinding(t *testing.T, l *Lab) {
 	}
 }
 
-// TestReportsAreSentInOrder sends reports in order, repeats them while the API server is down, and drops rejected ones.
+// Reports are sent in order, repeated while the API server is down, and dropped if rejected.
 func TestReportsAreSentInOrder(t *testing.T) {
 	var mu sync.Mutex // guards sent and trouble
 	var sent, trouble []string

@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/lab/run/node"
 )
 
-// coolingPeriods are shorter in modes whose proofs wait for its end.
+// coolingPeriods are shorter in modes with proofs that wait for their end.
 var coolingPeriods = map[lab.Mode]time.Duration{
 	lab.NodeMode: 30 * time.Second, lab.OperatorMode: 4 * time.Second, lab.PoolMode: 4 * time.Second,
 }

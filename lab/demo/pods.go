@@ -112,7 +112,7 @@ func (s *stage) onSecondary(n *node.Node) *node.Pod {
 	return n.Pods()[i]
 }
 
-// next returns another node than the first.
+// next returns the spec of another node like the first.
 func (s *stage) next() spec.Instance {
 	i := s.lab.Cloud.Spec().Instances[0]
 	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}

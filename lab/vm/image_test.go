@@ -118,7 +118,7 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// TestErrorsNameMissingPrograms checks that errors name missing programs and files.
+// Errors name missing programs, their packages, and missing files.
 func TestErrorsNameMissingPrograms(t *testing.T) {
 	if err := rightArchitecture("arm64"); err == nil || !strings.Contains(err.Error(), "arm64") {
 		t.Errorf("rightArchitecture(arm64) = %v, want error", err)

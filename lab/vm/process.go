@@ -69,8 +69,8 @@ func (m Machine) start(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // permanently: the thread has another priority from now on
-		// Emulation is ten times slower, so that a machine would be very slow on a busy host. Lacking permission is not an
-		// error.
+		// Emulation is ten times slower, so a machine with normal priority would take very long on a busy host. Without
+		// permission, the priority stays unchanged.
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, priority)
 		if m.network() {
 			ways, err := m.enterNetwork()

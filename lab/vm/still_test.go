@@ -103,7 +103,8 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestMachineThatLocksUpIsRestarted has a machine whose processes make no progress and, after its restart, one whose kernel makes none.
+// TestMachineThatLocksUpIsRestarted runs a machine whose processes make no progress and, after its restart, one whose
+// kernel makes none.
 func TestMachineThatLocksUpIsRestarted(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 4, 9)

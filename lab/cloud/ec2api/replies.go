@@ -223,7 +223,7 @@ type instanceXML struct {
 	Checked       *bool  `xml:"-" filter:"checked"` // SourceDestCheck, if there is a primary ENI
 }
 
-// profile returns the instance profile of a role, or nil without one.
+// profile returns the instance profile of a role, or an empty one without a role.
 func (n names) profile(role string) profileXML {
 	if role == "" {
 		return profileXML{}

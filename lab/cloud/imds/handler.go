@@ -25,8 +25,8 @@ const (
 	maxTokenTTL   = 21600 // seconds
 )
 
-// supported versions of the metadata, all with the same content (EC2 User Guide, "Instance metadata
-// categories")
+// versions are the supported versions of the metadata, all with the same content (EC2 User Guide,
+// "Instance metadata categories").
 var versions = []string{
 	"1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01", "2008-09-01", "2009-04-04",
 	"2011-01-01", "2011-05-01", "2012-01-12", "2014-02-25", "2014-11-05", "2015-10-20", "2016-04-19", "2016-06-30", "2016-09-02",

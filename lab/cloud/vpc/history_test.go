@@ -69,7 +69,7 @@ func whatIsGoneIsForgotten(t *testing.T) {
 	}
 	fake.Advance(48 * time.Hour)
 	c.Snapshot()    // runs due timers
-	synctest.Wait() // for timers of the cloud that still deliver events
+	synctest.Wait() // waits for timers of the cloud that still deliver events
 	for what, n := range map[string]int{
 		"ENIs": len(c.store.enis.rows) - 2, "order of ENIs": len(c.store.enis.ids) - 2, "instances": len(c.store.instances.rows) - 2,
 		"places of ENIs": len(c.attachments.hosts) - 2, "ENIs ever attached": len(c.attachments.ever) - 2, "attached ENIs": len(c.attachments.current) - 2, "attachments": len(c.attachments.byID) - 2,

@@ -46,7 +46,8 @@ func Install(netns, backend string, port uint16) (*Cache, error) {
 	return c, c.change("-A")
 }
 
-// addLink creates a dummy link, or a veth on kernels without dummy links. Addresses of either are local even while it is down.
+// addLink creates a dummy link, or a veth on kernels without dummy links. The addresses of either are local even while it
+// is down.
 func addLink(h *netlink.Handle) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = link

@@ -21,7 +21,7 @@ var (
 )
 
 // Attach attaches an ENI to a node: its link appears there, down and without an address, except that the primary
-// ENI (device index 0) is configured like by a DHCP client. Attaching an attached ENI is an error. An ENI of type
+// ENI (device index 0) is configured as by a DHCP client. Attaching an attached ENI is an error. An ENI of type
 // "efa-only" gets no link, because it does not carry IP traffic.
 func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	f.mu.Lock()
@@ -148,7 +148,7 @@ func (f *Fabric) Detach(eniID string) error {
 	return nil
 }
 
-// forget unplugs an ENI whose link may be gone.
+// forget unplugs an ENI, and makes the router stop answering NDP for its addresses.
 func (f *Fabric) forget(p *plugged) error {
 	delete(f.enis, p.eni.ID)
 	return errors.Join(f.unplug(p), f.forgetNDP(p))

@@ -122,7 +122,7 @@ func TestDisabledSourceCheck(t *testing.T) {
 	a.SourceDestCheck = false
 	b.ok(b.Update(a))
 	before := b.drops()["eni-a"][Source] // after packets in flight have arrived
-	// Like in a VPC without another route, the reply leaves through the internet gateway; it is enough that
+	// As in a VPC without another route, the reply leaves through the internet gateway; it is enough that
 	// the request arrives.
 	arrived := b.received("b")
 	b.unanswered("request with the check off", func(wait time.Duration) error {

@@ -72,7 +72,7 @@ func (r *Runner) Command(program string, args ...string) proc.Command {
 // Start starts a program, described as what, that runs until Kill.
 func (r *Runner) Start(what, program string, args ...string) (*proc.Process, error) {
 	args = append(args, "--pidfile="+r.In(what+".pid"), "-vconsole:warn", "-vsyslog:off")
-	if program != "ovn-controller" { // whose control socket in OVN_RUNDIR has a different name
+	if program != "ovn-controller" { // its control socket is in OVN_RUNDIR by default
 		args = append(args, "--unixctl="+r.In(what+".ctl"))
 	}
 	p := proc.New(r.title(what), filepath.Join(r.Logs, what+"-"+r.Who+".log"), func() proc.Command { return r.Command(program, args...) })

@@ -32,8 +32,8 @@ type Options struct {
 	Runtime    Containerd // its container runtime
 	Images     []string   // archives to import at the first boot
 	CNIPlugins string     // directory of the reference plugins, such as /usr/lib/cni; empty: none
-	// Directories of this machine to mount, by their paths on the host, such as one with the sockets of a daemon next to
-	// it. They must exist when it boots.
+	// Folders maps mount points in the machine to directories of the host, such as one with the sockets of a daemon next
+	// to the machine. They must exist when it boots.
 	Folders map[string]string
 }
 

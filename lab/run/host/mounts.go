@@ -29,7 +29,7 @@ const settingsDir = "/var/lib/vpclab"
 // setting returns the path of such a file on this machine.
 func (d disk) setting(name string) string { return d.path("lib", "vpclab", name) }
 
-// directories of the disk, and their mount points on the machine.
+// folders maps directories of the disk to their mount points in the machine.
 var folders = map[string]string{
 	"opt": "/opt",     // CNI plugins
 	"lib": "/var/lib", // containerd, kubelet, cni

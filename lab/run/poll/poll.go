@@ -14,7 +14,7 @@ const (
 	Often = 20 * time.Millisecond
 	// Seldom is the maximum interval.
 	Seldom = 500 * time.Millisecond
-	// share is the interval as a fraction of the time waited so far.
+	// share divides the time waited so far to get the interval.
 	share = 4
 )
 
