@@ -63,7 +63,7 @@ func (s *machines) get(name string) (*machine, error) {
 	if m := s.byName[name]; m != nil {
 		return m, nil
 	}
-	return nil, fmt.Errorf("node %q does not exist; nodes are %v", name, slices.Sorted(maps.Keys(s.byName)))
+	return nil, fmt.Errorf("no node %q; the nodes are %v", name, slices.Sorted(maps.Keys(s.byName)))
 }
 
 // whole returns a machine of a lab with kubelets.
