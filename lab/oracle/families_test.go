@@ -75,7 +75,7 @@ func TestCheckNetworks(t *testing.T) {
 	all := errors.Join(append(errs, f.errs...)...).Error()
 	for _, want := range []string{
 		"10.0.0.77 is available in two NodeNetworks: node-1 and node-2",
-		"NodeNetwork gone is leaked",
+		"NodeNetwork gone still exists",
 		"10.0.0.77 is available, but EC2 has not assigned it",
 		"10.0.0.78 is releasing but not available",
 		"10.0.0.5 is in use or cooling, but not in status.ipam.used",

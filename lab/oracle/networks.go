@@ -34,7 +34,7 @@ func compareNetworks(objects []v1alpha1.NodeNetwork, nodes []*node.Node, exists 
 		o := &objects[i]
 		byName[o.Name] = o
 		if !slices.ContainsFunc(nodes, func(n *node.Node) bool { return n.Name == o.Name }) && !exists(o.Spec.InstanceID) {
-			errs = append(errs, fmt.Errorf("NodeNetwork %s is leaked: its instance %s is gone", o.Name, o.Spec.InstanceID))
+			errs = append(errs, fmt.Errorf("NodeNetwork %s still exists, but its instance %s is gone", o.Name, o.Spec.InstanceID))
 		}
 		for a := range o.Spec.IPAM.Available {
 			if other, taken := owner[a]; taken {
