@@ -141,7 +141,7 @@ func TestFabricByCommand(t *testing.T) {
 	c.run("fault", "outage", "on")
 	c.run("fault", "error", "CreateNetworkInterface", "InternalError", "--count", "3")
 	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (next 3 calls)")
-	c.fails("calls a second", "fault", "throttle", "*", "fast")
+	c.fails("calls per second", "fault", "throttle", "*", "fast")
 	c.fails("covers no action", "fault", "throttle", "Describe", "1")
 	c.fails("a count does not apply", "fault", "deny", "*", "--count", "1")
 	c.fails("want one of", "fault", "clear", "earthquake")
@@ -284,7 +284,7 @@ func TestLabByCommand(t *testing.T) {
 	far := s.Nodes[1].Pods[0].Addresses[0].String()
 	ask := []string{"exec", "node-1/a", "--", "bash", "-c", "exec 3<>/dev/tcp/" + far + "/7777; echo hello >&3; head -1 <&3"}
 	c.has(c.run(ask...), "you are "+s.Nodes[0].Pods[0].Addresses[0].String()+", to "+far+": hello")
-	c.fails("has a pod a already", "pod", "add", "node-1", "a")
+	c.fails("already has a pod a", "pod", "add", "node-1", "a")
 	c.has(c.run("pod", "list"), far)
 	c.has(c.run("calls", "--action", "DescribeNetworkInterfaces"), s.Nodes[0].InstanceID)
 	c.fails("want text or json", "calls", "--output", "table")
@@ -353,7 +353,7 @@ func TestAlcorByCommand(t *testing.T) {
 	c.fails("want neutron, alcor or ec2", "up", "--mode", "port", "--provider", "nova")
 	c.fails("is for --mode operator with --vpc-ports", "up", "--mode", "port", "--provider", "ec2")
 	c.fails("is for --provider neutron", "up", "--mode", "port", "--provider", "alcor", "--neutron", "real")
-	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor, imitated strictly")
+	c.has(c.run("up", "--mode", "port", "--provider", "alcor", "--operators", "1"), "Alcor (strict fake)")
 	c.run("pod", "add", "node-1", "db", "--annotation", "berth.dev/nics=[{ip: 192.168.0.12}]")
 	c.run("pod", "add", "node-2", "web")
 	c.shows(func(s lab.Status) bool {

@@ -83,7 +83,7 @@ func TestEgressInvariantsFindFaults(t *testing.T) {
 		{"additional route in a gateway", gateway.Pod, func(h *netlink.Handle) error { return h.RouteAdd(stray(tunnel.Link4, 117)) },
 			func(h *netlink.Handle) error { return h.RouteDel(stray(tunnel.Link4, 117)) }, "10.66.0.1/32"},
 		{"additional client of a gateway", gateway.Pod, func(*netlink.Handle) error { return serve(gateway.Pod, true) },
-			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "it serves map["},
+			func(*netlink.Handle) error { return serve(gateway.Pod, false) }, "gateway serves map["},
 	} {
 		on(t, c.pod, c.make)
 		err := errors.Join(oracle.Egress(ctx, l)...)
