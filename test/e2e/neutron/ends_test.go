@@ -101,8 +101,8 @@ func TestStartFails(t *testing.T) {
 func TestNodesComeAndGo(t *testing.T) {
 	w := of(t, openstack.OVN, false)
 	ctx := harness.Deadline(t, 2*time.Minute)
-	if _, err := w.Join(ctx, nodeNames[0], ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "has joined already") {
-		t.Errorf("join with a name in use: error = %v, want \"has joined already\"", err)
+	if _, err := w.Join(ctx, nodeNames[0], ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "has already joined") {
+		t.Errorf("join with a name in use: error = %v, want \"has already joined\"", err)
 	}
 	for _, name := range []string{"", "Node", "a_b", strings.Repeat("n", 43)} {
 		if _, err := w.Join(ctx, name, ns.Path(w.spaces[0])); err == nil || !strings.Contains(err.Error(), "node name") {
