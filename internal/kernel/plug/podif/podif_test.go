@@ -275,7 +275,7 @@ func TestUnusualNetworks(t *testing.T) {
 		"link-local gateway":             nic(1, true, []string{"fe80::1"}, "2001:db8:1::10/64"),
 		"no subnet":                      nic(1, true, []string{"169.254.1.1", "fe80::1"}, "10.1.0.10/32", "2001:db8:1::10/128"),
 		"no gateway":                     nic(1, true, nil, "10.1.0.10/24"),
-		"two of a family":                nic(1, true, []string{"10.1.0.1"}, "10.1.0.10/24", "10.1.0.11/24", "10.3.0.10/24"),
+		"two addresses of a family":      nic(1, true, []string{"10.1.0.1"}, "10.1.0.10/24", "10.1.0.11/24", "10.3.0.10/24"),
 		"nothing":                        nic(1, false, nil),
 	} {
 		t.Run(name, func(t *testing.T) {

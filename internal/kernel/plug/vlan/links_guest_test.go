@@ -171,7 +171,7 @@ func TestList(t *testing.T) {
 		"VLAN " + plugtest.One + " " + plugtest.PortB + " 9 eth0 " + filepath.Base(one.Path) + " false",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("List:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("List():\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	for range 2 {
 		for _, f := range list {
