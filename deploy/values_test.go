@@ -35,7 +35,7 @@ func rendered(t *testing.T, mode, text string) deploy.Objects {
 }
 
 // Invalid values are rejected before anything is installed, with an error that names the value.
-func TestWrongValuesAreRefused(t *testing.T) {
+func TestInvalidValuesAreRejected(t *testing.T) {
 	for _, tt := range []struct{ values, want string }{
 		{"mode: enii", "at '/mode': value must be one of 'node', 'operator', 'pool', 'port'"},
 		{"ports: {enabled: 'yes'}", "at '/ports/enabled': got string, want boolean"},

@@ -16,7 +16,7 @@ import (
 )
 
 // TestBadNetworkNamespacesAreRejected passes paths that only the daemon can reject. The error names
-// the path, and nothing is left. TestBadConfiguration and TestBadEnvironment have what the plugin
+// the path, and nothing is left. TestInvalidConfiguration and TestInvalidEnvironment have what the plugin
 // itself rejects.
 func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 	t.Parallel()
