@@ -73,7 +73,7 @@ func (e *entry[K]) assignment() Assignment {
 }
 
 // Take assigns an address to key; ok is false if none is assignable at now. A key that holds an address gets the same
-// one again. Addresses whose cooling ended by now are free. O(log n) in the number of addresses, groups and prefixes.
+// one again. Addresses whose cooling has ended are free. O(log n) in the number of addresses, groups and prefixes.
 func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
 	if e, ok := a.holders[key]; ok {
 		return e.assignment(), true

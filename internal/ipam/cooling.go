@@ -15,7 +15,7 @@ import (
 const DefaultCooling = 30 * time.Second
 
 // Cool records that an address has cooled since a time, according to a stored record. An address that is held stays held,
-// and one that the cloud does not list cools as well. One that has cooled by now is free, and comes after those without a
+// and one that the cloud does not list cools as well. One whose cooling has ended is free, and comes after those without a
 // record. Such addresses must be passed in the order of their release.
 func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
 	if since.After(now) {
@@ -40,7 +40,7 @@ func (a *Allocator[K]) cool(e *entry[K], since time.Time) {
 	a.place(e)
 }
 
-// Expire frees the addresses whose cooling ended by now, and returns how many.
+// Expire frees the addresses whose cooling has ended, and returns their number.
 func (a *Allocator[K]) Expire(now time.Time) int {
 	n := 0
 	for ; a.cooling.Len() > 0; n++ {

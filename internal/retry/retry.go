@@ -29,7 +29,7 @@ func Seeded(r *rand.Rand, d time.Duration) time.Duration {
 	return d/2 + time.Duration(r.Int64N(int64(d)+1))
 }
 
-// Backoff is the wait after failed attempts. The zero value allows an attempt at once.
+// Backoff is the wait after failed attempts. The zero value allows an immediate attempt.
 type Backoff struct {
 	failures int
 	// Until is when the next attempt may be made.

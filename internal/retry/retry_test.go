@@ -88,7 +88,7 @@ func TestUntil(t *testing.T) {
 		want []error // errors.Is is true for each; empty: no error
 		at   []time.Duration
 	}{
-		"succeeds at once": {func(int, func(error)) error { return nil }, nil, []time.Duration{0}},
+		"succeeds immediately": {func(int, func(error)) error { return nil }, nil, []time.Duration{0}},
 		"succeeds after failures": {func(n int, _ func(error)) error {
 			if n < 5 {
 				return errNot

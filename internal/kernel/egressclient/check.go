@@ -104,7 +104,7 @@ func (k *kernel) differences(was state, p plan, f filter) ([]string, error) {
 	case "":
 		note("the pod lacks nftables table %s", tunnel.Table)
 	default:
-		note("nftables table %s is not as it should be", tunnel.Table)
+		note("nftables table %s has the wrong content", tunnel.Table)
 	}
 	return found, nil
 }

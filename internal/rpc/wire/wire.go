@@ -215,7 +215,7 @@ func (m *message) number(field protowire.Number, n uint32) {
 	}
 }
 
-// AddReply is an attachment that was made.
+// AddReply describes a new attachment.
 type AddReply struct {
 	Host, Sandbox Interface // Host without a name: it has no link on the node
 	Addresses     []string  // in CIDR form
