@@ -118,7 +118,7 @@ func text(e ast.Expr) (string, bool) {
 	return s, err == nil
 }
 
-// troubleshoot.md explains every reason of a failed call, of a shortage and of a condition.
+// docs/troubleshoot.md explains every reason of a failed call, of a shortage and of a condition.
 func TestEveryReasonIsExplained(t *testing.T) {
 	page := readPage(t, "troubleshoot.md")
 	reasons := readCode(t).reasons
