@@ -16,7 +16,7 @@ import (
 )
 
 // TestBadNetworkNamespacesAreRejected passes paths that only the daemon can reject. The error names the path, and
-// nothing is left behind. TestBadConfiguration and TestBadEnvironment cover input rejected by the plugin itself.
+// nothing is left behind. TestInvalidConfiguration and TestInvalidEnvironment cover input rejected by the plugin itself.
 func TestBadNetworkNamespacesAreRejected(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})

@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestHundredPodsAtOnce sends a hundred ADDs to a node without blocks, and kills the operator meanwhile: each pod
+// TestHundredConcurrentPods sends a hundred ADDs to a node without blocks, and kills the operator meanwhile: each pod
 // gets an address, and no surplus block stays.
-func TestHundredPodsAtOnce(t *testing.T) {
+func TestHundredConcurrentPods(t *testing.T) {
 	t.Parallel()
 	harness.Rotate(t, 0, 6)
 	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{

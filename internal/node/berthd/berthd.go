@@ -67,7 +67,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 func RunWith(ctx context.Context, cfg config.Config, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables that begin with BERTH_", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: deps.Clock, deps: deps, metrics: daemon.NewMetrics()}
 	m := modes[cfg.IPAM].of(n)

@@ -183,7 +183,7 @@ func TestAnnotationsByPrefix(t *testing.T) {
 // that becomes a client later runs on unchanged until the kernel supports it.
 func TestKernelWithoutFoU(t *testing.T) {
 	n := newEgressNode(t, "10.0.0.5", "10.0.0.6")
-	no := fmt.Errorf("%w: module fou is not there", tunnel.ErrNoFoU)
+	no := fmt.Errorf("%w: module fou is missing", tunnel.ErrNoFoU)
 	n.tunnels.set("Supported", no)
 	n.tunnels.set("Apply", no)
 	r := n.restart(nil)

@@ -57,7 +57,7 @@ const (
 	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
 )
 
-// advice groups causes by what to do. TestEveryCauseHasARemedy finds the causes in the code.
+// advice groups causes by what to do. TestEveryCauseHasRemedy finds the causes in the code.
 var advice = []struct {
 	Remedy
 	causes []string
