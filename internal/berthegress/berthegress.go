@@ -35,7 +35,7 @@ import (
 func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	log.Info("starting", "version", version.String(), "egress", cfg.EgressName, "namespace", cfg.Namespace, "addresses", cfg.PodIPs)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("unknown environment variables with the prefix BERTH_: check their spelling", "names", cfg.Unknown)
 	}
 	api, err := newClient(cfg)
 	if err != nil {

@@ -70,7 +70,7 @@ type Dependencies struct {
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+		log.Warn("unknown environment variables with the prefix BERTH_: check their spelling", "names", cfg.Unknown)
 	}
 	f, err := newFront(cfg, deps.Metrics, log)
 	if err != nil {

@@ -24,8 +24,8 @@ const (
 	NotReleased Verdict = "NotReleased" // its port is not released
 )
 
-// patience is how long each step of a NIC's life may take. The operator waits up to a
-// minute for a node that does not respond (--unplug-grace); everything else takes seconds.
+// patience is the expected maximum duration of each step of a NIC's life cycle. The operator waits up to
+// a minute for an unresponsive node (--unplug-grace); everything else takes seconds.
 const patience = 90 * time.Second
 
 // NICFacts are the inputs for the diagnosis of a PodNIC.
@@ -33,7 +33,7 @@ type NICFacts struct {
 	Now       time.Time
 	NIC       *v1alpha1.PodNIC
 	VPC       Fact[v1alpha1.VPC] // the VPC that it is in
-	Pod       Fact[corev1.Pod]   // the pod that it is for, or that uses it
+	Pod       Fact[corev1.Pod]   // the pod that the PodNIC is for, or that uses it
 	Node      Fact[corev1.Node]  // of the pod
 	Daemon    Fact[Daemon]       // of that node
 	Operators Fact[Operators]
@@ -66,7 +66,7 @@ func (f NICFacts) condition(kind string) *metav1.Condition {
 // late reports whether a state has lasted longer than patience.
 func (f NICFacts) late(since time.Time) bool { return f.Now.Sub(since) > patience }
 
-// since returns when the NIC last progressed: its creation, the scheduling of its pod, or
+// since returns the time of the NIC's last progress: its creation, the scheduling of its pod, or
 // the last change of a condition.
 func (f NICFacts) since() time.Time {
 	at := f.NIC.CreationTimestamp.Time
@@ -164,7 +164,7 @@ func portOf(f NICFacts) *Diagnosis {
 	return trouble(NoPort, fmt.Sprintf("It has had no port for %s, and berth-operator has given no reason.", f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// operatorRemedy returns what to do if the operator has not done its part.
+// operatorRemedy returns the remedy for a step that the operator has not taken.
 func operatorRemedy(operators Fact[Operators]) string {
 	if o := operators.Value; o != nil && o.Ready == 0 {
 		return fmt.Sprintf("None of %d berth-operator pods is ready: check them and their logs (app.kubernetes.io/name=berth-operator).", o.All)
@@ -183,7 +183,7 @@ func unused(f NICFacts) *Diagnosis {
 	return nil
 }
 
-// elsewhere diagnoses a NIC that is bound to another node than its pod's.
+// elsewhere diagnoses a NIC that is bound to a node other than its pod's.
 func elsewhere(f NICFacts) *Diagnosis {
 	p, st := f.Pod.Value, f.NIC.Status
 	if p == nil || st.Plug == nil || st.NodeName == "" || st.NodeName == p.Spec.NodeName {
@@ -210,7 +210,7 @@ func boundOf(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s is not bound to the pod's node (%s): %s", f.NIC.Status.PortID, c.Reason, c.Message), Remedy(c.Reason), seeNICs)
 }
 
-// notBound diagnoses a port that is not bound, without a reason in its conditions.
+// notBound diagnoses a port that is not bound, when its conditions give no reason.
 func notBound(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	if st.Phase == v1alpha1.PhaseBound || st.Phase == v1alpha1.PhaseActive {
@@ -222,7 +222,7 @@ func notBound(f NICFacts) *Diagnosis {
 	return trouble(NotBound, fmt.Sprintf("Port %s has not been bound to the pod's node for %s, and berth-operator has given no reason.", st.PortID, f.age(f.since())), operatorRemedy(f.Operators), seeNICs)
 }
 
-// notPlugged diagnoses a port that its node has not plugged, or not as desired.
+// notPlugged diagnoses a port that its node has not plugged, or not in the desired state.
 func notPlugged(f NICFacts) *Diagnosis {
 	st := f.NIC.Status
 	n := st.Node
@@ -257,7 +257,7 @@ func withoutDaemon(v Verdict, text string, d Fact[Daemon], node string) *Diagnos
 	return nil
 }
 
-// plugRemedy returns what to do about the reason why a node cannot plug a port.
+// plugRemedy returns the remedy for the reason why a node cannot plug a port.
 func plugRemedy(reason string) string {
 	const again = "Fix what the message names; berthd retries."
 	if reason == "Invalid" { // of the port; the remedy in remedies is for an invalid request of a pod
@@ -283,7 +283,7 @@ func notActive(f NICFacts) *Diagnosis {
 		"Check OVN's controller, or the provider's agent, on the node: it installs the flows of the port and reports them.", seeNoNIC)
 }
 
-// Remedy returns what to do about the reason of a condition of a VPC or PodNIC.
+// Remedy returns the remedy for the reason of a condition of a VPC or PodNIC.
 func Remedy(reason string) string {
 	return cmp.Or(remedies[reason], "Fix what the message names; Berth retries.")
 }

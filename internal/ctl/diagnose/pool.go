@@ -57,7 +57,7 @@ func notAllowed(f Facts, pool v1alpha1.AddressPool) *Diagnosis {
 		return nil
 	}
 	if ns := f.Namespace.Value; f.Namespace.Unread != "" || ns != nil && cmp.Or(ns.Annotations[v1alpha1.AnnotationPool], v1alpha1.DefaultPool) == pool.Name {
-		return nil // the pod gets this pool without its annotation, or that is not known
+		return nil // the pod would get this pool without the annotation too, or the default is unknown
 	}
 	return trouble(PoolNotAllowed, fmt.Sprintf("The pod's annotation %s names AddressPool %s, whose spec.podNamespaces does not list namespace %s.",
 		v1alpha1.AnnotationPool, pool.Name, f.Pod.Namespace), "Add the namespace there, or remove the annotation.", seePools)

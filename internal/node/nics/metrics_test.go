@@ -17,13 +17,13 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// snapshot is what NICs add to a source's.
+// snapshot returns the part of a source's snapshot that NICs add.
 func (n *NICs) snapshot() (s source.Snapshot) {
 	n.Describe(&s)
 	return s
 }
 
-// gauges are metrics of NICs as the daemon serves them.
+// gauges returns the metrics of NICs as the daemon serves them.
 type gauges struct{ *NICs }
 
 func (gauges) Describe(chan<- *prometheus.Desc) {}

@@ -26,7 +26,7 @@ import (
 var operatorsAlone = []string{"ec2:AssociateTrunkInterface", "ec2:DisassociateTrunkInterface"}
 
 // The IAM policies that docs/install.md hands out allow what their mode calls and
-// nothing else. TestPolicySuffices in internal/source/enisource runs a node with that of node mode.
+// nothing else. TestDocumentedPolicySuffices in internal/source/enisource runs a node with that of node mode.
 func TestPoliciesListTheActionsCalled(t *testing.T) {
 	want := actionsCalled(t)
 	if got := policyActions(t, "operator.json"); !slices.Equal(got, want) {
