@@ -217,7 +217,7 @@ func TestMaxPods(t *testing.T) {
 		{"m5.large", false, "dual", 0, 29}, {"m5.large", true, "dual", 0, 434}, {"m5.large", false, "ipv6", 0, 110},
 		{"m5.large", false, "ipv4", 1, 20}, {"m5.large", true, "ipv4", 2, 146}, {"m5.large", false, "ipv6", 1, 110}, // custom networking
 		{"m4.large", false, "dual", 1, 11}, {"t2.small", false, "ipv6", 2, 6},
-		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs besides the primary, of 3 and 4
+		{"m4.large", false, "dual", 0, 11}, {"t2.small", false, "dual", 0, 8}, {"t2.small", false, "ipv6", 0, 10}, // 2 ENIs in addition to the primary, with 3 and 4 addresses
 	} {
 		c, err := capacityOf(tc.kind, capacityOptions{prefixes: tc.prefixes, families: tc.families, first: tc.first})
 		if err != nil || c.MaxPods != tc.want || c.Unlimited != (tc.want == 110) {

@@ -188,7 +188,7 @@ func TestPod(t *testing.T) {
 		{"no berthd", waits(NodeMode), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, NoDaemon, "No berthd pod runs on node node-a"},
 		{"pods not listable", waits(NodeMode), func(f *Facts) {
 			f.Daemon, f.View = Unread[Daemon]("forbidden"), Unread[introspect.Pod]("forbidden")
-		}, NotAsked, "could not be asked why: forbidden"},
+		}, NotAsked, "could not be queried for the reason: forbidden"},
 		{"berthd crashes", waits(NodeMode), func(f *Facts) {
 			f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "its container waits (CrashLoopBackOff)"
 		}, DaemonNotReady, "CrashLoopBackOff"},
@@ -199,7 +199,7 @@ func TestPod(t *testing.T) {
 			idle(f)
 			f.Node.Value.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}}
 		}, NodeNotReady, "Kubelet stopped"},
-		{"no address requested yet", waits(NodeMode), idle, NotAsked, "has not asked for an address"},
+		{"no address requested yet", waits(NodeMode), idle, NotAsked, "has not requested an address"},
 		{"volumes come first", waits(NodeMode), said(corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}), NotAsked, "FailedMount: secret not found"},
 
 		// The plugin reported an error.

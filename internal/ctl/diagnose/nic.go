@@ -12,13 +12,13 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// Verdicts of a NIC that needs no attention, besides Works, Starting and Ending.
+// Verdicts of a NIC that needs no attention, in addition to Works, Starting and Ending.
 const (
 	Unused      Verdict = "Unused"      // no pod uses it
 	Unscheduled Verdict = "Unscheduled" // its pod is not scheduled yet
 )
 
-// Verdicts of a NIC that needs attention, besides those of its pod.
+// Verdicts of a NIC that needs attention, in addition to those of its pod.
 const (
 	PodMissing  Verdict = "PodMissing"  // its pod is gone, but its port is still bound
 	NotReleased Verdict = "NotReleased" // its port is not released
@@ -292,7 +292,7 @@ func Remedy(reason string) string {
 var remedies = map[string]string{
 	"ProviderFailed":         "Nothing: Berth retries. If it persists, fix what the provider reports.",
 	"Throttled":              "Nothing: Berth retries. If it persists, raise the provider's rate limit.",
-	"Conflict":               "If somebody else uses the port, release it there; otherwise nothing: Berth retries.",
+	"Conflict":               "If other software uses the port, release it there; otherwise nothing: Berth retries.",
 	"NoAnswer":               "Check the provider's endpoint, and the path to it from berth-operator's node.",
 	"CertificateRefused":     "Set tls.caBundle of the VPC to the authority that signed the endpoint's certificate, and tls.serverName to a name in the certificate.",
 	"InvalidEndpoint":        "Correct the VPC's endpoint, region or tls as the message says.",
@@ -300,7 +300,7 @@ var remedies = map[string]string{
 	"SecretNotFound":         "Create the Secret in the namespace of berth-operator.",
 	"SecretIncomplete":       "Give the Secret the key that the message names.",
 	"SecretUnreadable":       "Let berth-operator read Secrets of its own namespace, as the chart's Role does.",
-	"CredentialsRefused":     "Correct the Secret that the VPC names; berth-operator reads it again at once.",
+	"CredentialsRefused":     "Correct the Secret that the VPC names; berth-operator reads it again immediately.",
 	"ProjectChanged":         "Restore the credentials of the old project. Before a change of the project, delete the VPC's PodNICs with them.",
 	"Forbidden":              "Allow the operator's user what the message names, or set the VPC's portMAC to Provider if it is about MAC addresses.",
 	"NetworkNotFound":        "Create the network, or create the VPC again with another.",
@@ -310,9 +310,9 @@ var remedies = map[string]string{
 	"SubnetNotFound":         "Correct the VPC's defaultSubnets.",
 	"Deleting":               "Delete the pods and PodNICs that still have NICs in the VPC.",
 	"NotFound":               "Correct the subnet or security group that the message names, or tag the port for the namespace.",
-	"Invalid":                "Correct what the pod asks for, as the message says.",
+	"Invalid":                "Correct the pod's request as the message says.",
 	"VPCNotReady":            "Check the VPC's own conditions (kubectl berth vpcs), or create the VPC that the message names.",
-	"Refused":                "Correct what the pod or the PodNIC asks for, as the message says.",
+	"Refused":                "Correct the request of the pod or PodNIC as the message says.",
 	"NoPod":                  "Nothing: no pod uses it.",
 	"Unscheduled":            "Nothing: the scheduler has no node for its pod yet.",
 	"NoHost":                 "Give the Node the label that the message names, or wait for the Node.",
@@ -337,7 +337,7 @@ var remedies = map[string]string{
 	"PortDeleted":            "Nothing: Berth creates another port if it created this one.",
 	"MACTaken":               "Nothing: Berth creates it again.",
 	"SubnetFull":             "Use another subnet, or add one to the network; Berth retries once an address is free.",
-	"AddressTaken":           "Ask for another address, or remove the port that has it.",
+	"AddressTaken":           "Request another address, or remove the port that has it.",
 	"OverQuota":              "Raise the project's quota of ports.",
 	"TooLarge":               "Contact support with the message.",
 	"UnexpectedAnswer":       "Contact support with the message.",

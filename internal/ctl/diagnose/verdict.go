@@ -1,6 +1,6 @@
 package diagnose
 
-// Verdict is the result of a diagnosis in one word. The words are a stable API.
+// Verdict is the result of a diagnosis in one word. The values are a stable API.
 type Verdict string
 
 // Verdicts of a pod that needs no attention.
@@ -59,7 +59,7 @@ type Diagnosis struct {
 	Verdict Verdict `json:"verdict"`
 	OK      bool    `json:"ok"`               // it needs no attention
 	Summary string  `json:"summary"`          // one or two sentences
-	Remedy  string  `json:"remedy,omitempty"` // what to do
+	Remedy  string  `json:"remedy,omitempty"` // remedy
 	See     string  `json:"see,omitempty"`    // page and heading of the documentation
 }
 

@@ -147,9 +147,9 @@ func seeOf(f Facts) string {
 
 // notAsked is the diagnosis if no check found a problem.
 func notAsked(f Facts) *Diagnosis {
-	text := fmt.Sprintf("The kubelet of node %s has not asked for an address for the pod yet.", f.Pod.Spec.NodeName)
+	text := fmt.Sprintf("The kubelet of node %s has not requested an address for the pod yet.", f.Pod.Spec.NodeName)
 	if f.View.Value == nil {
-		text = fmt.Sprintf("The pod has no address yet. Node %s could not be asked why: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, "it has no berthd"))
+		text = fmt.Sprintf("The pod has no address yet. Node %s could not be queried for the reason: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, "it has no berthd"))
 	}
 	for i := len(f.Events) - 1; i >= 0; i-- {
 		if e := f.Events[i]; e.Type == corev1.EventTypeWarning && f.Now.Sub(EventTime(e)) <= recent {

@@ -95,7 +95,7 @@ a problem (status, node, pod, pools, vpcs, egresses).`,
 	p.Register(flags)
 	flags.StringVar(&p.daemons, "berth-namespace", "kube-system", "namespace of the pods of berthd and berth-operator")
 	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "limit for the answer of one node")
-	flags.IntVar(&p.parallel, "parallel", 16, "number of nodes asked at a time, 1 to 256")
+	flags.IntVar(&p.parallel, "parallel", 16, "number of nodes queried at a time, 1 to 256")
 	flags.BoolVarP(&p.quiet, "quiet", "q", false, "print no progress on standard error")
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", completion{p}.namespaces)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", completion{p}.namespaces)

@@ -225,7 +225,7 @@ func pipes(handlers map[string]http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, _ uint16) (net.Conn, error) {
 		h := handlers[pod.Spec.NodeName]
 		if h == nil {
-			return nil, errors.New("nobody listens")
+			return nil, errors.New("connection refused")
 		}
 		here, there := net.Pipe()
 		go func() {

@@ -67,7 +67,7 @@ func person(t *testing.T) *rest.Config {
 func rbacClient(t *testing.T) client.Client { return harness.KubeClient(t) }
 
 func nobody(context.Context, *corev1.Pod, uint16) (net.Conn, error) {
-	return nil, errors.New("nobody listens")
+	return nil, errors.New("connection refused")
 }
 
 // try runs kubectl berth.
@@ -176,19 +176,19 @@ func TestDocumentedPermissionsSuffice(t *testing.T) {
 			var s Status
 			harness.OK(t, json.Unmarshal([]byte(out), &s))
 			if len(s.Nodes) != 2 || s.Totals.Used != 6 || !s.Healthy || s.Nodes[0].Mode != modeOf(ipam) {
-				t.Errorf("%+v", s)
+				t.Errorf("status = %+v, want two healthy nodes with 6 used addresses", s)
 			}
 			out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
 			var d PodDetails
 			harness.OK(t, json.Unmarshal([]byte(out), &d))
 			if d.Diagnosis.Verdict != diagnose.Works || len(d.Attachments) != 1 || d.Attachments[0].ENI != "eni-1" {
-				t.Errorf("%+v", d)
+				t.Errorf("pod = %+v, want verdict Works with one attachment on eni-1", d)
 			}
 			out, _, _ = try(t, o, "events", "-o", "json")
 			var e Events
 			harness.OK(t, json.Unmarshal([]byte(out), &e))
 			if len(e.Events) != 1 || e.Events[0].Reason != "NetworkSubnetFull" || e.Events[0].Object != "node-a" {
-				t.Errorf("%+v", e)
+				t.Errorf("events = %+v, want one NetworkSubnetFull about node-a", e)
 			}
 			for line, want := range map[string]string{
 				"node no": "node-a node-b", "node node-b": "node-b", "pod default/w": "default/web-0", "pod w": "web-0", "pod kube-s": "kube-system/", "--berth-namespace kube-s": "kube-system",
@@ -244,7 +244,7 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	}
 	// An unresponsive node has a row, and does not affect the rest of the table.
 	out, code, err := try(t, Options{Config: ops, Dial: nobody}, "status")
-	if code != ExitUnwell || err != nil || strings.Count(out, "berthd could not be asked: nobody listens") != 2 {
+	if code != ExitUnwell || err != nil || strings.Count(out, "berthd could not be queried: connection refused") != 2 {
 		t.Errorf("exit code %d, error %v, want a row for each of the two nodes\n%s", code, err, out)
 	}
 }
@@ -294,7 +294,7 @@ func TestNICsInVPCs(t *testing.T) {
 	out, _, _ = try(t, o, "pod", "web-0", "-o", "json")
 	harness.OK(t, json.Unmarshal([]byte(out), &d))
 	if len(d.NICs) != 1 || d.NICs[0].Port != "port-web-0" || d.NICs[0].Diagnosis.Verdict != diagnose.Works || d.Diagnosis.Verdict != diagnose.Works {
-		t.Errorf("%+v", d)
+		t.Errorf("pod = %+v, want verdict Works with one NIC", d)
 	}
 	var list VPCs
 	out, code, err = try(t, o, "vpcs", "blue", "--details", "-o", "json")

@@ -89,7 +89,7 @@ func (p *program) progress(cmd *cobra.Command, all int) (done func(n int), end f
 	if p.quiet || all < 2 || !isTerminal(w) {
 		return func(int) {}, func() {}
 	}
-	return func(n int) { fmt.Fprintf(w, "\r%d of %d nodes asked", n, all) },
+	return func(n int) { fmt.Fprintf(w, "\r%d of %d nodes queried", n, all) },
 		func() { fmt.Fprint(w, "\r\x1b[K") }
 }
 

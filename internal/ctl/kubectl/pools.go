@@ -109,7 +109,7 @@ func (row *Pool) conditions(p v1alpha1.AddressPool) {
 	}
 	switch {
 	case p.DeletionTimestamp != nil:
-		row.Trouble = append(row.Trouble, "it is being deleted and gives no more blocks")
+		row.Trouble = append(row.Trouble, "it is being deleted and assigns no more blocks")
 	case ready == nil:
 		row.Trouble = append(row.Trouble, "berth-operator has not reported on it")
 	case ready.Status != metav1.ConditionTrue:

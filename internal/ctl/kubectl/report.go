@@ -411,7 +411,7 @@ func (f nodeFacts) answers(r *Node) {
 		return
 	}
 	if err := f.answer.err; err != nil {
-		r.bad("berthd could not be asked: %v", err)
+		r.bad("berthd could not be queried: %v", err)
 		return
 	}
 	for _, c := range f.answer.doc.Conditions {

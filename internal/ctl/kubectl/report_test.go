@@ -126,7 +126,7 @@ func TestVPCs(t *testing.T) {
 		t.Errorf("verdicts (-want +got):\n%s", diff)
 	}
 	if blue.NICs != 8 || blue.Phases["Active"] != 3 || blue.Subnets[0].Waiting != 0 || blue.Subnets[1].Waiting != 1 {
-		t.Errorf("%+v", blue)
+		t.Errorf("VPC blue = %+v, want 8 NICs, 3 of them active, and one waiting for the second subnet", blue)
 	}
 	o.pods = nil // the pods' nodes are unknown
 	if n := len(vpcRows(o)[0].Troubled); n != 4 {
@@ -211,7 +211,7 @@ func TestStatusWithoutEgresses(t *testing.T) {
 	s := statusOf(o)
 	out = printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
 	if len(s.Egresses) > 0 || !strings.Contains(out, "EgressRefused: default/refused: It may not use an Egress (Invalid): names nothing") || !strings.Contains(out, "CLIENTS") {
-		t.Errorf("%+v\n%s", s.Egresses, out)
+		t.Errorf("Egresses = %+v, want none; status:\n%s", s.Egresses, out)
 	}
 }
 

@@ -48,9 +48,9 @@ and YAML list all nodes. Exits with 2 on a problem.`,
 			return out.finish(cmd, s, !s.Healthy, func(pr *view.Printer, wide bool) { writeStatus(pr, s, wide, every) })
 		},
 	}
-	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
+	cmd.Flags().BoolVar(&details, "details", false, "query the berthd of every node")
 	cmd.Flags().BoolVar(&every, "all", false, "list every node, however many")
-	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not asked by then are marked as such")
+	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command; nodes not queried by then are marked as such")
 	out.register(cmd)
 	return cmd
 }

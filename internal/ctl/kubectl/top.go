@@ -84,7 +84,7 @@ or as many as --most; JSON and YAML have all.`,
 			return out.show(cmd, t, func(pr *view.Printer, wide bool) { writeTop(pr, t, most, wide) })
 		},
 	}
-	cmd.Flags().BoolVar(&details, "details", false, "ask the berthd of every node")
+	cmd.Flags().BoolVar(&details, "details", false, "query the berthd of every node")
 	cmd.Flags().IntVar(&most, "most", 20, "number of rows of each table")
 	cmd.Flags().DurationVar(&within, "timeout", 2*time.Minute, "limit for the whole command")
 	out.register(cmd)

@@ -73,11 +73,11 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	}
 	want.Version, want.InstanceID, want.BootID = Version, "i-1", "boot-1"
 	if diff := cmp.Diff([]Record{want}, s.Records(), addrCmp); diff != "" {
-		t.Error(diff)
+		t.Errorf("records after a restart (-want +got):\n%s", diff)
 	}
 	cool.Version, cool.InstanceID, cool.BootID = Version, "i-1", "boot-1"
 	if diff := cmp.Diff([]Cooling{cool}, s.CoolingRecords(), addrCmp); diff != "" {
-		t.Error(diff)
+		t.Errorf("cooling records after a restart (-want +got):\n%s", diff)
 	}
 	if r, ok := s.ByAddr(want.Lease.IPv4); !ok || r.Key != want.Key {
 		t.Errorf("ByAddr(%v) = %v, %v, want %v", want.Lease.IPv4, r.Key, ok, want.Key)
@@ -168,7 +168,7 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 					t.Fatalf("%d records quarantined, want 1", len(bad))
 				}
 				if diff := cmp.Diff(tt.addrs, bad[0].Addresses, addrCmp); diff != "" {
-					t.Error(diff)
+					t.Errorf("addresses of the damaged record (-want +got):\n%s", diff)
 				}
 				if want := strings.TrimSuffix(strings.TrimPrefix(tt.file, recordPrefix), recordSuffix); !tt.cooling && bad[0].HostLink != want {
 					t.Errorf("host link = %q, want %q", bad[0].HostLink, want)

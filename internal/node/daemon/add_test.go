@@ -90,7 +90,7 @@ func TestSourceGetsItsAnnotations(t *testing.T) {
 		req := addOf(name, n.newNetns(name))
 		req.Annotations = tc.passed
 		if _, err := r.client.Add(within(t), req, grpc.WaitForReady(true)); err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("%s: ADD failed: %v", name, err)
 		}
 		if diff := cmp.Diff(tc.want, r.source.Wish()); diff != "" {
 			t.Errorf("%s: annotations of the source (-want +got):\n%s", name, diff)

@@ -82,7 +82,7 @@ func TestAddWaitsForEgressClient(t *testing.T) {
 	r := n.restart(nil)
 	r.egress.change(func() { r.egress.open = false })
 	f := r.refused(t, addOf("a", n.newNetns("a")), types.ErrTryAgainLater)
-	if !strings.Contains(f.GetMessage(), "no egress for the pod: no EgressClient says yet") {
+	if !strings.Contains(f.GetMessage(), "no egress for the pod: no EgressClient shows yet") {
 		t.Errorf("ADD = %v, want error about the missing EgressClient", f)
 	}
 	if r.source.Snapshot().Count[source.Used] != 0 || len(r.Store.Records()) != 0 {

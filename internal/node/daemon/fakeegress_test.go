@@ -32,7 +32,7 @@ type setUp struct {
 	addrs, others []netip.Addr
 }
 
-// heard is the operator's last report of a sandbox.
+// heard is the last report of a sandbox to the operator.
 type heard struct {
 	state    string // Coming, SetUp or Failed; Gone is not stored
 	egresses []string
@@ -75,7 +75,7 @@ func (f *fakeEgress) CheckOptions(req attachment.Request) error {
 }
 
 func (f *fakeEgress) Acquire(ctx context.Context, req attachment.Request) (e *attachment.Egress, err error) {
-	err = f.until(ctx, req.Key, "no EgressClient says yet which Egresses the pod uses", func() (ok bool) {
+	err = f.until(ctx, req.Key, "no EgressClient shows yet which Egresses the pod uses", func() (ok bool) {
 		e, ok = f.wants[req.Pod.Name]
 		return ok || f.open
 	})

@@ -126,12 +126,12 @@ func TestPodView(t *testing.T) {
 	before := records()
 	good := askPod(t, f, "namespace=shop&name=web-0")
 	if len(good.Attachments) != 1 || len(good.Waiting) != 0 {
-		t.Fatalf("%+v", good)
+		t.Fatalf("view = %+v, want one attachment and no waiting ADD", good)
 	}
 	a := good.Attachments[0]
 	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.IPv6 != rec.Lease.IPv6 || a.State != "ready" || !a.Checked || a.Fault != "" ||
 		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0 for [10.0.0.5 2001:db8::5]"}) {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one like %+v", a, rec)
 	}
 	if v := askPod(t, f, "namespace=shop&name=web-1"); v.Attachments == nil || len(v.Attachments)+len(v.Waiting) != 0 {
 		t.Errorf("view of a pod on another node = %+v, want empty lists", v)

@@ -246,7 +246,7 @@ func TestCrashesDuringNICChanges(t *testing.T) {
 				for _, then := range []string{"continued", "reverted", "DEL"} {
 					k++
 					t.Run(fmt.Sprint(what, k), func(t *testing.T) { // a short name, because it becomes part of a socket path
-						t.Logf("%s, %s, %s", kind, point, then)
+						t.Logf("pod %s, crash at %s, then %s", kind, point, then)
 						n := newPortNode(t, pod.addrs...)
 						own := pod.nics[0]
 						before, after := append([]attachment.NIC{own}, change.before...), append([]attachment.NIC{own}, change.after...)

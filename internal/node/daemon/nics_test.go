@@ -88,7 +88,7 @@ func TestPodWithBranchAsFirstInterface(t *testing.T) {
 	wantFailure(t, check("10.0.0.5/32"), cnierror.CodeMismatch)
 	a := askPod(t, frontOf(r), "namespace=default&name=pod-a").Attachments[0]
 	if a.Address.String() != "192.168.0.12" || a.HostLink != link || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.NICs) != 2 {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one with the branch's address", a)
 	}
 	if doc := r.inspector.document(); len(doc.Allocated) != 1 || len(doc.NICs) != 2 {
 		t.Errorf("document: allocated %+v and NICs %+v, want 1 and 2", doc.Allocated, doc.NICs)
@@ -232,7 +232,7 @@ func TestDocumentsHaveNICs(t *testing.T) {
 		t.Errorf("NICs of the pod (-want +got):\n%s", diff)
 	}
 	if a.Address.String() != "192.168.0.12" || a.IPv6.String() != "2001:db8::5" || a.HostLink != "tapp-0" || a.MTU != 1442 || !a.Checked || a.Fault != "" || len(a.Rules) != 0 {
-		t.Errorf("%+v", a)
+		t.Errorf("attachment = %+v, want an intact one with the addresses of NIC p-0", a)
 	}
 	n.board.lose()
 	if a := askPod(t, frontOf(r), "namespace=shop&name=web-0").Attachments[0]; !strings.Contains(a.Fault, "NIC eth1, port p-1: is not plugged") {
@@ -537,7 +537,7 @@ func TestPartNoLongerConfigured(t *testing.T) {
 				t.Errorf("CHECK = %v, want details with %q", f, tc.says)
 			}
 			if f := r.refused(t, addOf("a", "/run/netns/a"), cnierror.CodeKernel); !strings.Contains(f.GetDetails(), tc.says) {
-				t.Errorf("%v", f)
+				t.Errorf("repeated ADD = %v, want details with %q", f, tc.says)
 			}
 			mustDel(t, r, "a")
 			r.stop()

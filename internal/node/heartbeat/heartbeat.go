@@ -58,7 +58,7 @@ func Beat(socket string, boot time.Duration) error {
 func overwrite(path string, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return fmt.Errorf("writing the heartbeat, for which there is no space: %w", err)
+		return fmt.Errorf("overwriting the heartbeat on a full file system: %w", err)
 	}
 	_, err = f.WriteAt(data, 0)
 	return errors.Join(err, f.Truncate(int64(len(data))), f.Close())

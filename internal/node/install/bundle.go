@@ -20,7 +20,7 @@ import (
 // BinDir, and updates them with later versions. It never changes other files: a list in BinDir,
 // written before each installation, has the hashes of Berth's files.
 
-// loopback is a plugin that a runtime needs besides a network's, for a pod's lo (containerd 1.x).
+// loopback is a plugin that a runtime needs for a pod's lo interface, in addition to a network's plugins (containerd 1.x).
 const loopback = "loopback"
 
 // bundledName is a file in BinDir with the hexadecimal SHA-256 of the plugins that Berth installs and of those

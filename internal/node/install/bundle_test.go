@@ -98,7 +98,7 @@ func TestFailedBundledPluginIsReported(t *testing.T) {
 	write(t, filepath.Join(o.Bundle, "bandwidth"), "", 0o755)
 	r := mustInstall(t, o)
 	if len(r.Failed) != 1 || r.Failed[0].Plugin != "bandwidth" || len(r.LeftOut) != 1 {
-		t.Errorf("%+v", r)
+		t.Errorf("report = %+v, want bandwidth failed and left out", r)
 	}
 	o.Bundle = filepath.Join(t.TempDir(), "none")
 	if r := mustInstall(t, o); r.Failed != nil {

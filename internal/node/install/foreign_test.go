@@ -106,7 +106,7 @@ func TestForeignEntriesAreReported(t *testing.T) {
 	o := node(t)
 	o.Network.Chain = nil
 	if r := mustInstall(t, o); !cmp.Equal(r.Versions, spoken) || r.Foreign != nil {
-		t.Fatalf("%+v", r)
+		t.Fatalf("report = %+v, want all versions and no foreign entry", r)
 	}
 	edit(t, o, `],"berthPlugins"`, ","+mesh+`],"berthPlugins"`)
 	if r := mustInstall(t, o); len(r.Failed) != 1 || !strings.Contains(r.Failed[0].Why, "istio-cni, which other software put") || !cmp.Equal(r.Versions, spoken) {
@@ -115,7 +115,7 @@ func TestForeignEntriesAreReported(t *testing.T) {
 	plugin(t, o.BinDir, "istio-cni", speaks("0.4.0", "1.0.0"))
 	r := mustInstall(t, o)
 	if !cmp.Equal(r.Foreign, []string{"istio-cni"}) || !cmp.Equal(r.Versions, []string{"0.4.0", "1.0.0"}) || !cmp.Equal(r.Held, []string{"istio-cni"}) || r.Failed != nil {
-		t.Errorf("%+v", r)
+		t.Errorf("report = %+v, want istio-cni as foreign entry that limits the versions", r)
 	}
 	if got := chain(t, o); got != "berth istio-cni" {
 		t.Errorf("chain = %q", got)

@@ -162,7 +162,7 @@ func (o *Options) unchained() (string, error) {
 	if len(files) == 0 {
 		return fmt.Sprintf("there is no network configuration in %s yet; %s", o.ConfDir, todo), nil
 	}
-	return fmt.Sprintf("no network configuration in %s has berth after another plugin, so that no pod gets egress; %s (%s is what a runtime that takes one network takes)", o.ConfDir, todo, files[0]), nil
+	return fmt.Sprintf("no network configuration in %s has berth after another plugin, so that no pod gets egress; %s (a runtime that uses a single network uses %s)", o.ConfDir, todo, files[0]), nil
 }
 
 // place is the place of Berth's plugin in a network configuration.

@@ -226,7 +226,7 @@ func TestInstallChained(t *testing.T) {
 	mustInstall(t, o) // a former installation with addresses of Berth's
 	todo(`add {"type":"berth","socket":"/run/berth/berthd.sock","capabilities":{"io.kubernetes.cri.pod-annotations":true}} as the last`)
 	write(t, other, list, 0o600)
-	todo(other + " is what a runtime that takes one network takes")
+	todo("a runtime that uses a single network uses " + other)
 	if read(t, other) != list {
 		t.Error("the other network's configuration was changed")
 	}

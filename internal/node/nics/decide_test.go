@@ -157,11 +157,11 @@ func TestInvalidPodNICs(t *testing.T) {
 	o.Status.Routes = []v1alpha1.PortRoute{{Destination: "10.9.0.1/16", Gateway: "192.168.0.254"}}
 	got := read(o, []string{"br-int"}, onlyPorts)
 	if got.err != nil || got.nic.Routes[0].Destination.String() != "10.9.0.0/16" {
-		t.Errorf("%+v", got)
+		t.Errorf("read() = %+v, want a route to 10.9.0.0/16", got)
 	}
 	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionBound, Status: metav1.ConditionTrue}, {Type: v1alpha1.ConditionPortReady, Reason: "a", Message: "two\nlines" + strings.Repeat(".", 1000)}}
 	if got := read(o, nil, onlyPorts).wrong; len(got) != 1 || strings.Contains(got[0].message, "\n") || len(got[0].message) > longestMessage+3 {
-		t.Errorf("%+v", got)
+		t.Errorf("conditions = %+v, want one with a bounded message on one line", got)
 	}
 }
 
@@ -282,7 +282,7 @@ func TestDecide(t *testing.T) {
 			switch {
 			case c.err != "" && (v.err == nil || !strings.Contains(v.err.Error(), c.err) || !errors.Is(v.err, plug.ErrInvalid)),
 				c.err == "" && v.err != nil, (c.wait != "") != (v.wait != nil), c.wait != "" && v.wait.Reason != c.wait, strings.Join(got, " ") != c.nics:
-				t.Errorf("%+v", v)
+				t.Errorf("decide() = %+v, want NICs %q, wait %q, error %q", v, c.nics, c.wait, c.err)
 			}
 		})
 	}
@@ -360,13 +360,13 @@ func TestDecide(t *testing.T) {
 	b := of(with(1, 1, plain))
 	v := b.decide(rules{}, requestWith(1, nil))
 	if v.err != nil || len(v.nics) != 1 || v.nics[0].DefaultRoute {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() with another source = %+v, want one NIC without the default route", v)
 	}
 	b.namespaces[namespace] = ""
 	untold := sourcetest.Request(1)
 	untold.Options.AnnotationsKnown = false
 	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 1 {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() without annotations = %+v, want the existing NIC", v)
 	}
 	untold.Key.IfName = "net1"
 	if v := b.decide(rules{}, untold); v.err != nil || v.wait != nil || len(v.nics) != 0 {
@@ -375,7 +375,7 @@ func TestDecide(t *testing.T) {
 	// While the API server is unreachable, that is the reason.
 	b.sync.Set(podNICs, errors.New("connection refused"))
 	if v := b.decide(rules{}, requestWith(2, map[string]string{v1alpha1.AnnotationVPC: "blue"})); v.wait == nil || v.wait.Reason != "unreachable" {
-		t.Errorf("%+v", v)
+		t.Errorf("decide() without the API server = %+v, want reason unreachable", v)
 	}
 	if got := word("Subnet Full\n" + strings.Repeat("x", 99)); len(got) != 40 || !strings.HasPrefix(got, "SubnetFullx") {
 		t.Errorf("word() = %q", got)

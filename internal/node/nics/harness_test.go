@@ -183,7 +183,7 @@ func (m *machine) nic(name string) *v1alpha1.PodNIC {
 func (m *machine) says(name string, state v1alpha1.NodeNICState) *v1alpha1.PodNICNode {
 	m.T.Helper()
 	var got *v1alpha1.PodNICNode
-	m.Until(fmt.Sprintf("PodNIC %s says %q", name, state), func() bool {
+	m.Until(fmt.Sprintf("PodNIC %s reports %q", name, state), func() bool {
 		o := &v1alpha1.PodNIC{}
 		if m.API.Get(m.T.Context(), client.ObjectKey{Namespace: namespace, Name: name}, o) != nil {
 			return false

@@ -72,6 +72,6 @@ func TestMetrics(t *testing.T) {
 		`berth_port_reports_total{result="success",state="Plugged"}`: 1, `berth_port_reports_total{result="error",state="Plugged"}`: 1,
 	}
 	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
-		t.Error(d)
+		t.Errorf("metrics (-want +got):\n%s", d)
 	}
 }

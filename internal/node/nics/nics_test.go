@@ -88,14 +88,14 @@ func TestNICLifecycle(t *testing.T) {
 		got.Since = metav1.Time{}
 		want := v1alpha1.PodNICNode{State: v1alpha1.NodePlugged, PortID: n.Port, ContainerID: "c1", HostInterface: "tap" + n.Port[:11]}
 		if diff := cmp.Diff(want, *got); diff != "" {
-			t.Error(diff)
+			t.Errorf("status.node (-want +got):\n%s", diff)
 		}
 	}
 	m.says("pod2-eth0", v1alpha1.NodePlugged)
 	m.del(rec)
 	for k := range rec.NICs {
 		if got := m.says(fmt.Sprintf("pod1-eth%d", k), v1alpha1.NodeUnplugged); got.ContainerID != "" || got.PortID != portID(1, k) {
-			t.Errorf("%+v", got)
+			t.Errorf("status.node = %+v, want port %s without a container", got, portID(1, k))
 		}
 	}
 	if got := m.plugged(); !slices.Equal(got, []string{portID(2, 0)}) {
@@ -334,7 +334,7 @@ func TestFailedPlugIsReported(t *testing.T) {
 		t.Error(err)
 	}
 	if got := m.says("pod1-eth0", v1alpha1.NodeFailed); !strings.Contains(got.Message, "no such bridge") || got.PortID != portID(1, 0) {
-		t.Errorf("%+v", got)
+		t.Errorf("status.node = %+v, want the missing bridge for port %s", got, portID(1, 0))
 	}
 	m.plugs.Fail = nil
 	rec = m.add(requestWith(1, nil), 1)
@@ -379,7 +379,7 @@ func TestAddWaitsForExternalLinks(t *testing.T) {
 			t.Error(err)
 		}
 		if got := m.says(name, v1alpha1.NodeFailed); !strings.Contains(got.Message, "the agent has not created the link") {
-			t.Errorf("%+v", got)
+			t.Errorf("status.node = %+v, want the missing link", got)
 		}
 		done := make(chan error, 1)
 		go func() { done <- m.Expect(t.Context(), rec) }()

@@ -59,7 +59,7 @@ func labelOf(err error) string {
 // movedMessage explains why an interface does not get the new addresses of its port.
 func movedMessage(has, port attachment.NIC) string {
 	if ofMachine(has) {
-		return fmt.Sprintf("port %s has %s with MAC address %s now, and %s of the running pod %s with %s: a virtual machine keeps what it started with; restore the port, or recreate the pod",
+		return fmt.Sprintf("port %s has %s with MAC address %s now, and %s of the running pod %s with %s: a virtual machine keeps its initial addresses; restore the port, or recreate the pod",
 			port.Port, addressesOf(port), port.MAC, has.IfName, addressesOf(has), has.MAC)
 	}
 	return fmt.Sprintf("port %s has %s now, and %s of the running pod %s: Kubernetes knows the pod by that address, so it stays; restore the port's address, or recreate the pod",

@@ -127,6 +127,6 @@ func (n *NICs) await(ctx context.Context, rec attachment.Record, nic attachment.
 		case o.phase == v1alpha1.PhaseActive:
 			return nil
 		}
-		return n.observed.orUnreachable(waiters.Missing("not-active", "%s is plugged at host %s, and the provider does not say that it is active: phase %s", what, shown(o.host, 80), o.phase))
+		return n.observed.orUnreachable(waiters.Missing("not-active", "%s is plugged at host %s, but the provider does not report it active: phase %s", what, shown(o.host, 80), o.phase))
 	})
 }

@@ -244,7 +244,7 @@ func TestStatusOfChangedNIC(t *testing.T) {
 		return b.state(b.of(rec.Pod)[k], true, time.Unix(1, 0))
 	}
 	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "" {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Plugged without a reason", s)
 	}
 	b.become(0, func(o *v1alpha1.PodNIC) { o.Status.Addresses[0].CIDR = "192.168.0.99/24" })
 	if s := says(0); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != reasonMoved || !strings.Contains(s.Message, "has 192.168.0.99/24 now, and eth0 of the running pod 192.168.0.11/24") {
@@ -254,11 +254,11 @@ func TestStatusOfChangedNIC(t *testing.T) {
 	f.pod, f.port = rec.Pod.UID, rec.NICs[1].Port
 	b.failed[rec.NICs[1].UID] = f
 	if s := says(1); s == nil || s.State != v1alpha1.NodePlugged || s.Reason != "InterfaceExists" || !strings.Contains(s.Message, "remove that interface") {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Plugged with reason InterfaceExists", s)
 	}
 	delete(b.plugged, rec.NICs[1].UID)
 	if s := says(1); s == nil || s.State != v1alpha1.NodeFailed || s.Reason != "InterfaceExists" {
-		t.Errorf("%+v", s)
+		t.Errorf("status = %+v, want Failed with reason InterfaceExists", s)
 	}
 }
 

@@ -124,7 +124,7 @@ func (m *machine) edit(o *v1alpha1.EgressClient, spec map[string]any) {
 func (m *machine) says(o *v1alpha1.EgressClient, state v1alpha1.EgressClientState, egresses int) (now *v1alpha1.EgressClient) {
 	m.T.Helper()
 	now = &v1alpha1.EgressClient{}
-	m.Until(fmt.Sprintf("EgressClient %s says %s with %d Egresses", o.Name, state, egresses), func() bool {
+	m.Until(fmt.Sprintf("EgressClient %s reports %s with %d Egresses", o.Name, state, egresses), func() bool {
 		if m.API.Get(m.T.Context(), client.ObjectKeyFromObject(o), now) != nil {
 			return false
 		}

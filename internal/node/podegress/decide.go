@@ -108,7 +108,7 @@ func refused(r v1alpha1.EgressRefusal) *source.Exhausted {
 
 // noClient describes that a pod waits for its EgressClient.
 func noClient(pod attachment.Pod, as string) *source.Exhausted {
-	return waiters.Missing("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which says what the pod may use",
+	return waiters.Missing("no-egressclient", "%s, and berth-operator has not created an EgressClient for pod %s/%s (%s) yet, which lists the Egresses that the pod may use",
 		as, shown(pod.Namespace, 80), shown(pod.Name, 260), shown(pod.UID, 64))
 }
 

@@ -32,7 +32,7 @@ func object(name string, gateways ...int) *v1alpha1.Egress {
 func TestReadEgress(t *testing.T) {
 	o := object("nat", 2, 1)
 	if d := cmp.Diff(egressWith("nat", gatewayNumber(1), gatewayNumber(2)), readEgress(o), cmp.AllowUnexported(egress{}, gateway{}), cmpopts.IgnoreFields(egress{}, "selector"), plain); d != "" {
-		t.Error(d)
+		t.Errorf("readEgress() (-want +got):\n%s", d)
 	}
 	o.Spec.SessionAffinity, o.Spec.TunnelTo = corev1.ServiceAffinityClientIP, v1alpha1.TunnelToService
 	o.Spec.FouSourcePortAuto, o.Spec.OriginatingOnly = true, true

@@ -121,7 +121,7 @@ func TestPlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := planned("pod", tt.has, nil, tt.of...)
 			if d := cmp.Diff(tt.want, got, plain); d != "" {
-				t.Error(d)
+				t.Errorf("plan (-want +got):\n%s", d)
 			}
 			record := attachment.Record{Version: attachment.Version, Key: attachment.Key{ContainerID: "c", IfName: "eth0"}, Lease: attachment.Lease{IPv4: addrs("10.0.0.1")[0]}, Egress: &got, State: attachment.Ready, HostLink: "bth0", InstanceID: "n", BootID: "b"}
 			if _, err := record.Encode(); err != nil {
@@ -142,7 +142,7 @@ func TestUnknownEgressIsKept(t *testing.T) {
 		t.Errorf("plan changed\nfrom %+v\nto %+v", has, got)
 	}
 	if d := cmp.Diff(map[string]int{"gw-0001": 1, "gw-0002": 2, "gw-0003": 3}, ids(got)); d != "" {
-		t.Error(d)
+		t.Errorf("gateway IDs (-want +got):\n%s", d)
 	}
 }
 

@@ -81,7 +81,7 @@ const (
 // form holds the parts of an Event that the kind determines.
 type form struct {
 	reason  string // reason in CamelCase
-	action  string // what was attempted
+	action  string // attempted action
 	warning bool   // otherwise Normal
 }
 

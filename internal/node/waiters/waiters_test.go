@@ -71,7 +71,7 @@ func TestUnreachable(t *testing.T) {
 	}
 	away := errors.New("connection refused")
 	if got := Unreachable(away, why); got.Reason != "unreachable" || !errors.Is(got, away) || !strings.Contains(got.Message, "connection refused; nothing yet") {
-		t.Errorf("%+v", got)
+		t.Errorf("Unreachable() = %+v, want reason unreachable with both messages", got)
 	}
 }
 

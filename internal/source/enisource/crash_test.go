@@ -153,7 +153,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 	}
 }
 
-var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed alone")
+var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed only")
 
 // Random pods, faults, delays and crashes: once they stop, EC2 and the node must agree.
 func TestRandomTrouble(t *testing.T) {

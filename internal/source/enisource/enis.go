@@ -108,7 +108,7 @@ func (n *enis) linkGone(id string, had bool) bool {
 		return false
 	}
 	if had {
-		n.log.Warn("the link of an ENI is gone: its addresses are not handed out until it is back", "eni", id)
+		n.log.Warn("the link of an ENI vanished: its addresses are not assigned until it is back", "eni", id)
 	}
 	n.absent[id] = absence{n.clock.Now(), had}
 	return true

@@ -195,7 +195,7 @@ func TestWithdrawnAddressesSurviveARestart(t *testing.T) {
 
 // Addresses that had cooled before a restart are assigned after those that were never used, with and without a
 // stored inventory.
-func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+func TestReuseOrderSurvivesARestart(t *testing.T) {
 	for _, stored := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &memStore{}
@@ -275,7 +275,7 @@ func TestAddressesThatTheNodeHas(t *testing.T) {
 			}
 			n.settle(time.Minute)
 			n.wantLayout(tc.after)
-			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "addresses are not handed out")
+			check.Equal(t, n.Snapshot().Count[source.Withdrawn], 1, "withdrawn addresses")
 			if uses, _ := n.Uses(); len(uses) != 1 || uses[0].Addr != warm[0] || uses[0].Cooling || !uses[0].Listed {
 				t.Errorf("uses reported to the operator = %+v, want the withheld address", uses)
 			}

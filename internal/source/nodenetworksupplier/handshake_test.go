@@ -207,7 +207,7 @@ func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 
 // After a restart, a confirmed address is free again only once a report without it was accepted. That
 // holds if the file is lost, as after a reboot, if the report was made on an older state of the object,
-// and if both happen one after the other, as when someone empties the status. A rejected report does not
+// and if both happen one after the other, as when another client empties the status. A rejected report does not
 // count.
 func TestReleasedAddressesAcrossARestart(t *testing.T) {
 	fileLost := func(m *machine) {

@@ -49,7 +49,7 @@ const (
 // that was read is deleted: if anyone has written to it since, such as an administrator who corrected the
 // instance, the object stays.
 func (s *creator) ensure(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
-	step, what := s.create, "there is no such object"
+	step, what := s.create, "the object does not exist"
 	if o != nil {
 		step = func(ctx context.Context) error { return s.replace(ctx, o) }
 		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"

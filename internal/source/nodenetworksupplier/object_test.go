@@ -48,7 +48,7 @@ func (m *machine) putNode(providerID string) *corev1.Node {
 // readySays waits until the node is not ready for this reason.
 func (m *machine) readySays(what string) {
 	m.T.Helper()
-	m.until("Ready says "+what, func() bool {
+	m.until("Ready reports "+what, func() bool {
 		err := m.Ready()
 		return err != nil && strings.Contains(err.Error(), what)
 	})
@@ -92,7 +92,7 @@ func TestStaleObjectIsNotServed(t *testing.T) {
 	m.operator(give(10, 12))
 	m.start()
 	m.readySays("is of instance i-0ddd")
-	m.until("the log says so, once", func() bool { return m.Log.Count("is of instance i-0ddd") == 1 })
+	m.until("the log has it once", func() bool { return m.Log.Count("is of instance i-0ddd") == 1 })
 	if _, err := m.try(1, 1); err == nil {
 		t.Error("a pod got an address of another instance")
 	}
@@ -135,7 +135,7 @@ func TestObjectIsDeleted(t *testing.T) {
 	m.add(2)
 	m.operator(give(10, 12))
 	m.add(3)
-	check.Equal(t, m.Log.Count("not available to this node any more"), 0, "addresses wrongly reported as lost")
+	check.Equal(t, m.Log.Count("a running pod is cut off"), 0, "addresses wrongly reported as lost")
 }
 
 // Two daemons with the same name do not replace each other's object continuously.

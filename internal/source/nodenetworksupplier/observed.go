@@ -134,9 +134,9 @@ func (s *observed) why() *source.Exhausted {
 	}
 	if !s.reportedAt.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
-			"no address is free yet: the operator was told %v ago and has not given more; is berth-operator running?", s.cfg.Clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
+			"no address is free yet: the demand was reported %v ago, but the operator has not assigned more; is berth-operator running?", s.cfg.Clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
 	}
-	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more; is berth-operator running?"}
+	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not assigned more; is berth-operator running?"}
 }
 
 // lastError returns the current problem, or "".
@@ -161,7 +161,7 @@ func (s *observed) trouble() (reason, message string, err error) {
 	}
 	switch {
 	case !s.mirror.Sync.Listed(resource):
-		return "starting", "waiting for the API server to say whether there is a NodeNetwork " + name, nil
+		return "starting", "waiting for the API server to report the existence of NodeNetwork " + name, nil
 	case s.createErr != nil:
 		return "no-object", s.createErr.Error(), s.createErr
 	case o == nil && s.cfg.Spec == nil:

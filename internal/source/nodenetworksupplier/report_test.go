@@ -210,7 +210,7 @@ func TestWhyPodsWait(t *testing.T) {
 		reason, says string
 	}{
 		"all well":        {func(*observed) {}, "growing", "is berth-operator running?"},
-		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the operator was told 0s ago"},
+		"reported before": {func(s *observed) { s.reportedAt = s.cfg.Clock.Now() }, "growing", "the demand was reported 0s ago"},
 		"no API":          {func(s *observed) { s.heard(errors.New("connection refused")) }, "unreachable", "connection refused"},
 		"no permission": {func(s *observed) {
 			s.heard(apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil))

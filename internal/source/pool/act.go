@@ -206,7 +206,7 @@ func (r *requester) nameTaken(ctx context.Context, pool, name string) error {
 	for i := range list.Items {
 		if of := list.Items[i].Spec.NodeName; of != r.nodeName {
 			r.state.change(func(n *holdings, _ time.Time) { n.requests.avoid(pool, name, rand.Text()) })
-			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, is node %s's: using another name", name, of)
+			return fmt.Errorf("BlockRequest %s, whose name is reserved for this node, belongs to node %s: using another name", name, of)
 		}
 	}
 	return nil

@@ -102,7 +102,7 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 	}
 	// The metrics have blocks, addresses, waiting ADDs, and exhaustion of each pool.
 	if got["default"] != 2+1013+2+1 || got["public"] != 1 || got["held"] != 1 || got["draining"] != 1 {
-		t.Errorf("%v", got)
+		t.Errorf("sums of metrics by label = %v", got)
 	}
 }
 

@@ -256,7 +256,7 @@ func TestDeletedPoolAssignsNothing(t *testing.T) {
 	b.expect("no requests for a deleted pool")
 	b.pools.drop("default")
 	if why := b.at(b.now).waits(w); why.Reason != "pool-unknown" || !strings.Contains(why.Message, "AddressPool default does not exist") {
-		t.Errorf("%v", why)
+		t.Errorf("waits() = %v, want pool-unknown", why)
 	}
 	b.pools.set(poolFacts{name: "default", bits: 0})
 	b.expect("pool created again", "create-request default-0")
@@ -266,18 +266,18 @@ func TestFailedRequestGivesTheReason(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 0})
 	w, _ := b.add(0)
 	if why := b.at(b.now).waits(w); why.Reason != "growing" {
-		t.Errorf("%v", why)
+		t.Errorf("waits() before the request = %v, want growing", why)
 	}
 	b.made("default", 0)
 	b.now = b.now.Add(3 * time.Second)
 	if why := b.at(b.now).waits(w); why.Reason != "growing" || !strings.Contains(why.Message, "3s ago") {
-		t.Errorf("%v", why)
+		t.Errorf("waits() after the request = %v, want growing since 3s", why)
 	}
 	r := b.requests.byName[requestName("default", nodeID, 0)]
 	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks of pool default are given; append a subnet, or wait until a node returns one"
 	b.expect("failed request is kept for the operator's retry")
 	if why := b.at(b.now).waits(w); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
-		t.Errorf("%v", why)
+		t.Errorf("waits() after the failure = %v, want pool-exhausted with the operator's message", why)
 	}
 }
 
@@ -321,7 +321,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 }
 
 // A pair that had cooled before the daemon started is assigned after those never used.
-func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+func TestReuseOrderSurvivesARestart(t *testing.T) {
 	b := newTestNode(t, poolFacts{name: "default", bits: 2})
 	b.give(blockOf("default-0", "10.0.0.0/30", "fd00::/126"))
 	for _, a := range []string{"10.0.0.2", "fd00::2", "fd00::", "10.0.0.0"} {

@@ -235,23 +235,23 @@ func TestReadRequest(t *testing.T) {
 // that this node uses. This node then uses other names.
 func TestRequestNamesTakenByAnotherNode(t *testing.T) {
 	m := newMachine(t)
-	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stranger"}})
+	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other-node"}})
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pods(0, 2)
-	stranger := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "stranger"))
+	other := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "other-node"))
 	for slot := range maxOutstanding {
 		r := &v1alpha1.BlockRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: requestName("default", nodeID, slot)},
-			Spec:       v1alpha1.BlockRequestSpec{NodeName: "stranger", PoolName: "default"},
+			Spec:       v1alpha1.BlockRequestSpec{NodeName: "other-node", PoolName: "default"},
 		}
-		harness.Eventually(t, longest, "a request of the other node's", func() error { return stranger.Create(t.Context(), r) })
+		harness.Eventually(t, longest, "the other node's request", func() error { return other.Create(t.Context(), r) })
 	}
 	m.startOperator()
 	m.start()
 	for i := range 3 {
 		m.add(i)
 	}
-	if !(m.Log.Count("is reserved for this node, is node stranger's") > 0) {
+	if !(m.Log.Count("is reserved for this node, belongs to node other-node") > 0) {
 		t.Error("the log does not name the other node")
 	}
 	m.until("the node's requests are complete", func() bool {

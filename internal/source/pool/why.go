@@ -78,7 +78,7 @@ func (d view) empty(s *poolState) *source.Exhausted {
 	case !s.known:
 		return exhausted("pool-unknown", "AddressPool %s, which the namespace's annotation %s names, does not exist: create it, or correct the annotation", s.name, v1alpha1.AnnotationPool)
 	case s.deleting:
-		return exhausted("pool-deleted", "AddressPool %s is being deleted and hands out no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
+		return exhausted("pool-deleted", "AddressPool %s is being deleted and assigns no new addresses: name another one in the namespace's annotation %s", s.name, v1alpha1.AnnotationPool)
 	case s.refused != nil:
 		return refusal(none, s.refused)
 	}

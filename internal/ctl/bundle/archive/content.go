@@ -34,7 +34,7 @@ func (h *head) content() ([]byte, bool) {
 }
 
 // newest keeps the end of a stream, from the beginning of a line. It needs up to twice the
-// memory of what it keeps.
+// size of the kept part in memory.
 type newest struct {
 	old, now bytes.Buffer // each up to half of most
 	most     int64

@@ -46,7 +46,7 @@ func TestOperatorEndpoints(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pod     corev1.Pod
 		port    uint16       // dialled port
-		serves  http.Handler // nil: nobody listens
+		serves  http.Handler // nil: nothing listens
 		files   []string
 		missing []string // in errors.txt
 	}{
@@ -54,7 +54,7 @@ func TestOperatorEndpoints(t *testing.T) {
 		"pending": {operatorPod(corev1.PodPending), 0, nil, nil, []string{"it is Pending, and serves nothing"}},
 		"older": {operatorPod(corev1.PodRunning, "--health-address=127.0.0.1:7"), 7, http.NotFoundHandler(), nil,
 			[]string{"/readyz: 404 Not Found", "/settings: 404 Not Found", "/metrics: 404 Not Found"}},
-		"no longer listening":           {operatorPod(corev1.PodRunning, "--health-address", ""), 61680, nil, nil, []string{"/settings: ", "nobody listens", "/metrics: "}},
+		"no longer listening":           {operatorPod(corev1.PodRunning, "--health-address", ""), 61680, nil, nil, []string{"/settings: ", "connection refused", "/metrics: "}},
 		"metrics at a loopback address": {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=localhost:8"), 8, current, []string{"metrics.txt", "readyz.txt", "settings.json"}, nil},
 		"nothing at a loopback address": {operatorPod(corev1.PodRunning, "--health-address=10.0.0.1:7", "--metrics-address=10.0.0.1:8"), 0, nil, nil, []string{"see its --health-address"}},
 		"health and metrics disabled":   {operatorPod(corev1.PodRunning, "--health-address=", "--metrics-address="), 0, nil, nil, []string{"see its --health-address"}},
@@ -80,7 +80,7 @@ func TestOperatorEndpoints(t *testing.T) {
 				}
 			}
 			if len(tc.missing) == 0 && len(index.Errors) > 0 {
-				t.Errorf("%s", contents[archive.ErrorsFile])
+				t.Errorf("unexpected errors:\n%s", contents[archive.ErrorsFile])
 			}
 			for name, content := range contents {
 				if bytes.Contains(content, []byte(secret)) {
@@ -112,7 +112,7 @@ func dials(t *testing.T, to corev1.Pod, at uint16, serves http.Handler) connect.
 			t.Errorf("dialled port %d of %s, want %d of %s", port, pod.Name, at, to.Name)
 		}
 		if serves == nil {
-			return nil, errors.New("nobody listens")
+			return nil, errors.New("connection refused")
 		}
 		here, there := net.Pipe()
 		l := &once{conn: there}

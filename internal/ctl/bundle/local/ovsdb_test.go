@@ -45,7 +45,7 @@ func TestOpenVSwitchRows(t *testing.T) {
 		t.Errorf("ovsdb.json = %s\nerrors %+v", files["ovsdb.json"], index.Errors)
 	}
 	if !bytes.Contains(files["ovsdb.json"], []byte("port-1")) || bytes.Contains(files["ovsdb.json"], []byte("planted")) {
-		t.Errorf("%s", files["ovsdb.json"])
+		t.Errorf("ovsdb.json lacks the port or contains a secret: %s", files["ovsdb.json"])
 	}
 }
 
