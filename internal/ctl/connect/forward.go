@@ -41,7 +41,7 @@ func Forwarder(cfg *rest.Config) (Dialer, error) {
 	cfg = rest.CopyConfig(cfg)
 	transport, upgrader, err := spdy.RoundTripperFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for port forwarding: %w", err)
+		return nil, fmt.Errorf("create a client for port forwarding: %w", err)
 	}
 	server, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {

@@ -68,7 +68,7 @@ func (p *program) connect() (*api, error) {
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	c, err := rest.UnversionedRESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("create a client for the Kubernetes API: %w", err)
 	}
 	return &api{rest: c}, nil
 }
@@ -85,7 +85,7 @@ func (p *program) reach(ctx context.Context) (*api, error) {
 	if status := apierrors.APIStatus(nil); err == nil || errors.As(err, &status) && !apierrors.IsUnauthorized(err) {
 		return a, nil
 	}
-	return nil, fmt.Errorf("ask the Kubernetes API: %w", err)
+	return nil, fmt.Errorf("contact the Kubernetes API: %w", err)
 }
 
 // config returns a copy of the client configuration of the API server.

@@ -236,7 +236,7 @@ func TestMissingPermissionsAndUnknownNames(t *testing.T) {
 	if _, code, err := try(t, Options{Config: eve, Dial: dial}, "pod", "default/web-0"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "forbidden") {
 		t.Errorf("pod without permissions: exit code %d, error %v", code, err)
 	}
-	if _, code, err := try(t, Options{Config: bad}, "status"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "ask the Kubernetes API") {
+	if _, code, err := try(t, Options{Config: bad}, "status"); code != ExitTrouble || err == nil || !strings.Contains(err.Error(), "contact the Kubernetes API") {
 		t.Errorf("with a wrong token: exit code %d, error %v", code, err)
 	}
 	if _, code, err := try(t, Options{}, "status", "--kubeconfig", "/none"); code != ExitTrouble || err == nil {

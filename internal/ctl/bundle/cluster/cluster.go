@@ -72,7 +72,7 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	cfg.APIPath, cfg.GroupVersion, cfg.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, serializer.NewCodecFactory(scheme).WithoutConversion()
 	core, err := rest.RESTClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("create a client for the Kubernetes API: %w", err)
 	}
 	dial, err := connect.Forwarder(cfg)
 	if err != nil {
