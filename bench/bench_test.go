@@ -167,7 +167,7 @@ func TestPools(t *testing.T) {
 }
 
 // Runs one workload of the comparison with the Amazon VPC CNI for Berth only. Until its first addresses are warm, berthd
-// makes as many EC2 calls as TestColdStartIsFourCalls expects.
+// makes as many EC2 calls as TestColdStartTakesFourCalls expects.
 func TestColdStartInLab(t *testing.T) {
 	o := vpccni.Order{BinDir: harness.BinDir, Assets: os.Getenv("KUBEBUILDER_ASSETS")}
 	got, err := vpccni.ColdStart.Run(t.Context(), o, vpccni.Berth)

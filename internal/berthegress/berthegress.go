@@ -35,7 +35,7 @@ import (
 func Run(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
 	log.Info("starting", "version", version.String(), "egress", cfg.EgressName, "namespace", cfg.Namespace, "addresses", cfg.PodIPs)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("ignoring unknown environment variables that begin with BERTH_", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables with the prefix BERTH_", "names", cfg.Unknown)
 	}
 	api, err := newClient(cfg)
 	if err != nil {

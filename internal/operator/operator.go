@@ -70,7 +70,7 @@ type Dependencies struct {
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("ignoring unknown environment variables that begin with BERTH_", "names", cfg.Unknown)
+		log.Warn("ignoring unknown environment variables with the prefix BERTH_", "names", cfg.Unknown)
 	}
 	f, err := newFront(cfg, deps.Metrics, log)
 	if err != nil {
