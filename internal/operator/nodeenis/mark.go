@@ -21,7 +21,7 @@ import (
 // address (eni.Config.Committed) until it is no longer assigned. A whole ENI is marked by its ID, in
 // the write that removes its addresses from available.
 
-var errUnmarked = errors.New("somebody else changed the object: this is not being released any more")
+var errUnmarked = errors.New("somebody else changed the object: this is no longer being released")
 
 // marked reports whether the object has an entry in unassigning.
 func marked(o *v1alpha1.NodeNetwork, text string) bool {
