@@ -69,7 +69,7 @@ type Dependencies struct {
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {
-		log.Warn("ignoring unknown environment variables that begin with BERTH_", "names", cfg.Unknown)
+		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
 	f, err := newFront(cfg, deps.Metrics, log)
 	if err != nil {
@@ -135,7 +135,7 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 	}
 	mgr, err := manager.New(api.config, o)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the Kubernetes API: %w", err)
+		return nil, fmt.Errorf("connecting to the Kubernetes API: %w", err)
 	}
 	return mgr, nil
 }
