@@ -199,7 +199,7 @@ func (c *collector) orphans(ctx context.Context, opened Opened, byUID map[types.
 	if err := c.api.live.List(ctx, list); err != nil {
 		return fmt.Errorf("list PodNICs: %w", err)
 	}
-	recorded := map[string]bool{} // also those with the mark of a VPC object that is gone
+	recorded := map[string]bool{} // also ports marked with the UID of a deleted VPC object
 	for i := range list.Items {
 		delete(due, list.Items[i].UID)
 		recorded[list.Items[i].Status.PortID] = true

@@ -492,7 +492,7 @@ func TestWarmBranch(t *testing.T) {
 	}
 	b.deletePod("web-1")
 	b.awaitGone(o.Name)
-	harness.OK(t, controllers.Same("ENIs while EC2 is available again", len(b.enis()), 2))
+	harness.OK(t, controllers.Same("ENIs: that of web-0 and a warm one", len(b.enis()), 2))
 
 	// Pods with other groups, on another node or with a fixed address do not get it.
 	for pod, nics := range map[string]string{"plain": "", "picky": "[{securityGroups: [sg-web], ip: 10.0.9.9}]"} {
@@ -666,5 +666,5 @@ func TestWarmBranchesOfNobody(t *testing.T) {
 	})
 	harness.OK(t, err)
 	b.awaitENI(left.ID, "")
-	harness.OK(t, controllers.Same("warm ENI deleted", b.awaitPool(1, "the pod's ENI stays")[0].ID, warm.ID))
+	harness.OK(t, controllers.Same("warm ENI of the existing VPC", b.awaitPool(1, "only the existing VPC's warm ENI is left")[0].ID, warm.ID))
 }

@@ -412,7 +412,7 @@ func bindingError(p *vpcport.Port) error {
 	}
 	why := p.Binding.Why
 	if why == "" {
-		why = fmt.Sprintf("the provider could not bind the port at host %s: does its agent there live, and is that the host's name to it?", p.Host)
+		why = fmt.Sprintf("the provider could not bind the port at host %s: is its agent running there, and does it know the host by this name?", p.Host)
 	}
 	return &bindingFailed{why}
 }
