@@ -148,7 +148,7 @@ func TestTakeover(t *testing.T) {
 }
 
 // An operator that shuts down in an orderly way releases the Lease, so that no other has to wait for its expiry.
-func TestEndReleasesTheLease(t *testing.T) {
+func TestShutdownReleasesTheLease(t *testing.T) {
 	c := newCluster(t)
 	o := c.lead()
 	o.until(answersWith(o.health, "/readyz", 200))
@@ -206,7 +206,7 @@ func TestWithoutLeaderElection(t *testing.T) {
 }
 
 // All invalid settings are reported at once, with a nonzero exit code.
-func TestMistakes(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "berth-operator"),
 		"--retry-period=soon", "--ec2-limits=Assign=5/5", "--no-such-flag")
 	cmd.Env = []string{"BERTH_LEASE_DURATION=1ms"}

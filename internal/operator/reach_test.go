@@ -65,7 +65,7 @@ func (p *process) repeatsNothing() {
 	}
 }
 
-func TestWhyTheAPICannotBeUsed(t *testing.T) {
+func TestAPIProblems(t *testing.T) {
 	nodes := schema.GroupResource{Resource: "nodes"}
 	for _, tt := range []struct {
 		err  error
@@ -86,7 +86,7 @@ func TestWhyTheAPICannotBeUsed(t *testing.T) {
 }
 
 // Errors that a part returns after the shutdown began are not logged as errors.
-func TestEndIsNoError(t *testing.T) {
+func TestShutdownIsNoError(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		var b strings.Builder
 		ctx, end := context.WithCancel(t.Context())
@@ -132,7 +132,7 @@ func TestStartsBeforeTheAPIServer(t *testing.T) {
 }
 
 // It can be shut down while it waits.
-func TestEndsWhileItWaits(t *testing.T) {
+func TestShutdownWhileWaiting(t *testing.T) {
 	c := newCluster(t)
 	back := harness.WithoutAPIServer(t)
 	o := c.start("one")
@@ -219,7 +219,7 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 }
 
 // A storm of rejections causes few log lines, each of which names the missing right and the remedy.
-func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
+func TestMissingPermissionIsLoggedWithRemedy(t *testing.T) {
 	var out bytes.Buffer
 	fake := clock.NewFake(time.Now())
 	u := newUnwatched(slog.New(slog.NewTextHandler(&out, nil)), fake)
@@ -258,7 +258,7 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 }
 
 // If the API server does not know the operator, or vice versa, reapplying the roles is no remedy.
-func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
+func TestUnknownOperatorGetsNoRoleRemedy(t *testing.T) {
 	for _, err := range []error{
 		apierrors.NewUnauthorized("Unauthorized"),
 		&tls.CertificateVerificationError{Err: errors.New("x509: certificate signed by unknown authority")},
@@ -271,7 +271,7 @@ func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
 }
 
 // client-go calls the handler when a list is rejected.
-func TestReflectorTellsOfAMissingRight(t *testing.T) {
+func TestReflectorReportsMissingPermission(t *testing.T) {
 	logged := make(chan string, 1)
 	u := newUnwatched(slog.New(slog.NewTextHandler(writer(func(b []byte) {
 		select {

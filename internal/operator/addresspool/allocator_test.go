@@ -102,7 +102,7 @@ func TestOldestFirst(t *testing.T) {
 }
 
 // A block whose creation has an unknown outcome is retried by name and is not lost.
-func TestTries(t *testing.T) {
+func TestUnknownOutcomeIsRetried(t *testing.T) {
 	b := newAllocation(t, "10.0.0.0/30")
 	b.opens(1)
 	b.takes(asking("a", 1), 0, unknown)
@@ -138,7 +138,7 @@ func TestTries(t *testing.T) {
 }
 
 // A block whose addresses are all in use elsewhere is neither allocated nor free until they are released.
-func TestUnusable(t *testing.T) {
+func TestBlockInUseElsewhere(t *testing.T) {
 	b := newAllocation(t, "10.0.0.0/30")
 	b.opens(1)
 	b.takes(asking("a", 1), 0, unusable)
@@ -172,7 +172,7 @@ func TestUnusable(t *testing.T) {
 
 // Closing or opening a pool wakes all waiting requests. A recreated pool is a different pool, and
 // the blocks that outlived the first one stay allocated.
-func TestPoolTurns(t *testing.T) {
+func TestPoolClosesAndReopens(t *testing.T) {
 	b := newAllocation(t, "10.0.0.0/31", "10.1.0.0/31")
 	b.opens(1)
 	b.takes(asking("a", 1), 0, made)
@@ -275,7 +275,7 @@ func (w *world) look(t *rapid.T, name string) {
 
 // Regardless of the order of events, no two requests get the same block. Once the queue is empty,
 // no request waits while a block is free, and no younger request was served before an older one.
-func TestNobodyIsForgotten(t *testing.T) {
+func TestAllocatorServesOldestFirst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
 			allocator: newAllocator(), pool: poolAt("p", 1, 0, "10.0.0.0/32", "10.1.0.0/32"),

@@ -83,7 +83,7 @@ func TestBlocksInOrder(t *testing.T) {
 
 // A new operator continues where the old one stopped: released blocks are still reused last, and
 // allocated blocks keep their owners.
-func TestNextOperatorGoesOn(t *testing.T) {
+func TestNextOperatorContinues(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	_, end := start(t, Options{})
@@ -225,7 +225,7 @@ func TestPoolDeletion(t *testing.T) {
 
 // Blocks and requests of a missing Node are released unless its daemon keeps renewing its claim.
 // Those of a Node that is down are released only by policy, and only once the node is fenced.
-func TestNodesThatGo(t *testing.T) {
+func TestMissingNodesAreReleased(t *testing.T) {
 	harness.KubeClean(t)
 	const grace = 2 * time.Second
 	now := clock.NewFake(time.Now()) // so that no claim lapses before the test makes one
@@ -335,7 +335,7 @@ func (p *pages) List(_ context.Context, list client.ObjectList, _ ...client.List
 }
 
 // A block has no fields left over from the block at the same position of the previous page.
-func TestAllBlocks(t *testing.T) {
+func TestPagesShareNoFields(t *testing.T) {
 	a := &api{live: &pages{json: []string{
 		`{"metadata":{"continue":"c"},"items":[{"metadata":{"name":"p-0","deletionTimestamp":"2026-01-01T00:00:00Z"},"ipv4":"10.2.0.0/32","ipv6":"fd02::/128",
 			"requestUID":"u","withheld":[{"cidr":"10.2.0.0/32","owner":"Node n"}]}]}`,
@@ -355,7 +355,7 @@ func TestAllBlocks(t *testing.T) {
 
 // A leader whose cache lacks its predecessor's last blocks answers the requests with these blocks
 // and creates no second ones.
-func TestTrailingCache(t *testing.T) {
+func TestStaleCacheOfNewLeader(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	_, end := start(t, Options{})
@@ -409,7 +409,7 @@ func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 }
 
 // A claim renewed at the moment of its release keeps the block.
-func TestRenewalInTheMomentOfRelease(t *testing.T) {
+func TestRenewalDuringRelease(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
 	makeNode(t, "n")
@@ -492,7 +492,7 @@ func pieceOf(t *testing.T, cidr string) block.Block {
 
 // If two operators accepted overlapping pools concurrently and died, the pool without a block
 // loses the subnet.
-func TestClashIsResolved(t *testing.T) {
+func TestOverlapIsResolved(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	withoutPolicy(t, "berth-pools-do-not-overlap")

@@ -206,7 +206,7 @@ func blocksOf(t *testing.T, node, pool string) (n int) {
 // to every pod, of a pool reserved for a namespace without pods on the node, and of the pool of
 // the short-lived pod. The node gets at most the quota of a full node, and another node still gets
 // its block.
-func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
+func TestStolenNodeTokenIsLimitedByQuota(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
 	thief := newThief(t, "5")

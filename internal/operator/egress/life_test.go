@@ -23,7 +23,7 @@ import (
 )
 
 // Lifecycle of an Egress: from creation to usable gateways, until all of its objects are gone.
-func TestEgressLives(t *testing.T) {
+func TestEgressLifecycle(t *testing.T) {
 	w := start(t)
 	budget := intstr.FromInt32(1)
 	e := w.egress("nat", v1alpha1.EgressSpec{
@@ -178,7 +178,7 @@ func (w *world) release(p corev1.Pod) {
 
 // Deleted objects are recreated, and the status follows. A budget is removed when the Egress no longer
 // asks for one.
-func TestDeletedObjectsAreMadeAnew(t *testing.T) {
+func TestDeletedObjectsAreRecreated(t *testing.T) {
 	w := start(t)
 	one := intstr.FromInt32(1)
 	e := w.egress("nat", v1alpha1.EgressSpec{PodDisruptionBudget: &v1alpha1.EgressPodDisruptionBudget{MinAvailable: &one}})

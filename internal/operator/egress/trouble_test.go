@@ -50,7 +50,7 @@ func TestForeignObjectsStay(t *testing.T) {
 
 // A foreign object created at the moment when the operator is about to create one of the same name, or
 // to restore it, stays as it is.
-func TestObjectsOfTheLastMoment(t *testing.T) {
+func TestForeignObjectsCreatedConcurrently(t *testing.T) {
 	w := stage(t)
 	mine := func(name string) *corev1.Service {
 		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
@@ -124,7 +124,7 @@ func TestPodsRefused(t *testing.T) {
 
 // An Egress recreated immediately gets its own objects once Kubernetes has removed those of its
 // predecessor.
-func TestEgressMadeAnewAtOnce(t *testing.T) {
+func TestEgressRecreatedImmediately(t *testing.T) {
 	w := start(t)
 	e := w.egress("nat", v1alpha1.EgressSpec{})
 	w.pods("nat", 1)
@@ -136,7 +136,7 @@ func TestEgressMadeAnewAtOnce(t *testing.T) {
 }
 
 // A status derived from an Egress is not written to a new Egress of the same name.
-func TestStatusIsNotAnothers(t *testing.T) {
+func TestStatusOfRecreatedEgress(t *testing.T) {
 	w := stage(t)
 	answers := make(chan int, 1)
 	var once sync.Once
@@ -172,7 +172,7 @@ func TestStatusIsNotAnothers(t *testing.T) {
 
 // A pod with a gateway's label but another owner, for example created before the policy that rejects it, gets no
 // client traffic: the status has no Service addresses while the Service would send packets to that pod.
-func TestForeignPods(t *testing.T) {
+func TestForeignPodsWithGatewayLabels(t *testing.T) {
 	w := start(t)
 	w.egress("nat", v1alpha1.EgressSpec{TunnelTo: v1alpha1.TunnelToService, Template: &v1alpha1.EgressPodTemplate{}})
 	w.ready(w.pods("nat", 1)[0], corev1.ConditionTrue, "10.0.0.1")

@@ -83,7 +83,7 @@ func TestConditions(t *testing.T) {
 
 // A problem and its end are each reported once. The time of the next attempt is kept current, but not
 // updated on each retry.
-func TestTroubleIsTold(t *testing.T) {
+func TestProblemsAreReportedOnce(t *testing.T) {
 	now := clock.NewFake(time.Now()) // advanced while the test waits
 	_, n := setUp(t, Options{Clock: now})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
@@ -137,7 +137,7 @@ func eventsOf(t *testing.T, name string) (out []string) {
 }
 
 // An invalid spec is reported, leaves the valid settings in place, and is applied once corrected.
-func TestNonsense(t *testing.T) {
+func TestInvalidSpec(t *testing.T) {
 	fl := newScript()
 	n := alone(fl)
 	c, s := n.c, &n.state
@@ -162,7 +162,7 @@ func TestNonsense(t *testing.T) {
 }
 
 // A problem is reported only once even if the reply to the status write is lost.
-func TestTroubleIsToldWithoutAnAnswer(t *testing.T) {
+func TestProblemIsReportedOnceAfterLostReply(t *testing.T) {
 	var armed, lost atomic.Bool // drop the reply to the next status write
 	_, n := setUp(t, Options{}, harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 		reply, err := next.RoundTrip(r)
@@ -254,7 +254,7 @@ func healthy(t *testing.T, n *node) {
 
 // The fleet checks an instance when its Node stops being ready, and when it is ready again, including
 // when the operator did not see the change. A Node that was never ready is just joining.
-func TestSuspicion(t *testing.T) {
+func TestInstanceIsCheckedWhenNotReady(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	setReady(t, "node-1", corev1.ConditionFalse)
 	publish(t, n, inventory([]string{"10.0.0.1"}))
@@ -300,7 +300,7 @@ func throughout(t *testing.T, d time.Duration, check func()) {
 
 // A Node recreated with another instance is another node. A pass of the fleet that began before writes
 // nothing about the old instance into its object.
-func TestAnotherInstance(t *testing.T) {
+func TestNodeRecreatedWithAnotherInstance(t *testing.T) {
 	const other = "i-0aaaaaaaaaaaaaaaa"
 	fl, first := setUp(t, Options{})
 	publish(t, first, inventory([]string{"10.0.0.1"}))

@@ -195,7 +195,7 @@ func TestTemplate(t *testing.T) {
 
 // Limits recorded before an instance was resized do not stop the fleet from querying EC2 for the new
 // ones: without a template, there are no other settings to continue with.
-func TestOldLimitsKeepNobodyWaiting(t *testing.T) {
+func TestStaleLimitsDoNotBlock(t *testing.T) {
 	harness.KubeClean(t)
 	o := create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.FirstInterfaceIndex = new(int32(3)) })
 	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10}
@@ -206,7 +206,7 @@ func TestOldLimitsKeepNobodyWaiting(t *testing.T) {
 
 // A template that a node cannot have is reported by name, and the settings stay in force, also after a
 // change of operator.
-func TestTemplateThatMakesNoSense(t *testing.T) {
+func TestImpossibleTemplate(t *testing.T) {
 	s, n := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1"})
 	inv.InstanceType, inv.Limits = "m5.large", cloud.Limits{MaxENIs: 3, IPv4PerENI: 10}
@@ -332,7 +332,7 @@ func TestWake(t *testing.T) {
 
 // A part that became due after a reconciliation looked at it is reconciled again. Parts that were due
 // before the reconciliation began have been handled.
-func TestDueMeanwhile(t *testing.T) {
+func TestPartsDueDuringReconciliation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := alone(newScript())
 		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())

@@ -179,7 +179,7 @@ func TestMarkOutlivesItsOperator(t *testing.T) {
 
 // An operator that was suspended after an address was confirmed must not unassign the address: another
 // operator may have returned it to the daemon.
-func TestHandedOutOnAnOldState(t *testing.T) {
+func TestStaleReleaseIsRejected(t *testing.T) {
 	older, sleeper := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	confirm(t, sleeper, inv, "10.0.0.2")
@@ -203,7 +203,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 
 // An ENI that was to be detached stays if the daemon has started to use one of its addresses again. So
 // does the mark of an address that EC2 may have been asked to unassign.
-func TestMarkOfAnENIThatStays(t *testing.T) {
+func TestMarkOfKeptENI(t *testing.T) {
 	s := &alone(newScript()).state
 	s.obj.Spec.IPAM = v1alpha1.IPAMSpec{
 		Available:   map[string]v1alpha1.AvailableAddress{"10.0.0.1": {Resource: "eni-2"}, "10.0.0.2": {Resource: "eni-2"}},

@@ -83,7 +83,7 @@ func (s *script) works(t *testing.T, name string, want bool) {
 
 // The fleet does not work for an object without a Node, or whose Node does not prove the instance. It
 // starts once the proof exists. If the proof disappears, it stops, and published addresses stay.
-func TestProofComesAndGoes(t *testing.T) {
+func TestProofAppearsAndDisappears(t *testing.T) {
 	harness.KubeClean(t)
 	fl, now := newScript(), clock.NewFake(time.Now())
 	start(t, Options{Fleet: fl, Clock: now, Grace: 24 * time.Hour})
@@ -180,7 +180,7 @@ func oldest(t *testing.T, names ...string) string {
 
 // If nothing proves a Node's instance, the message says what to do, with the names to use, and why a
 // short node name is no proof.
-func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
+func TestMissingProofNamesTheRemedy(t *testing.T) {
 	const short = "ip-10-0-0-7 is only the first part of it, which instances of other VPCs may have too"
 	for _, tt := range []struct {
 		what, name string
@@ -221,7 +221,7 @@ func alone(fl *script) *node {
 }
 
 // A single EC2 reply without the instance may come from a part of EC2 that trails the others.
-func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
+func TestOneReplyWithoutInstanceProvesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
@@ -262,7 +262,7 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 
 // A Node is recreated without its provider ID: EC2 is queried while the fleet stops, and queried again if
 // the reply arrives at a node that is no longer in use.
-func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
+func TestProofIsRequestedAfterTheFleetStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fl := newScript()
 		n, bare := alone(fl), &corev1.Node{}
@@ -278,7 +278,7 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 	})
 }
 
-func TestObjectsThatFollowEachOther(t *testing.T) {
+func TestRecreationDelay(t *testing.T) {
 	now := time.Date(2026, 11, 22, 7, 0, 0, 0, time.UTC)
 	var l recreation
 	for i, tt := range []struct {
@@ -311,7 +311,7 @@ func TestObjectsThatFollowEachOther(t *testing.T) {
 
 // If a node deletes and recreates its object repeatedly, the fleet restarts only a few times, and the
 // object says why it has no addresses.
-func TestObjectMadeAgainTooOften(t *testing.T) {
+func TestObjectRecreatedTooOften(t *testing.T) {
 	now := clock.NewFake(time.Now())
 	fl, _ := setUp(t, Options{Clock: now})
 	api := harness.KubeClient(t)

@@ -144,7 +144,7 @@ func TestAPIServerAway(t *testing.T) {
 }
 
 // Manual edits of the published fields are corrected as soon as EC2 has been listed.
-func TestHandEdits(t *testing.T) {
+func TestManualEditsAreCorrected(t *testing.T) {
 	right := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"})
 	for name, edit := range map[string]string{
 		"emptied":        `{"spec":{"ipam":{"available":null}}}`,
@@ -173,7 +173,7 @@ func TestHandEdits(t *testing.T) {
 
 // An address that another operator took away is published again only if EC2 still lists it after the
 // settle time.
-func TestTakenAwayStaysAway(t *testing.T) {
+func TestTakenAwayAddressStaysAway(t *testing.T) {
 	const settle = 5 * time.Second
 	now := clock.NewFake(time.Now()) // so that a stall does not make the listing old
 	fl, n := setUp(t, Options{Settle: settle, Clock: now})
@@ -192,7 +192,7 @@ func TestTakenAwayStaysAway(t *testing.T) {
 }
 
 // A new operator seeds the fleet with the published inventory.
-func TestSeed(t *testing.T) {
+func TestNewOperatorSeedsTheFleet(t *testing.T) {
 	first, n := setUp(t, Options{})
 	inv, began := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"}), time.Now()
 	publish(t, n, inv)
@@ -250,7 +250,7 @@ func TestTrunkStatus(t *testing.T) {
 
 // Foreign writes to the operator's fields are reported on the Node, by one Event however often they
 // happen. The operator's own writes are not reported.
-func TestForeignWritesAreTold(t *testing.T) {
+func TestForeignWritesAreReported(t *testing.T) {
 	fl, n := setUp(t, Options{})
 	create(t, "node-2", nil)
 	other := fl.node(t, "node-2")
@@ -312,7 +312,7 @@ func (l *late) do(r *http.Request, next http.RoundTripper) (*http.Response, erro
 }
 
 // A write whose reply was lost, and that reaches the API server late, is recognized as the operator's own.
-func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
+func TestLateWriteIsRecognized(t *testing.T) {
 	l := &late{}
 	fl, n := setUp(t, Options{}, harness.Through(l.do))
 	publish(t, n, inventory([]string{"10.0.0.1"}))

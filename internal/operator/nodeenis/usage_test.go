@@ -34,7 +34,7 @@ func offer(byENI map[string][]string) *v1alpha1.NodeNetwork {
 }
 
 // The object's counts are in pods, each of which has all its addresses on one ENI.
-func TestPodsOfAmounts(t *testing.T) {
+func TestCountsAreInPods(t *testing.T) {
 	for _, tt := range []struct {
 		s    ipfamily.Set
 		enis map[string][]string
@@ -83,7 +83,7 @@ func TestUseOfFamilies(t *testing.T) {
 }
 
 // Candidates whose release does not reduce the number of possible pods are no loss.
-func TestLossByCandidates(t *testing.T) {
+func TestLossOfCandidates(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3"})
 	inv.Families = ipfamily.Dual
 	s := &state{handshake: newHandshake(), fleet: fleetState{inv: &inv}, obj: offer(nil)}
@@ -106,7 +106,7 @@ func TestLossByCandidates(t *testing.T) {
 }
 
 // Single IPv6 addresses assigned by a subnet are published only if pods get IPv6 addresses, or had some.
-func TestSingleIPv6WherePodsGetNone(t *testing.T) {
+func TestSingleIPv6ForIPv4Pods(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "2001:db8::1", "2001:db8::2", "2001:db8:0:1::/80"})
 	for _, tt := range []struct {
 		s    ipfamily.Set
@@ -182,7 +182,7 @@ func TestDualStack(t *testing.T) {
 
 // If the cache has all pods, as with VPC ports, changes of pods that do not wait for an address cause no
 // work for their node.
-func TestPodsThatDoNotWait(t *testing.T) {
+func TestPodsThatDoNotWaitCauseNoWork(t *testing.T) {
 	_, n := setUp(t, Options{})
 	fl := newScript()
 	h := queue.OnChange((&Controller{fleet: fl, nodes: map[string]*node{"node-1": n}}).podChanged)
@@ -207,7 +207,7 @@ func TestPodsThatDoNotWait(t *testing.T) {
 }
 
 // A pod whose first interface is one of its NICs does not wait for an address.
-func TestPodsThatTakeNoAddress(t *testing.T) {
+func TestPodsWithoutAnAddress(t *testing.T) {
 	for nics, want := range map[string]bool{
 		"": false, "[]": false, "[{}]": false, "[{name: eth1}]": false, "- [eth0": false, "[{name: eth00}]": false, "[{nic: eth0}]": false,
 		"[{name: eth0}]": true, "[{}, {name: eth0, nic: db}]": true, "- {}\n- name: eth0\n": true,

@@ -156,7 +156,7 @@ func TestNodesWithoutRoomForBranches(t *testing.T) {
 
 // If the first interface of pods may be a branch, it is one if a NIC has its name, in VPCs of EC2 only. A running pod keeps
 // the first interface that it started with.
-func TestFirstInterfaceThatIsABranch(t *testing.T) {
+func TestBranchAsFirstInterface(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{First: nicrequest.First{Name: "eth0", MayBePort: true}})
 	leads := func(pod, nic string, want bool) *v1alpha1.PodNIC {
 		t.Helper()
@@ -272,7 +272,7 @@ func (b *branches) waits(pod, reason string, words ...string) {
 
 // A subnet that got an IPv6 CIDR after the network was read is usable: the NIC gets both addresses once the network is read
 // again.
-func TestSubnetThatGetsIPv6Late(t *testing.T) {
+func TestSubnetGetsIPv6(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.families(ipfamily.Dual)
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
@@ -284,7 +284,7 @@ func TestSubnetThatGetsIPv6Late(t *testing.T) {
 
 // If a VPC gets IPv6, new NICs also get an IPv6 address if their subnet has IPv6. Existing NICs stay as they are. A recreated
 // port has both addresses again.
-func TestBranchesOfAVPCThatGetsIPv6(t *testing.T) {
+func TestVPCGetsIPv6(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.podIn("old", "", "node-1")
@@ -367,7 +367,7 @@ func TestBranchWithoutAnAddress(t *testing.T) {
 }
 
 // In an IPv6-only VPC a NIC gets an IPv6 address, and a subnet without IPv6 is reported.
-func TestBranchesOfIPv6(t *testing.T) {
+func TestIPv6OnlyBranches(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.families(ipfamily.OnlyIPv6)
 	b.podIn("early", "", "node-1")
@@ -383,7 +383,7 @@ func TestBranchesOfIPv6(t *testing.T) {
 
 // A NIC may be in an IPv6-only subnet if it needs no IPv4 address. In a dual-stack VPC, its status says that there is no such
 // subnet.
-func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
+func TestBranchesInIPv6OnlySubnet(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.ec2.State.SetIPv6("subnet-a", "2001:db8:0:a::/64")
 	b.ec2.State.AddIPv6Subnet("subnet-6", "zone-a", "2001:db8:0:6::/64", nil)
@@ -400,7 +400,7 @@ func TestBranchesInASubnetOfIPv6Alone(t *testing.T) {
 }
 
 // A NIC that outlives pods keeps its address when it moves to another node.
-func TestBranchThatOutlivesPods(t *testing.T) {
+func TestBranchOutlivesPods(t *testing.T) {
 	b := startEC2(t, 0, 0, Options{})
 	b.podnic("db", v1alpha1.PodNICSpec{VPC: "e"})
 	b.podIn("one", "[{nic: db}]", "node-1")
@@ -508,7 +508,7 @@ func TestWarmBranch(t *testing.T) {
 
 // A new operator finds the warm branches of its predecessor, and gives no NIC a branch that another one has, even if EC2 does
 // not know that.
-func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
+func TestWarmBranchesOfPreviousOperator(t *testing.T) {
 	b := startEC2(t, time.Second, 2, Options{})
 	b.starts("web-0", inWeb, "node-1")
 	b.awaitPool(2, "two warm branches are created")
@@ -537,7 +537,7 @@ func TestWarmBranchesOfAnOperatorBefore(t *testing.T) {
 
 // If a replaced operator still records a branch for another PodNIC, the branch stays with the NIC that had it, whether or not
 // EC2 knows that. The other NIC gets its own branch. The deletion of the other NIC does not delete the branch either.
-func TestWarmBranchThatTwoRecord(t *testing.T) {
+func TestWarmBranchRecordedTwice(t *testing.T) {
 	for name, known := range map[string]bool{"known": true, "mark not written yet": false} {
 		t.Run(name, func(t *testing.T) { twoRecord(t, known) })
 	}
@@ -614,7 +614,7 @@ func TestPrecedes(t *testing.T) {
 
 // A warm branch that somebody changed is given to no pod, branches that nobody needs are deleted, and pods have priority if a
 // node has no room.
-func TestWarmBranchesThatAreNotKept(t *testing.T) {
+func TestChangedWarmBranchesAreDeleted(t *testing.T) {
 	b := startEC2(t, 0, 1, Options{WarmIdle: time.Second, WarmKeep: time.Second})
 	b.ec2.State.AddSecurityGroup("sg-open", nil)
 	o := b.starts("web-0", inWeb, "node-1")
@@ -656,7 +656,7 @@ func TestWarmBranchesInAFullSubnet(t *testing.T) {
 }
 
 // A warm port of a deleted VPC object is collected.
-func TestWarmBranchesOfNobody(t *testing.T) {
+func TestWarmBranchesOfDeletedVPC(t *testing.T) {
 	b := startEC2(t, 0, 1, Options{})
 	b.starts("web-0", inWeb, "node-1")
 	warm := b.awaitPool(1, "a warm branch is created")[0]

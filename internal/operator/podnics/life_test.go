@@ -62,7 +62,7 @@ func TestLifeOfANIC(t *testing.T) {
 }
 
 // The ports of a pod that has ended are released although the pod object remains.
-func TestPodsThatEnd(t *testing.T) {
+func TestEndedPods(t *testing.T) {
 	w := start(t, Options{})
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 		name := "job-" + map[corev1.PodPhase]string{corev1.PodSucceeded: "good", corev1.PodFailed: "bad"}[phase]
@@ -75,7 +75,7 @@ func TestPodsThatEnd(t *testing.T) {
 
 // While the provider takes long to create a port, the daemon of the pod's node already finds the PodNIC, and can say what the
 // pod is waiting for.
-func TestNodeOfACallThatLasts(t *testing.T) {
+func TestPodNICIsVisibleDuringCreation(t *testing.T) {
 	w := start(t, Options{})
 	hold := make(chan struct{})
 	w.Front.Inject(portfake.Fault{Op: "Create", Times: 1, Hang: hold, Err: portfake.Err(vpcport.Transient)})
@@ -90,7 +90,7 @@ func TestNodeOfACallThatLasts(t *testing.T) {
 }
 
 // A call caused by an edit is not delayed.
-func TestEditIsNotWaitedFor(t *testing.T) {
+func TestEditsAreNotDelayed(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC))
 	states := newNICStates(clk, time.Minute, func(types.NamespacedName) {})
 	r := &nicReconciler{o: Options{Clock: clk}, watch: &observer{o: Options{Clock: clk}, states: states}, states: states, calls: newBatcher(clk, func(call, nicplan.Reply) {})}
@@ -334,7 +334,7 @@ func TestPlugged(t *testing.T) {
 
 // If the first interface of a running pod gets a replacement port with another address, that is reported: Kubernetes still
 // knows the pod by the old address.
-func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
+func TestPortRecreatedWithAnotherAddress(t *testing.T) {
 	w := start(t, Options{})
 	was := w.bound("web", `[{}, {name: eth1}]`, "node-a")
 	w.awaitNIC("web", "eth1", "is bound", boundAt("node-a"))
@@ -358,7 +358,7 @@ func TestPortMadeAgainWithAnotherAddress(t *testing.T) {
 }
 
 // The default route of a running pod stays where it is.
-func TestDefaultRouteOfARunningPod(t *testing.T) {
+func TestDefaultRouteOfRunningPodIsKept(t *testing.T) {
 	w := start(t, Options{})
 	w.pod("web", `[{}, {name: eth1, subnet: small, defaultRoute: true}]`)
 	w.schedule("web", "node-a")
@@ -385,7 +385,7 @@ func TestDefaultRouteOfARunningPod(t *testing.T) {
 
 // A user's PodNIC leaves a running pod that no longer names it: its status shows that until the node reports that it is
 // unplugged. Then another pod gets it.
-func TestPodNICThatIsGivenUp(t *testing.T) {
+func TestReleasedPodNIC(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("vip", v1alpha1.PodNICSpec{})
 	for _, name := range []string{"one", "two"} {
@@ -474,7 +474,7 @@ func TestVPCOfTheNamespace(t *testing.T) {
 
 // Running pods keep their NICs and interface names when an operator is configured to make the first interface a port, or no
 // longer a port.
-func TestFirstInterfaceIsTurned(t *testing.T) {
+func TestFirstInterfaceSettingChanges(t *testing.T) {
 	isPort, isNone := Options{First: nicrequest.First{Name: "eth0", IsPort: true}}, Options{First: nicrequest.First{Name: "eth0"}}
 	for name, tt := range map[string]struct {
 		before, after Options
@@ -541,7 +541,7 @@ func TestHostLabel(t *testing.T) {
 }
 
 // NICs wait for a VPC that is not open yet. PodNICs of a VPC that is never opened can be deleted.
-func TestVPCThatIsNotOpen(t *testing.T) {
+func TestUnopenedVPC(t *testing.T) {
 	w := start(t, Options{})
 	w.podnic("db", v1alpha1.PodNICSpec{VPC: "later"})
 	w.podnic("typo", v1alpha1.PodNICSpec{VPC: "never"})
@@ -555,7 +555,7 @@ func TestVPCThatIsNotOpen(t *testing.T) {
 
 // While its VPC is not open, for example after an operator restart, the status of a bound NIC stays so that a node can plug it.
 // Its pod gets no Event about the VPC.
-func TestVPCThatIsShut(t *testing.T) {
+func TestClosedVPC(t *testing.T) {
 	w := start(t, Options{})
 	before := w.bound("web", "", "node-a").Status
 	w.podnic("own", v1alpha1.PodNICSpec{})
@@ -587,7 +587,7 @@ func TestVPCThatIsShut(t *testing.T) {
 }
 
 // A provider's reply that no node can use is not passed on.
-func TestLyingProvider(t *testing.T) {
+func TestUnusableProviderReply(t *testing.T) {
 	w := start(t, Options{})
 	w.AddHost("node-a", vpcport.Plug{Kind: vpcport.OVS, Bridge: "a-bridge-with-a-name-too-long"})
 	w.pod("web", "")

@@ -302,7 +302,7 @@ func TestPlaceByAHigherLimit(t *testing.T) {
 
 // A port that an unclear call made after all, as a listing shows, has its place from then on, and not from when its NIC
 // is reconciled.
-func TestPlaceOfAPortThatAppears(t *testing.T) {
+func TestPlaceOfLatePort(t *testing.T) {
 	s := newNICStates(clock.Real{}, time.Nanosecond, nil)
 	of := func(name string) *v1alpha1.PodNIC {
 		return &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}

@@ -37,7 +37,7 @@ func deletePodNIC(t *testing.T, w *world, name string) {
 
 // A full subnet, an unknown group, an address in use and the gateway's address only affect the NICs that ask for them. Each NIC continues
 // once its problem is solved.
-func TestTroubleOfOneNIC(t *testing.T) {
+func TestProblemsOfOneNIC(t *testing.T) {
 	w := start(t, Options{})
 	for i := range 5 {
 		w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-small", IP: nth(small.Gateway, i+1)}}})
@@ -96,7 +96,7 @@ func TestBindingFails(t *testing.T) {
 
 // A port deleted by another client is recreated with its addresses and its MAC address. A port that another client unbinds or gives other
 // groups is restored.
-func TestPortChangedBehindItsBack(t *testing.T) {
+func TestPortChangedByAnotherClient(t *testing.T) {
 	w := start(t, Options{})
 	lower := w.AddPort(vpcport.Port{NetworkID: "n-blue", Addresses: []vpcport.FixedIP{{SubnetID: "s-web", IP: nth(web.Gateway, 1)}}})
 	o := w.bound("web", `[{subnet: web, securityGroup: g-1}]`, "node-a")
@@ -166,7 +166,7 @@ func TestDefaultPodNICDeletedByHand(t *testing.T) {
 }
 
 // A node that died with a port plugged holds the port for the grace period. A node that is gone or out of service does not hold it.
-func TestNodesThatDie(t *testing.T) {
+func TestDeadNodesHoldTheirPorts(t *testing.T) {
 	w := start(t, Options{UnplugGrace: time.Hour})
 	plugged := func(pod, node string) *v1alpha1.PodNIC {
 		w.pod(pod, "")
@@ -283,7 +283,7 @@ func TestSweep(t *testing.T) {
 }
 
 // A NIC reconciled during a call is reconciled again when its node must be named: the controller's queue drops the later of two times.
-func TestLookedAtDuringACall(t *testing.T) {
+func TestReconciledDuringACall(t *testing.T) {
 	now := time.Unix(1000, 0)
 	c := &nicReconciler{o: Options{Clock: clock.NewFake(now)}}
 	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "7"}}
@@ -429,7 +429,7 @@ func (a *away) Ports(context.Context, vpcport.Filter) ([]vpcport.Port, error) {
 }
 
 // Ports of vanished PodNICs are looked for until a listing shows them, not only with the next regular listing.
-func TestVanishedWhileNothingLists(t *testing.T) {
+func TestVanishedBetweenListings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u, b := &unlisted{}, newNICStates(clock.Real{}, time.Minute, nil)
 		c := &collector{
@@ -453,7 +453,7 @@ func TestVanishedWhileNothingLists(t *testing.T) {
 }
 
 // If a PodNIC vanishes during a call, its port is looked for once the call has ended, for as long as it may take to appear.
-func TestVanishedDuringACall(t *testing.T) {
+func TestPodNICVanishesDuringACall(t *testing.T) {
 	clk := clock.NewFake(time.Unix(10_000, 0))
 	b := newNICStates(clk, time.Minute, nil)
 	o := &v1alpha1.PodNIC{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db", UID: "u"}, Spec: v1alpha1.PodNICSpec{VPC: "a"}}
@@ -496,7 +496,7 @@ func TestVanishedDuringACall(t *testing.T) {
 }
 
 // Each problem of a pod is reported once. A recreated pod with the same name is a different pod.
-func TestToldOnce(t *testing.T) {
+func TestEventsAreRecordedOnce(t *testing.T) {
 	said, web := newPodEvents(nil), types.NamespacedName{Namespace: "default", Name: "web"}
 	for i, tt := range []struct {
 		uid       types.UID
@@ -546,7 +546,7 @@ func TestNothingIsKeptOfPods(t *testing.T) {
 	}))
 }
 
-func TestPolicyTrouble(t *testing.T) {
+func TestPolicyProblems(t *testing.T) {
 	at := time.Unix(1000, 0)
 	const missed, overlap = "NICPolicyMissed", "NICPolicyOverlap"
 	for _, tt := range []struct {

@@ -176,7 +176,7 @@ func TestOtherProjects(t *testing.T) {
 }
 
 // A port has its creation time, and its name is cut to the maximum length.
-func TestNameAndTime(t *testing.T) {
+func TestPortNameAndCreationTime(t *testing.T) {
 	clock := start()
 	b := newBed(t, alcorfake.Options{Clock: clock})
 	p := b.make(t, func(n *vpcport.NewPort) { n.Name = strings.Repeat("é", 200) })

@@ -89,7 +89,7 @@ func TestHostsThatCannotTakeABranch(t *testing.T) {
 }
 
 // The new trunk of a replaced instance is found.
-func TestTrunkThatIsReplaced(t *testing.T) {
+func TestReplacedTrunk(t *testing.T) {
 	b := newBed(t)
 	b.wantBound("before", b.make(b.provider, newPort("u-1", "i-a")), "i-a")
 	b.cloud.State.Terminate("i-a")
@@ -164,7 +164,7 @@ func TestReleasedVLANsCoolDown(t *testing.T) {
 }
 
 // A trunk that is still being attached gets no branch. If an instance has two trunks, the first by ID gets the branches.
-func TestWhichTrunk(t *testing.T) {
+func TestChoiceOfTrunk(t *testing.T) {
 	b := newBed(t)
 	tags := map[string]string{eni.TagCluster: cluster, eni.TagOwner: eni.Owner}
 	b.cloud.State.SetAttachTime(time.Minute)
@@ -257,7 +257,7 @@ func TestAssociationsMissingInTags(t *testing.T) {
 }
 
 // A provider that is no longer used writes missing tags immediately.
-func TestMissingTagsAreWrittenAtTheEnd(t *testing.T) {
+func TestMissingTagsAreWrittenAtShutdown(t *testing.T) {
 	b, ended := newBed(t), make(chan struct{})
 	b.cloud.Front.Inject(cloudfake.Fault{Op: "Tag", Times: 1, Err: cloudfake.Err(cloud.Transient, "")})
 	p := b.make(b.open(func(s *branch.Settings) { s.Ended = ended }), newPort("u-1", "i-a"))
@@ -327,7 +327,7 @@ func TestForgedTags(t *testing.T) {
 
 // Naming an ENI does not turn it into a port if it holds pod addresses, is a trunk, belongs to another cluster or has no tags. An ENI
 // that is tagged for use as a port is taken, and returned for the next user.
-func TestGivenENIs(t *testing.T) {
+func TestUserENIs(t *testing.T) {
 	b := newBed(t)
 	device, owner, none := vpcport.Device(cluster, "u-1"), vpcport.Owner, ""
 	for name, id := range map[string]string{

@@ -153,7 +153,7 @@ func TestImpossibleReplies(t *testing.T) {
 }
 
 // Replies take precedence over listings that lag.
-func TestRepliesOutrankListings(t *testing.T) {
+func TestRepliesOverrideListings(t *testing.T) {
 	b := newBed(t)
 	b.cloud.State.SetLag(lag)
 	p := b.make(b.provider, newPort("u-1", "i-a"))

@@ -125,7 +125,7 @@ func TestImpossibleFamilies(t *testing.T) {
 
 // A fixed IPv4 address can be requested in a subnet without IPv6, as a port that is created again had no other address. A port without
 // IPv4 gets no address there.
-func TestCertainAddressWithoutIPv6(t *testing.T) {
+func TestFixedAddressWithoutIPv6(t *testing.T) {
 	b := newBed6(t, ipfamily.Dual)
 	at := vpcport.NewAddress{SubnetID: "subnet-b", IP: netip.MustParseAddr("10.0.16.77")}
 	p := b.make(b.provider, newPort("u-1", "i-b", func(n *vpcport.NewPort) { n.Addresses = []vpcport.NewAddress{at} }))
@@ -135,7 +135,7 @@ func TestCertainAddressWithoutIPv6(t *testing.T) {
 }
 
 // A subnet that gets an IPv6 block is usable immediately.
-func TestSubnetThatGetsIPv6(t *testing.T) {
+func TestNewIPv6BlockIsUsable(t *testing.T) {
 	b := newBed6(t, ipfamily.Dual)
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{newPort("u-1", "i-b")})
 	failsWith(t, "before", err, vpcport.Invalid)

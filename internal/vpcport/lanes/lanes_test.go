@@ -143,7 +143,7 @@ func TestLongerPause(t *testing.T) {
 }
 
 // Transient errors do not lower the limit.
-func TestTransientChangesNothing(t *testing.T) {
+func TestTransientErrorsKeepTheLimit(t *testing.T) {
 	virtual(t, func(t *testing.T, _ func(time.Duration)) {
 		tr := newTraffic(portfake.Options{}, lanes.Options{})
 		tr.fake.Front.Inject(portfake.Fault{Err: portfake.Err(vpcport.Transient)})
@@ -187,7 +187,7 @@ func TestOrder(t *testing.T) {
 }
 
 // A waiting call whose context ends is not sent, and frees its slot.
-func TestGivesUp(t *testing.T) {
+func TestCanceledCallFreesItsSlot(t *testing.T) {
 	virtual(t, func(t *testing.T, sleep func(time.Duration)) {
 		tr := newTraffic(portfake.Options{Latency: call}, lanes.Options{Calls: 1})
 		tr.ask(t.Context(), 1)

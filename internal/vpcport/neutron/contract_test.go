@@ -43,7 +43,7 @@ func TestContractWithNeutronsMACs(t *testing.T) {
 
 // The Neutron fake of the lab replies to every request of the provider. TestProviderWithNeutron of test/e2e/neutron compares the replies
 // with those of a real Neutron.
-func TestScenes(t *testing.T) {
+func TestFakeRepliesToEveryRequest(t *testing.T) {
 	url, s := neutronscenes.OfLab(t, neutronfake.Host{})
 	if n := len(neutronscenes.Play(t, url, s)); n < 40 {
 		t.Errorf("%d exchanges, want at least 40", n)

@@ -152,7 +152,7 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 }
 
 // A network without subnets is distinguished from a missing one. Neutron does not distinguish them for an administrator.
-func TestNoNetworkOrNoSubnets(t *testing.T) {
+func TestMissingNetworkOrSubnets(t *testing.T) {
 	b := newBed(t, neutronfake.Options{})
 	empty := b.cloud.AddNetwork(neutronfake.Network{Name: "empty"})
 	n := b.newPort("u-1")

@@ -30,7 +30,7 @@ func TestContractWithFewTraits(t *testing.T) {
 }
 
 // As with OVN, a port becomes active only if it is plugged after it was bound.
-func TestBindBeforePlug(t *testing.T) {
+func TestActiveOnlyIfBoundBeforePlugging(t *testing.T) {
 	p := filled(portfake.Options{})
 	p.AddHost("node-b", vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true})
 	node, other := "node-a", "node-b"

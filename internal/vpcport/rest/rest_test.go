@@ -128,7 +128,7 @@ func TestStatuses(t *testing.T) {
 }
 
 // A proxy's 404 does not mean that the port is deleted.
-func TestDeleteBelievesNoProxy(t *testing.T) {
+func TestDeleteIgnoresProxyErrors(t *testing.T) {
 	each(t, func(t *testing.T, open func() service) {
 		s := open()
 		p := s.Make(t)
@@ -163,7 +163,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 }
 
 // An error names its cause if the reply or the request shows it. A refused request creates no port.
-func TestAbout(t *testing.T) {
+func TestErrorsNameTheirCause(t *testing.T) {
 	type edit func(s *service, n *vpcport.NewPort)
 	taken, hw := netip.MustParseAddr("192.168.0.7"), vpcport.DerivedMAC("blue", "u-1", 0)
 	address := func(ip string) edit {

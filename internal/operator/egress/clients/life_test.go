@@ -176,7 +176,7 @@ func (w *world) madeBy(egress string) metav1.OwnerReference {
 }
 
 // A deleted Egress leaves no slices, and a new Egress with its name serves the pods again.
-func TestEgressMadeAnew(t *testing.T) {
+func TestEgressRecreated(t *testing.T) {
 	w := start(t, Options{})
 	first := w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	p := w.pod("web", "nat")
@@ -202,7 +202,7 @@ func TestEgressMadeAnew(t *testing.T) {
 }
 
 // A recreated pod with the same name is another client; reports about its predecessor do not count.
-func TestPodMadeAnew(t *testing.T) {
+func TestPodRecreated(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	p := w.pod("web-0", "nat")
@@ -219,7 +219,7 @@ func TestPodMadeAnew(t *testing.T) {
 }
 
 // The node's report about a client and the pod's phase determine whether gateways serve it.
-func TestServedWhileItLives(t *testing.T) {
+func TestServedWhileAlive(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	p := w.pod("web", "nat")

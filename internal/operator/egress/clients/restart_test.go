@@ -102,7 +102,7 @@ func TestChangesWhileAway(t *testing.T) {
 }
 
 // A slice that somebody changes or deletes is restored.
-func TestSlicesMeddledWith(t *testing.T) {
+func TestChangedSlicesAreRestored(t *testing.T) {
 	w := start(t, Options{})
 	w.egress("nat", v1alpha1.EgressSpec{AllowedNamespaces: open()})
 	p := w.pod("web", "nat")

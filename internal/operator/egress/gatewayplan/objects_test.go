@@ -128,7 +128,7 @@ func TestTemplateCannotChangeTheGateway(t *testing.T) {
 }
 
 // The allowed parts of a template are merged with what Berth needs.
-func TestTemplateAdds(t *testing.T) {
+func TestTemplateIsMerged(t *testing.T) {
 	all, problem := Objects(newEgress(func(s *v1alpha1.EgressSpec) {
 		template(`{"terminationGracePeriodSeconds":300,"priorityClassName":"high","nodeSelector":{"a":"b"},"tolerations":[{"key":"k"}],
 			"securityContext":{"sysctls":[{"name":"net.ipv4.ip_forward","value":"1"}]},"volumes":[{"name":"v","emptyDir":{}}],
@@ -167,7 +167,7 @@ func TestTemplateAdds(t *testing.T) {
 }
 
 // A gateway with a grace period shorter than the end delay ends within the grace period.
-func TestShortGrace(t *testing.T) {
+func TestShortGracePeriod(t *testing.T) {
 	for spec, want := range map[string]string{`{"terminationGracePeriodSeconds":5}`: "5s", `{"terminationGracePeriodSeconds":0}`: "0s", `{"terminationGracePeriodSeconds":10}`: "", `{}`: ""} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem != nil {

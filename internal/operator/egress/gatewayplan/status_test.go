@@ -106,7 +106,7 @@ func TestGateways(t *testing.T) {
 }
 
 // A gateway whose program was killed keeps its connections while it restarts.
-func TestGatewaysWhoseProgramStartsAgain(t *testing.T) {
+func TestRestartingGatewaysKeepConnections(t *testing.T) {
 	starting := func(name, address string) *corev1.Pod {
 		p := unreadied(gateway(name, address))
 		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.ContainersReady, Status: corev1.ConditionFalse})

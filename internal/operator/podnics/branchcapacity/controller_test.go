@@ -155,7 +155,7 @@ func TestCapacityOf(t *testing.T) {
 }
 
 // A Node without branches must not have the resource; a value of 0 is to be removed.
-func TestSays(t *testing.T) {
+func TestCapacityIsUpToDate(t *testing.T) {
 	for name, tt := range map[string]struct {
 		has      string // "" if the resource is missing
 		capacity int64

@@ -103,7 +103,7 @@ func answering(err error) *foreign {
 
 // As long as the SecurityGroupPolicies are unknown, reading them is an error, so that no pod is admitted without its policy. Once
 // they are known, the cached ones are used if the API server is unavailable.
-func TestForeignThatCannotBeRead(t *testing.T) {
+func TestUnreadableSecurityGroupPolicies(t *testing.T) {
 	gone := apierrors.NewNotFound(securityGroupPolicies.GroupResource(), "")
 	forbidden := apierrors.NewForbidden(securityGroupPolicies.GroupResource(), "", errors.New("no right"))
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})

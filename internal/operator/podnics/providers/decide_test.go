@@ -196,7 +196,7 @@ func TestHealth(t *testing.T) {
 }
 
 // Listeners are notified when the result of Of changes, and only then.
-func TestBook(t *testing.T) {
+func TestListenersAreNotified(t *testing.T) {
 	b := newNetworks()
 	var changed []string
 	b.Changed(func(vpc string) { changed = append(changed, vpc) })
@@ -255,7 +255,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 }
 
 // A call in flight when its VPC is deleted is not counted: it would create series that nobody removes.
-func TestCallThatOutlivesItsVPC(t *testing.T) {
+func TestCallOutlivesItsVPC(t *testing.T) {
 	m := NewMetrics()
 	e := &callObserver{vpc: "gone", health: newHealth(func() {}), calls: m}
 	e.Called(lanes.OpPorts, nil, 0, time.Second)

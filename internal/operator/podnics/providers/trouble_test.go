@@ -88,7 +88,7 @@ func TestCredentialsMended(t *testing.T) {
 }
 
 // If a Keystone user loses rights, calls of other controllers reveal that.
-func TestCallsTellOfTrouble(t *testing.T) {
+func TestCallsRevealProblems(t *testing.T) {
 	b := newBed(t, Options{})
 	b.secret("neutron", password())
 	b.vpc("blue")
@@ -419,7 +419,7 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 }
 
 // If a Secret cannot be read for a moment, that is reported, but no open VPC is closed.
-func TestSecretThatIsNotRead(t *testing.T) {
+func TestTemporarilyUnreadableSecret(t *testing.T) {
 	c := &Controller{
 		o: Options{Clock: clock.Real{}, Interval: time.Minute}, states: map[string]*state{},
 		secrets: &secrets{namespace: namespace, reader: away{}, byVPC: map[string]use{}, follow: map[string]context.CancelFunc{}},

@@ -270,7 +270,7 @@ func (b *bed) getsNone(what string) {
 }
 
 // However many NICs ask concurrently, each port is given away once.
-func TestTakenOnce(t *testing.T) {
+func TestPortIsGivenAwayOnce(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
 		b.has("ports created", 2, 2)
 		var mu sync.Mutex
@@ -412,7 +412,7 @@ func TestFoundAndGone(t *testing.T) {
 }
 
 // A port is not given away after an attempt to delete it, whatever the result. The deletion is retried, with increasing delays.
-func TestDeletionThatFails(t *testing.T) {
+func TestFailedDeletionIsRetried(t *testing.T) {
 	inWarmBed(t, 1, func(b *bed) {
 		id := b.enis()[0].ID
 		b.ec2.Front.Inject(cloudfake.Fault{Op: "DeleteENI", ENI: id, Err: cloudfake.Err(cloud.Transient, "")})
@@ -436,7 +436,7 @@ func TestDeletionThatFails(t *testing.T) {
 }
 
 // A listing does not show ports created after it began, and shows ports in creation as unbound.
-func TestListingsThatTrail(t *testing.T) {
+func TestStaleListings(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		began := time.Now()
 		b.nic("1", request("sg-web"))
@@ -485,7 +485,7 @@ func TestManyKinds(t *testing.T) {
 }
 
 // When a pod lacks an address or quota, the pool gives up its ports and keeps none for a while.
-func TestYields(t *testing.T) {
+func TestPoolGivesUpPorts(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
 		b.has("ports created", 2, 2)
 		b.pool.Yield("e")
@@ -499,7 +499,7 @@ func TestYields(t *testing.T) {
 }
 
 // Existing ports are used according to EC2's data about them, whatever groups they have and whoever changed these.
-func TestPortsThatAreOther(t *testing.T) {
+func TestPortsWithOtherProperties(t *testing.T) {
 	inBed(t, 1, func(b *bed) {
 		b.ec2.State.AddSecurityGroup("sg-open", nil)
 		b.nic("1", request("sg-web"))
@@ -564,7 +564,7 @@ func TestHostWithoutTrunk(t *testing.T) {
 
 // The pool does nothing for a VPC that is not open. If a VPC is being deleted, its ports are deleted, including those in creation, and
 // nothing is passed on to a VPC of the same name.
-func TestVPCThatEnds(t *testing.T) {
+func TestDeletedVPCEmptiesItsPool(t *testing.T) {
 	inWarmBed(t, 2, func(b *bed) {
 		b.set(func() { b.shut = true })
 		b.nic("2", request())

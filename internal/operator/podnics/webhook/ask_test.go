@@ -195,7 +195,7 @@ func TestPodsAskForBranches(t *testing.T) {
 }
 
 // The scheduler places no more pods on a node than it has branch interfaces for, and the remaining pods once some are released.
-func TestNoPodWhereNoBranchIsLeft(t *testing.T) {
+func TestSchedulerCountsBranches(t *testing.T) {
 	serveBranches(t)
 	admin := harness.KubeClient(t)
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}, Spec: corev1.NodeSpec{ProviderID: "aws:///zone-a/i-1"}}

@@ -126,7 +126,7 @@ func TestCertificatesAreAlwaysTrusted(t *testing.T) {
 	})
 }
 
-func TestAuthoritiesAreMadeByWhoLeads(t *testing.T) {
+func TestOnlyTheLeaderCreatesAuthorities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
 		k := m.keeper(func() bool { return false })
@@ -190,7 +190,7 @@ func (l *sharedLog) count(text string) int {
 
 // An empty Secret is not logged while an operator may be about to lead; if it stays empty, that is logged once. All other errors are
 // logged immediately.
-func TestAnEmptySecretIsToldOnceItLasts(t *testing.T) {
+func TestLastingEmptySecretIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -246,7 +246,7 @@ var (
 	aPod      = netip.MustParseAddr("10.66.0.1")
 )
 
-func TestWhoMayAsk(t *testing.T) {
+func TestAllowedClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known := &cluster{servers: []netip.Addr{apiServer}, nodes: []netip.Addr{node}}
 		c := known.clients("10.99.0.0/16")

@@ -60,7 +60,7 @@ func (k knows) Of(_ context.Context, _ string, live bool) ([]nicrequest.Policy, 
 
 // A pod of a namespace with policies is admitted with its policy's NIC, or if no policy selects it, and never without a decision. The cache
 // may trail the API server.
-func TestChooserGoesByWhatIsTrueNow(t *testing.T) {
+func TestPoliciesAreReadLive(t *testing.T) {
 	scheme := runtime.NewScheme()
 	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	everybody := &v1alpha1.VPCNamespaces{Names: []string{"*"}}
@@ -123,7 +123,7 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 
 // Pods that cannot be reviewed are allowed unchanged: the API server treats an answer with an error as a rejection, whatever the failure
 // policy.
-func TestWhatCannotBeLookedAtPasses(t *testing.T) {
+func TestUnreviewablePodsAreAllowed(t *testing.T) {
 	scheme := runtime.NewScheme()
 	harness.OK(t, clientgoscheme.AddToScheme(scheme))
 	r := reviewer{admission.NewDecoder(scheme), away{}, away{}, nil, nicrequest.First{Name: "eth0"}, clock.Real{}, NewMetrics()}

@@ -257,7 +257,7 @@ func addresses(t *testing.T, n int) (list []string) {
 }
 
 // Pods that hold requests with endless bodies open cannot keep a pod from being created.
-func TestPodsAreMadeWhileRequestsAreHeld(t *testing.T) {
+func TestPodsAreCreatedDespiteHeldRequests(t *testing.T) {
 	harness.KubeClean(t)
 	makeVPC(t, "vpc-1")
 	all, admin := addresses(t, 18), harness.KubeClient(t)

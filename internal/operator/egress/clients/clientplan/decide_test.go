@@ -227,7 +227,7 @@ func TestTenantsAreBounded(t *testing.T) {
 }
 
 // A pod is told why an Egress no longer selects it, unless the Egress itself changed.
-func TestNotSelected(t *testing.T) {
+func TestReasonsForLosingAnEgress(t *testing.T) {
 	nat := made("nat", 0, v1alpha1.EgressSpec{Clients: &v1alpha1.EgressClientSelector{NamespaceSelector: having("team", "shop"), PodSelector: having("app", "web")}})
 	list := []*Egress{made("closed", 0, v1alpha1.EgressSpec{}), nat}
 	for i := range membership.MaxSelecting {
@@ -370,7 +370,7 @@ func TestHolder(t *testing.T) {
 
 // Gateways serve a pod at the addresses that its kubelet reports. At addresses reported only with the node's token,
 // they serve it for a limited time that no further report extends.
-func TestConfirm(t *testing.T) {
+func TestConfirmedAddresses(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	over := now.Add(-Unconfirmed)
 	pod, six, server := "10.1.0.5", "fd00::5", "203.0.113.9"

@@ -39,7 +39,7 @@ func flush(l *Slices, at map[string][]v1alpha1.ServedClient) int {
 }
 
 // A change of one client changes one slice, and clients stay in their slices.
-func TestSlicesIsStable(t *testing.T) {
+func TestSlicesAreStable(t *testing.T) {
 	l, at := NewSlices(), map[string][]v1alpha1.ServedClient{}
 	for i := range 250 {
 		l.Set(served(i, "10.0.0.1"))
@@ -81,7 +81,7 @@ func TestSlicesIsStable(t *testing.T) {
 }
 
 // Clients found in slices stay there: nothing is written if the slices are as desired.
-func TestSlicesFindsWhatIsThere(t *testing.T) {
+func TestFoundClientsStayInTheirSlices(t *testing.T) {
 	at := map[string][]v1alpha1.ServedClient{"x": nil, "y": nil}
 	fill := func() *Slices {
 		l := NewSlices()
@@ -132,7 +132,7 @@ func TestSlicesFindsWhatIsThere(t *testing.T) {
 
 // Slices that lost most of their clients are merged, with one write for each slice that takes clients and
 // one for each that is emptied. Every client is in some slice throughout.
-func TestSlicesMerges(t *testing.T) {
+func TestSparseSlicesAreMerged(t *testing.T) {
 	for name, tt := range map[string]struct {
 		left           []int // clients left in each slice
 		slices, writes int
@@ -193,7 +193,7 @@ func TestSlicesMerges(t *testing.T) {
 }
 
 // A failed write stays due, and a change made during a write becomes due.
-func TestSlicesWritesWhatWasNotWritten(t *testing.T) {
+func TestFailedSliceWritesStayDue(t *testing.T) {
 	l := NewSlices()
 	l.Set(served(1, "10.0.0.1"))
 	l.Place(numbered)
