@@ -218,7 +218,7 @@ func TestAddressesOfServices(t *testing.T) {
 		if err := c.List(t.Context(), services); err != nil || len(services.Items) > 0 {
 			return err
 		}
-		return fmt.Errorf("none")
+		return fmt.Errorf("no ServiceCIDR exists")
 	})
 	o, end := start(t, Options{})
 	withoutPolicy(t, "berth-pools-do-not-overlap-services")

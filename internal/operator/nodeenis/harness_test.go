@@ -164,7 +164,7 @@ func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
 	t.Helper()
 	harness.Eventually(t, controllers.Limit, "usage", func() error {
 		if u := n.Usage(); !is(u) {
-			return fmt.Errorf("%+v", u)
+			return fmt.Errorf("usage = %+v", u)
 		}
 		return nil
 	})

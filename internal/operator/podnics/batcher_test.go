@@ -101,7 +101,7 @@ func TestManyPortsAtOnce(t *testing.T) {
 		}
 		a, took := batched(t, p, calls)
 		if n := a.failed(); len(n) > 0 || len(p.All()) != pods {
-			t.Errorf("failures %v, %d ports created", n, len(p.All()))
+			t.Errorf("failures = %v with %d ports created, want no failure and a port per pod", n, len(p.All()))
 		}
 		requests := p.Front.Count("Create")
 		bound := time.Duration((requests+atOnce-1)/atOnce) * latency
@@ -223,7 +223,7 @@ func TestOneOfABatchIsRefused(t *testing.T) {
 			t.Errorf("failures = %v, want one each of MACTaken, AddressTaken and ReferenceGone", n)
 		}
 		if vpcport.ClassOf(a.of["uid-7"].Err) != vpcport.MACTaken || vpcport.ClassOf(a.of["uid-20"].Err) != vpcport.AddressTaken || len(p.All()) != 2+19 {
-			t.Errorf("replies %v, %d ports", a.of, len(p.All()))
+			t.Errorf("replies = %v with %d ports, want two refusals and 19 new ports", a.of, len(p.All()))
 		}
 	})
 }

@@ -122,7 +122,7 @@ func TestListedPorts(t *testing.T) {
 	known.nics["u-1"], known.created["u-2"] = &nic{}, true
 	s := known.strays(map[types.UID][]vpcport.Port{"u-1": {{ID: "p-1"}, {ID: "p-2"}}, "u-2": {{ID: "p-3"}}, "u-3": {{ID: "p-4"}, {ID: "p-5"}}})
 	if s != (strays{orphans: 2, doubles: 1}) {
-		t.Errorf("%+v", s)
+		t.Errorf("strays = %+v, want two orphans and one double", s)
 	}
 	m.keepOnly([]string{"blue", "gone"})
 	for _, vpc := range []string{"blue", "gone"} {

@@ -117,7 +117,7 @@ func TestTemplateCannotChangeTheGateway(t *testing.T) {
 	} {
 		all, problem := Objects(newEgress(template(spec)), settings)
 		if problem != nil {
-			t.Errorf("%s: %v", spec, problem)
+			t.Errorf("%s: unexpected problem: %v", spec, problem)
 			continue
 		}
 		got := as[appsv1.Deployment](t, all, Deployment).Spec.Template.Spec

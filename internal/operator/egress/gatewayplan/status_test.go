@@ -212,7 +212,7 @@ func TestStatus(t *testing.T) {
 	}
 	st := Status(e, seen, moment)
 	if st.Replicas != 2 || st.ReadyGateways != 1 || len(st.Gateways) != 2 || st.Selector != "egress.berth.dev/name=nat" || st.ObservedGeneration != 3 || len(st.Conditions) != 2 {
-		t.Errorf("Status() = %+v", st)
+		t.Errorf("Status() = %+v, want one ready gateway of two and its own selector", st)
 	}
 	if d := cmp.Diff([]string{"10.96.0.1", "fd00::1"}, st.ServiceIPs); d != "" {
 		t.Errorf("status.serviceIPs (-want +got):\n%s", d)

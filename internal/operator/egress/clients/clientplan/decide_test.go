@@ -251,7 +251,7 @@ func TestReasonsForLosingAnEgress(t *testing.T) {
 		"too many Egresses, granted": {many.Granting("internet", true), web, ""},
 	} {
 		if got := tt.all.NotSelected(nat.Ref, tt.pod); !strings.Contains(got, tt.why) || (got == "") != (tt.why == "") {
-			t.Errorf("%s: NotSelected() = %q", name, got)
+			t.Errorf("%s: NotSelected() = %q, want a reason containing %q", name, got, tt.why)
 		}
 	}
 	if few.NotSelected(list[0].Ref, web) != "" || few.NotSelected(membership.Ref{Namespace: "a", Name: "b"}, web) != "" {
@@ -264,7 +264,7 @@ func TestReasonsForLosingAnEgress(t *testing.T) {
 		MatchExpressions: []v1alpha1.LabelRequirement{{Key: "a", Operator: "In", Values: []v1alpha1.LabelValue{v1alpha1.LabelValue(strings.Repeat("a", Most))}}},
 	}}})
 	if got := long.NoConsent(); len(got) > Most {
-		t.Errorf("NoConsent() has %d bytes", len(got))
+		t.Errorf("NoConsent() has %d bytes, want at most %d", len(got), Most)
 	}
 }
 
@@ -362,7 +362,7 @@ func TestHolder(t *testing.T) {
 	} {
 		for _, claims := range [][]Claim{{tt.wins, tt.loses}, {tt.loses, tt.wins}} {
 			if got := Holder(claims); got != tt.wins {
-				t.Errorf("%s: Holder() = %+v", what, got)
+				t.Errorf("%s: Holder() = %+v, want %+v", what, got, tt.wins)
 			}
 		}
 	}
