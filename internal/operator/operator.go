@@ -65,7 +65,7 @@ type Dependencies struct {
 	Several bool
 }
 
-// RunWith is Run with injected dependencies.
+// RunWith works like Run with injected dependencies.
 func RunWith(ctx context.Context, cfg config.Operator, log *slog.Logger, deps Dependencies) error {
 	log.Info("starting", "version", version.String(), "cluster", cfg.ClusterName)
 	if len(cfg.Unknown) > 0 {

@@ -178,7 +178,7 @@ func (a *allocator) release(pool string, index int64) (again []string) {
 	return a.releaseIndex(p, index)
 }
 
-// releaseIndex is release with a.mu held.
+// releaseIndex works like release with a.mu held.
 func (a *allocator) releaseIndex(p *poolBlocks, index int64) (again []string) {
 	p.carver.Free(index)
 	delete(p.unconfirmed, index)

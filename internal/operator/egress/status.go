@@ -57,7 +57,7 @@ func says(is, want v1alpha1.EgressStatus) bool {
 	return reflect.DeepEqual(is, want)
 }
 
-// statusFields are the fields of a status that this controller writes.
+// statusFields returns the status fields that this controller writes.
 func statusFields(st v1alpha1.EgressStatus) (map[string]any, error) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&st)
 	if err != nil {

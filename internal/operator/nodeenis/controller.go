@@ -212,7 +212,7 @@ func Watches() []*watched.Kind {
 	}
 }
 
-// trimObject is trim as a cache.TransformFunc.
+// trimObject is the form of trim for a cache.TransformFunc.
 func trimObject(in any) (any, error) {
 	if o, ok := in.(*v1alpha1.NodeNetwork); ok {
 		trim(o)

@@ -39,7 +39,7 @@ func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
 }
 
-// mayMarkENI is mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and
+// mayMarkENI works like mayMark for a whole ENI. The daemon must have confirmed all of its addresses, and
 // nothing may use it.
 func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
 	for p, at := range nodenetwork.Available(o) {

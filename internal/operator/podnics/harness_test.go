@@ -292,7 +292,7 @@ func (w *world) awaitNIC(pod, name, what string, is func(*v1alpha1.PodNIC) error
 	return got
 }
 
-// awaitObject is awaitNIC for a PodNIC given by its own name.
+// awaitObject works like awaitNIC for a PodNIC given by its own name.
 func (w *world) awaitObject(name, what string, is func(*v1alpha1.PodNIC) error) *v1alpha1.PodNIC {
 	w.t.Helper()
 	return controllers.Await(w.t, inDefault(name), what, is)

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/podnics/nicplan"
 )
 
-// wakes is how many waiting NICs are reconciled when a place becomes free. Without a limit it would be as many as users care to
+// wakes is the number of waiting NICs that are reconciled when a place becomes free. Without a limit it would be as many as users
 // create.
 const wakes = 16
 
@@ -23,7 +23,7 @@ type quotas struct {
 	settle time.Duration
 	wake   func(types.NamespacedName) // queues a NIC; must not block
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	began   time.Time  // when this process became leader
 	nics    map[types.UID]*quotaNIC
 	tenants map[tenant]*quota

@@ -71,7 +71,7 @@ type nicStates struct {
 	backoffs *backoffs
 	vanished *vanished
 
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	began   time.Time  // when this process became leader
 	nics    map[types.UID]*nic
 	uids    map[types.NamespacedName]types.UID
@@ -188,7 +188,7 @@ func (s *nicStates) forget(key types.NamespacedName) (uid types.UID, known bool)
 	return uid, known
 }
 
-// drop is forget with s.mu held.
+// drop works like forget with s.mu held.
 func (s *nicStates) drop(key types.NamespacedName) {
 	uid, has := s.uids[key]
 	if !has {

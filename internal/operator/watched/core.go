@@ -78,7 +78,7 @@ func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// annotated is bare with some of the annotations.
+// annotated works like bare, but keeps some of the annotations.
 func annotated(m metav1.ObjectMeta, keys ...string) metav1.ObjectMeta {
 	out := bare(m)
 	for _, key := range keys {

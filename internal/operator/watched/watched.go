@@ -109,7 +109,7 @@ func By[T any, P interface {
 	return Field{P(new(T)), name, func(o client.Object) []string { return values(o.(P)) }}
 }
 
-// ByOne is By for a field with one value.
+// ByOne works like By for a field with one value.
 func ByOne[T any, P interface {
 	*T
 	client.Object

@@ -96,7 +96,7 @@ func paced(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	return pacedCall(s, d, o, c, a)
 }
 
-// pacedCall is paced for steps that call the provider.
+// pacedCall works like paced for steps that call the provider.
 func pacedCall(s Step, d Desired, o Observed, c Constraints, a Attempts) Step {
 	cools := c.CoolUntil.Sub(c.Now)
 	switch {

@@ -110,7 +110,7 @@ func (o *opener) giveBack(endpoint string) {
 	}
 }
 
-// usage is the sum of all lanes.
+// usage returns the sum of all lanes.
 func (o *opener) usage() (out lanes.Usage) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -129,7 +129,7 @@ func (n *NotReady) Error() string { return n.Message }
 
 // networks are the open VPCs, for other controllers. It implements podnics.Networks.
 type networks struct {
-	mu      sync.Mutex // guards all below
+	mu      sync.Mutex // guards the fields below
 	answers map[string]answer
 	tell    []func(vpc string)
 }
@@ -201,7 +201,7 @@ const patience = 3
 type health struct {
 	worse func() // called without locks when the VPC should be looked up
 
-	mu        sync.Mutex        // guards all below
+	mu        sync.Mutex        // guards the fields below
 	failures  int               // successive calls without a useful answer
 	forbidden map[string]string // error of the last call by operation, if it was forbidden
 }

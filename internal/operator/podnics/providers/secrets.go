@@ -27,7 +27,7 @@ type secrets struct {
 	log       *slog.Logger
 	changed   func(vpc string) // called for each VPC whose Secret may have changed
 
-	mu     sync.Mutex      // guards all below
+	mu     sync.Mutex      // guards the fields below
 	ctx    context.Context // context of the watches; nil before run
 	byVPC  map[string]use
 	follow map[string]context.CancelFunc // functions that end a watch, by name of the Secret

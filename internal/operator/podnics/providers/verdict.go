@@ -65,7 +65,7 @@ type verdict struct {
 	reason, message string
 }
 
-// good are the verdicts of a VPC without problems.
+// good returns the verdicts of a VPC without problems.
 func good(credentials bool) [areas]verdict {
 	out := [areas]verdict{
 		{metav1.ConditionTrue, ReasonAnswers, ""}, {metav1.ConditionTrue, ReasonAccepted, ""}, {metav1.ConditionTrue, ReasonFound, ""},

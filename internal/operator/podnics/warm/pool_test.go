@@ -67,7 +67,7 @@ func inBed(t *testing.T, ports int, do func(b *bed)) {
 	})
 }
 
-// inWarmBed is inBed after the pool had time to create ports like that of NIC 1, which is in sg-web.
+// inWarmBed works like inBed, but calls do after the pool had time to create ports like that of NIC 1, which is in sg-web.
 func inWarmBed(t *testing.T, ports int, do func(b *bed)) {
 	t.Helper()
 	inBed(t, ports, func(b *bed) {
@@ -237,7 +237,7 @@ func (b *bed) calls(op string) (n int) {
 	return n
 }
 
-// lists is listed, which must succeed.
+// lists calls listed, which must succeed.
 func (b *bed) lists() {
 	b.t.Helper()
 	if err := b.listed(); err != nil {

@@ -33,7 +33,7 @@ import (
 	"github.com/berthnet/berth/test/harness/controllers"
 )
 
-// serveBranches is serve on a cluster whose nodes have trunks, with everything that tells the scheduler about branch interfaces, and the
+// serveBranches works like serve on a cluster whose nodes have trunks, with everything that tells the scheduler about branch interfaces, and the
 // VPCs e, of EC2, and n, of Neutron. It returns once the webhook is called for new pods.
 func serveBranches(t *testing.T) (end func(), all []prometheus.Collector) {
 	t.Helper()
@@ -257,7 +257,7 @@ type hasty struct{ clock.Real }
 
 func (hasty) After(time.Duration) <-chan time.Time { return time.After(50 * time.Millisecond) }
 
-// servePolicies is serve with policies on a cluster whose nodes have trunks, with the VPCs e, of EC2, and n, of Neutron, and the
+// servePolicies works like serve with policies on a cluster whose nodes have trunks, with the VPCs e, of EC2, and n, of Neutron, and the
 // namespaces shop and bank.
 func servePolicies(t *testing.T) (c client.Client, end func()) {
 	t.Helper()

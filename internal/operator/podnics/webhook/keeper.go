@@ -269,7 +269,7 @@ func (o clusterStore) trust(ctx context.Context, certs []byte) error {
 	}))
 }
 
-// trustFor is trust for one webhook configuration. reached returns its client configurations after it was read into c.
+// trustFor works like trust for one webhook configuration. reached returns its client configurations after it was read into c.
 func (o clusterStore) trustFor(ctx context.Context, kind string, c client.Object, certs []byte, reached func() []*admissionregistrationv1.WebhookClientConfig) error {
 	err := o.live.Get(ctx, client.ObjectKey{Name: ConfigurationName}, c)
 	if apierrors.IsNotFound(err) {

@@ -45,7 +45,7 @@ func serve(t *testing.T) (end func(), all []prometheus.Collector) {
 	return serveFor(t, deploy.InMode(deploy.PortMode, "test"), webhook.Options{First: nicrequest.First{Name: "eth0", IsPort: true}}, []*watched.Kind{watched.Namespaces, podnics.VPCs})
 }
 
-// serveFor is serve for a release of the chart. more is set up before the manager, whose cache keeps the given kinds.
+// serveFor works like serve for a release of the chart. more is set up before the manager, whose cache keeps the given kinds.
 func serveFor(t *testing.T, r deploy.Release, o webhook.Options, kinds []*watched.Kind, more ...func(manager.Manager, *webhook.Options) error) (end func(), all []prometheus.Collector) {
 	t.Helper()
 	cfg := harness.OperatorConfigOf(t, r)
