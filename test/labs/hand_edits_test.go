@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// handEdits are edits by node name. TestHandEdits in internal/operator/nodeenis covers more of spec.ipam.
+// handEdits are edits by node name. TestManualEditsAreCorrected in internal/operator/nodeenis covers more of spec.ipam.
 var handEdits = map[string]func(*testing.T, *cluster, string){
 	"emptied": availableEmptied, "invented": availableInvented, "wiped": statusWiped,
 	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),

@@ -312,7 +312,7 @@ func egressCluster() objects {
 	refused.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Name: "none", Reason: "NotFound", Message: "there is no Egress egress/none", Named: true}}
 	refused.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NotFound", "there is no Egress egress/none", time.Minute)
 	alone := egressClient("alone", "node-a", "down")
-	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no gateway that is ready", time.Minute)
+	alone.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "NoGateway", "Egress egress/down has no ready gateway", time.Minute)
 	typo := egressClient("typo", "node-a") // the operator reports an invalid annotation without an Egress name
 	typo.Spec.Refused = []v1alpha1.EgressRefusal{{Namespace: "egress", Reason: "Invalid", Message: "metadata.annotations[egress.berth.dev/egress]: names nothing", Named: true}}
 	typo.Status.Conditions[0] = is("Ready", metav1.ConditionFalse, "Invalid", typo.Spec.Refused[0].Message, time.Minute)

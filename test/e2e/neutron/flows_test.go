@@ -189,7 +189,7 @@ func (b *bench) agentKilled() {
 		return nil
 	})
 	waiting := b.begin(b.Nodes()[1], "without-agent")
-	b.waits(waiting, v1alpha1.ConditionBound, "does its agent there live")
+	b.waits(waiting, v1alpha1.ConditionBound, "is its agent running there")
 	b.talk(near, far)
 	harness.OK(b.T, at.RestartAgent())
 	b.comes(waiting, near)
